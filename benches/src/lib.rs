@@ -1,0 +1,1 @@
+//! Programs that see the whole of Ebb.

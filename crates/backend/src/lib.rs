@@ -1,0 +1,1 @@
+//! Where data ends: the backing directory.

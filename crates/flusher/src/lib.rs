@@ -1,0 +1,1 @@
+//! Decides when dirty bytes go to the backing and moves them there.

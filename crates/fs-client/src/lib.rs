@@ -1,0 +1,1 @@
+//! The per-node daemon: FUSE adapter, operations, local cache, control socket.

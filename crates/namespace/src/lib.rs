@@ -1,0 +1,1 @@
+//! PURE. The overlay of new names on the backing tree.

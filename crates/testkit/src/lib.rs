@@ -1,0 +1,1 @@
+//! Real mounts, nodes and processes for tests and benches.

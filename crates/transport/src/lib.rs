@@ -1,0 +1,1 @@
+//! Peer-to-peer bytes over TCP, and the proof of the job token.

@@ -1,0 +1,16 @@
+//! The words that every Ebb crate shares: ids, byte ranges, attributes, errnos and units.
+//!
+//! Nothing here does I/O, knows a protocol or holds a lock.
+
+pub mod attr;
+pub mod errno;
+pub mod ids;
+pub mod name;
+pub mod range;
+pub mod units;
+
+pub use attr::{Attr, FileKind, Time};
+pub use errno::Errno;
+pub use ids::{Incarnation, Ino, NodeId, Version};
+pub use name::Name;
+pub use range::ByteRange;

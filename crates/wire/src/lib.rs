@@ -1,0 +1,18 @@
+//! The generated code of `proto/ebb.proto` and the conversions to Ebb's own types.
+//!
+//! Everything that comes out of a conversion has been checked; nothing here does I/O.
+
+/// Messages, client and server as generated.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod pb {
+    tonic::include_proto!("ebb.v1");
+}
+
+mod convert;
+pub use convert::{attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, time_from_pb, time_to_pb};
+
+/// Version of the protocol in `Hello`.
+pub const PROTOCOL: u32 = 1;
+
+/// Largest message either side accepts: a full ownership map of a badly fragmented file.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
