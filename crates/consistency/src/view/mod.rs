@@ -430,8 +430,13 @@ impl FileView {
     /// The size that this node sees: the published one, or the end of its last unattached byte.
     #[must_use]
     pub fn size(&self) -> u64 {
-        let written = self.local.end_of(Class::Dirty).max(self.local.end_of(Class::Attaching));
-        self.known.size.value.max(written)
+        self.known.size.value.max(self.unattached_end())
+    }
+
+    /// The end of the last byte that was written here and not yet published; 0: there is none.
+    #[must_use]
+    pub fn unattached_end(&self) -> u64 {
+        self.local.end_of(Class::Dirty).max(self.local.end_of(Class::Attaching))
     }
 
     /// The published size, as last learned.

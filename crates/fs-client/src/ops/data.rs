@@ -88,13 +88,13 @@ impl Node {
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
-        {
+        let changes = {
             let mut state = file.state.write();
             cache.write_all_at(data, start)?;
             state.view.write(range);
-            let taken = state.view.take_unattached(range);
-            state.view.attached(&taken, done.version, done.size);
-        }
+            state.view.appended(range, done.version, done.size)
+        };
+        self.note_changes(file, &changes);
         self.list_dirty(file);
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(data.len() as u32)

@@ -87,10 +87,10 @@ impl Node {
             state.backing = backing;
         }
         if state.opens == 0 {
-            state.model = self.rules.of(&opened.path, &opened.model);
+            state.model = self.rules.of(&opened.place.path, &opened.place.model);
         }
-        if !opened.path.is_empty() {
-            state.path = opened.path;
+        if !opened.place.path.is_empty() {
+            state.path = opened.place.path;
         }
         state.opens += 1;
         state.registered = true;

@@ -6,16 +6,21 @@ use crate::file::CachedFile;
 use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
-use ebb_meta_client::{AttachRequest, QueryRequest};
+use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
 use ebb_types::{ByteRange, Errno, Time, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// How often a query is repeated when an attach of this node overtakes its answer.
+const QUERIES_MAX: u32 = 16;
+
 impl Node {
-    /// Takes an answer of the service into the view.
-    pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) {
+    /// Takes an answer of the service into the view. False when the answer is too old to judge
+    /// some of our own bytes: ask again.
+    pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
         let changes = file.state.write().view.apply(answer);
         self.note_changes(file, &changes);
+        changes.doubtful.is_empty()
     }
 
     pub(crate) fn note_changes(&self, file: &CachedFile, changes: &Changes) {
@@ -29,7 +34,8 @@ impl Node {
     /// A cut that the service has carried out.
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
-        state.view.truncated(size, map);
+        let changes = state.view.truncated(size, map);
+        self.note_changes(file, &changes);
         if !state.view.has_unattached() {
             state.mtime = None;
         }
@@ -43,10 +49,14 @@ impl Node {
 
     /// Asks the service who owns what.
     pub(crate) async fn query(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
-        let known = file.state.read().view.known_version();
-        let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
-        self.learn(file, &answer.map);
-        Ok(())
+        for _ in 0..QUERIES_MAX {
+            let known = file.state.read().view.known_version();
+            let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
+            if self.learn(file, &answer.map) {
+                return Ok(());
+            }
+        }
+        Err(Errno::EAGAIN)
     }
 
     /// Publishes what was written here and not yet attached. The caller has the turn.
@@ -84,22 +94,28 @@ impl Node {
         };
         match self.meta.attach(&request).await {
             Ok(done) => {
-                let mut state = file.state.write();
-                state.view.attached(&ranges, done.version, done.size);
-                if !state.view.has_unattached() {
-                    state.mtime = None;
+                self.note_attached(file, &ranges, &done);
+                match &done.map {
+                    Some(answer) if self.learn(file, &answer.map) => Ok(()),
+                    Some(_) => self.query(file, ByteRange::ALL).await,
+                    None => Ok(()),
                 }
-                drop(state);
-                if let Some(answer) = &done.map {
-                    self.learn(file, &answer.map);
-                }
-                Ok(())
             }
             Err(e) => {
                 file.state.write().view.attach_failed(&ranges);
                 Err(e)
             }
         }
+    }
+
+    fn note_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
+        let mut state = file.state.write();
+        let changes = state.view.attached(ranges, done.version, done.size);
+        if !state.view.has_unattached() {
+            state.mtime = None;
+        }
+        drop(state);
+        self.note_changes(file, &changes);
     }
 
     /// Carries out what the file's model says about `event`.
@@ -198,7 +214,9 @@ impl Node {
     pub(crate) async fn query_anew(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
         let known = Version::ZERO;
         let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
-        self.learn(file, &answer.map);
+        if !self.learn(file, &answer.map) {
+            self.query(file, range).await?;
+        }
         Ok(())
     }
 }
