@@ -1,9 +1,9 @@
 //! The litmus programs of docs/semantics.md, through real mounts of two nodes. Each runs only
 //! under the models for which the table promises a result, several times at changing offsets.
 
+use ebb_testkit::{Cluster, Node};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::model::{Model, close};
-use ebb_testkit::{Cluster, Node};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;

@@ -4,8 +4,8 @@
 //!
 //! Replay: `EBB_SEED=N cargo test … namespace`.
 
-use ebb_tests::tree;
 use ebb_testkit::Cluster;
+use ebb_tests::tree;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use std::ffi::CString;
@@ -24,33 +24,113 @@ type Outcome = Result<String, i32>;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Create { path: String, exclusive: bool },
-    Write { path: String, offset: u64, len: usize, fill: u8 },
-    Append { path: String, len: usize, fill: u8 },
-    Read { path: String, offset: u64, len: usize },
-    Truncate { path: String, len: u64 },
-    Mkdir { path: String },
-    Rmdir { path: String },
-    Unlink { path: String },
-    Rename { from: String, to: String, flags: u32 },
-    Link { from: String, to: String },
-    Symlink { target: String, path: String },
-    Readlink { path: String },
-    Chmod { path: String, mode: u32 },
-    Chown { path: String, uid: u32, gid: u32 },
-    Utimens { path: String, sec: i64, nsec: i64 },
-    Stat { path: String },
-    List { path: String },
-    SetXattr { path: String, name: u8, len: usize, flags: i32 },
-    GetXattr { path: String, name: u8 },
-    RemoveXattr { path: String, name: u8 },
-    Fifo { path: String },
-    Access { path: String },
-    Punch { path: String, offset: u64, len: u64 },
+    Create {
+        path: String,
+        exclusive: bool,
+    },
+    Write {
+        path: String,
+        offset: u64,
+        len: usize,
+        fill: u8,
+    },
+    Append {
+        path: String,
+        len: usize,
+        fill: u8,
+    },
+    Read {
+        path: String,
+        offset: u64,
+        len: usize,
+    },
+    Truncate {
+        path: String,
+        len: u64,
+    },
+    Mkdir {
+        path: String,
+    },
+    Rmdir {
+        path: String,
+    },
+    Unlink {
+        path: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+        flags: u32,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    Symlink {
+        target: String,
+        path: String,
+    },
+    Readlink {
+        path: String,
+    },
+    Chmod {
+        path: String,
+        mode: u32,
+    },
+    Chown {
+        path: String,
+        uid: u32,
+        gid: u32,
+    },
+    Utimens {
+        path: String,
+        sec: i64,
+        nsec: i64,
+    },
+    Stat {
+        path: String,
+    },
+    List {
+        path: String,
+    },
+    SetXattr {
+        path: String,
+        name: u8,
+        len: usize,
+        flags: i32,
+    },
+    GetXattr {
+        path: String,
+        name: u8,
+    },
+    RemoveXattr {
+        path: String,
+        name: u8,
+    },
+    Fifo {
+        path: String,
+    },
+    Access {
+        path: String,
+    },
+    Punch {
+        path: String,
+        offset: u64,
+        len: u64,
+    },
     /// Open, unlink, then write and read through the handle.
-    Orphan { path: String, len: usize, fill: u8 },
+    Orphan {
+        path: String,
+        len: usize,
+        fill: u8,
+    },
     /// Two handles of one file fight for a byte range (open file description locks).
-    Locks { path: String, first: (u64, u64), second: (u64, u64), shared: bool },
+    Locks {
+        path: String,
+        first: (u64, u64),
+        second: (u64, u64),
+        shared: bool,
+    },
 }
 
 fn name(rng: &mut ChaCha8Rng) -> String {
@@ -135,7 +215,9 @@ fn done(code: libc::c_int) -> Outcome {
 }
 
 fn told<T>(result: io::Result<T>, show: impl FnOnce(T) -> String) -> Outcome {
-    result.map(show).map_err(|e| e.raw_os_error().unwrap_or_else(|| panic!("not from the system: {e}")))
+    result
+        .map(show)
+        .map_err(|e| e.raw_os_error().unwrap_or_else(|| panic!("not from the system: {e}")))
 }
 
 fn attributes(m: &fs::Metadata) -> String {

@@ -1,9 +1,9 @@
 //! N nodes write one shared file in interleaved, unaligned records; every node and the drained
 //! backing must hold every byte, under each model with just the synchronisation that it asks for.
 
+use ebb_testkit::Cluster;
 use ebb_tests::content::{bytes, same};
 use ebb_tests::model::Model;
-use ebb_testkit::Cluster;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -280,7 +280,12 @@ impl Shared {
         }
     }
 
-    fn start_run(self: &Arc<Self>, scope: Scope, halt: Halt, epoch: crate::activity::Epoch) -> Next {
+    fn start_run(
+        self: &Arc<Self>,
+        scope: Scope,
+        halt: Halt,
+        epoch: crate::activity::Epoch,
+    ) -> Next {
         self.activity.watch();
         let dirty = self.source.dirty_files();
         let now = Instant::now();
@@ -306,7 +311,11 @@ impl Shared {
         self.pace()
     }
 
-    fn supervise(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, now: crate::activity::Epoch) -> Next {
+    fn supervise(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        now: crate::activity::Epoch,
+    ) -> Next {
         let relieved = state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed;
         if relieved || self.is_paused() || state.queue.draining_everything() {
             state.queue.stop_run();

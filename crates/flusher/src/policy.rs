@@ -211,7 +211,11 @@ impl Policy {
         if dirty_bytes == 0 || capacity == 0 {
             return false;
         }
-        if was { dirty_bytes > self.low.of(capacity) } else { dirty_bytes >= self.high.of(capacity) }
+        if was {
+            dirty_bytes > self.low.of(capacity)
+        } else {
+            dirty_bytes >= self.high.of(capacity)
+        }
     }
 }
 

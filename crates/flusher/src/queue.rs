@@ -121,13 +121,8 @@ impl Queue {
     /// Starts a run; there must be none.
     pub(crate) fn start_run(&mut self, files: Vec<Ino>, halt: Halt, epoch: Epoch) {
         debug_assert!(self.run.is_none(), "one run at a time");
-        self.run = Some(Run {
-            ready: files.into(),
-            halt,
-            epoch,
-            stopping: false,
-            interrupted: false,
-        });
+        self.run =
+            Some(Run { ready: files.into(), halt, epoch, stopping: false, interrupted: false });
     }
 
     pub(crate) fn run_halt(&self) -> Option<Halt> {

@@ -150,7 +150,8 @@ impl Worker {
         let label: Arc<str> = Arc::from("");
         self.slot.begins(ask.ino, &label, "flush begin");
         let most = self.bytes_to_ask(&ask);
-        let answer = self.shared.source.begin(ask.ino, ask.from, most).and_then(|g| checked(&ask, g));
+        let answer =
+            self.shared.source.begin(ask.ino, ask.from, most).and_then(|g| checked(&ask, g));
         self.slot.rests();
         match answer {
             Ok(Some(grant)) => {
@@ -193,8 +194,12 @@ impl Worker {
             }
             // Written, but the service does not know: it must be flushed again.
             (Ok(_), Err(e)) => self.report(|state, now| state.queue.failed(ino, e, now)),
-            (Err(Unmoved::Stopped), _) => self.report(|state, now| state.queue.interrupted(ino, now)),
-            (Err(Unmoved::Failed(e)), _) => self.report(|state, now| state.queue.failed(ino, e, now)),
+            (Err(Unmoved::Stopped), _) => {
+                self.report(|state, now| state.queue.interrupted(ino, now))
+            }
+            (Err(Unmoved::Failed(e)), _) => {
+                self.report(|state, now| state.queue.failed(ino, e, now))
+            }
         }
     }
 
@@ -216,8 +221,7 @@ impl Worker {
             slot.begins(ask.ino, &label, step.name());
             true
         };
-        let moved =
-            move_grant(shared.backend.as_ref(), grant, verify, &mut self.buf, &mut proceed);
+        let moved = move_grant(shared.backend.as_ref(), grant, verify, &mut self.buf, &mut proceed);
         slot.rests();
         moved
     }

@@ -27,7 +27,8 @@ pub fn users_of(mountpoint: &Path) -> Vec<String> {
 
 fn uses(process: &Path, mountpoint: &Path) -> bool {
     let inside = |link: &Path| std::fs::read_link(link).is_ok_and(|t| t.starts_with(mountpoint));
-    if inside(&process.join("cwd")) || inside(&process.join("root")) || inside(&process.join("exe")) {
+    if inside(&process.join("cwd")) || inside(&process.join("root")) || inside(&process.join("exe"))
+    {
         return true;
     }
     let fds = std::fs::read_dir(process.join("fd"));

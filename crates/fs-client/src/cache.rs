@@ -21,7 +21,10 @@ impl CacheDir {
     pub fn open(root: &Path) -> io::Result<CacheDir> {
         let data = root.join("data");
         for shard in 0..FANOUT {
-            DirBuilder::new().recursive(true).mode(0o700).create(data.join(format!("{shard:02x}")))?;
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(data.join(format!("{shard:02x}")))?;
         }
         Ok(CacheDir { data })
     }

@@ -118,10 +118,7 @@ async fn drain(
     let progress: Progress = Arc::new(move |event| {
         let _ = events.send(event);
     });
-    let drain = Drain {
-        node: Arc::clone(&daemon.node),
-        flusher: Arc::clone(&daemon.flusher),
-        progress,
-    };
+    let drain =
+        Drain { node: Arc::clone(&daemon.node), flusher: Arc::clone(&daemon.flusher), progress };
     drain.run(paths, timeout_ms.map(Duration::from_millis)).await
 }

@@ -158,7 +158,10 @@ impl Daemon {
 fn busy_text(mountpoint: &Path) -> String {
     let users = crate::busy::users_of(mountpoint);
     let who = if users.is_empty() { "a process".to_string() } else { users.join(", ") };
-    format!("{} is in use by {who}: end it or leave the directory, then try again", mountpoint.display())
+    format!(
+        "{} is in use by {who}: end it or leave the directory, then try again",
+        mountpoint.display()
+    )
 }
 
 /// Runs a daemon until it is unmounted. Blocks the calling thread.
@@ -433,11 +436,7 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
 }
 
 /// Gives back what only a living daemon has, and tells the waiting client.
-fn leave(
-    runtime: &tokio::runtime::Runtime,
-    daemon: &Arc<Daemon>,
-    result: &Result<(), RunError>,
-) {
+fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Result<(), RunError>) {
     let config = &daemon.node.config;
     daemon.peers.stop();
     let _ = registry::leave(&config.mountpoint);
@@ -469,7 +468,11 @@ fn left_of(node: &Node) -> Vec<crate::control::Remaining> {
     dirty
         .filter_map(|d| {
             let path = node.file(d.ino)?.label();
-            Some(crate::control::Remaining { path, bytes: d.bytes, why: "kept in the cache".into() })
+            Some(crate::control::Remaining {
+                path,
+                bytes: d.bytes,
+                why: "kept in the cache".into(),
+            })
         })
         .collect()
 }

@@ -139,9 +139,9 @@ impl Drain {
         }
         let mut files = Vec::new();
         for path in paths {
-            self.collect(path, &mut files).await.map_err(|e| Outcome::Failed {
-                text: format!("{}: {e}", path.display()),
-            })?;
+            self.collect(path, &mut files)
+                .await
+                .map_err(|e| Outcome::Failed { text: format!("{}: {e}", path.display()) })?;
         }
         Ok(Some(files))
     }

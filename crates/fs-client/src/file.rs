@@ -7,12 +7,12 @@
 
 use crate::cache::{self, CacheDir};
 use ebb_backend::BackingFile;
-use std::sync::atomic::AtomicBool;
 use ebb_consistency::{FileView, Model};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
@@ -144,12 +144,7 @@ impl CachedFile {
 
     /// Stores an application's bytes. Returns where they went; that is less than all of them
     /// only when the buffer is full.
-    pub fn store(
-        &self,
-        dir: &CacheDir,
-        place: Place,
-        data: &[u8],
-    ) -> Result<ByteRange, Errno> {
+    pub fn store(&self, dir: &CacheDir, place: Place, data: &[u8]) -> Result<ByteRange, Errno> {
         let cache = self.cache(dir)?;
         let mut state = self.state.write();
         let offset = match place {

@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct OpenFile {
     /// The file.
     pub file: Arc<CachedFile>,
-    /// How it was opened.
-    pub flags: i32,
     /// Where a sequential reader would go on.
     pub read_ahead: Mutex<ReadAhead>,
     /// The owner of a flock taken through this handle; 0: none.

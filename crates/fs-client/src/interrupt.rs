@@ -78,9 +78,10 @@ mod tests {
         assert_eq!(interrupts.run(7, forever).await, Err(Errno::EINTR));
 
         let other = Arc::clone(&interrupts);
-        let wait = tokio::spawn(async move {
-            other.run(8, std::future::pending::<Result<(), Errno>>()).await
-        });
+        let wait =
+            tokio::spawn(
+                async move { other.run(8, std::future::pending::<Result<(), Errno>>()).await },
+            );
         tokio::time::sleep(Duration::from_millis(20)).await;
         interrupts.interrupt(8);
         assert_eq!(wait.await.expect("no panic"), Err(Errno::EINTR));

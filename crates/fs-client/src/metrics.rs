@@ -100,9 +100,13 @@ impl Metrics {
             for (i, bucket) in h.buckets.iter().enumerate().take(BUCKETS - 1) {
                 below += bucket.load(Relaxed);
                 let le = (1u64 << i) as f64 / 1e6;
-                let _ = writeln!(out, "ebb_operation_seconds_bucket{{op=\"{name}\",le=\"{le}\"}} {below}");
+                let _ = writeln!(
+                    out,
+                    "ebb_operation_seconds_bucket{{op=\"{name}\",le=\"{le}\"}} {below}"
+                );
             }
-            let _ = writeln!(out, "ebb_operation_seconds_bucket{{op=\"{name}\",le=\"+Inf\"}} {count}");
+            let _ =
+                writeln!(out, "ebb_operation_seconds_bucket{{op=\"{name}\",le=\"+Inf\"}} {count}");
             let sum = h.sum_us.load(Relaxed) as f64 / 1e6;
             let _ = writeln!(out, "ebb_operation_seconds_sum{{op=\"{name}\"}} {sum}");
             let _ = writeln!(out, "ebb_operation_seconds_count{{op=\"{name}\"}} {count}");
@@ -113,12 +117,14 @@ impl Metrics {
     /// A table for people.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut out = format!("{:<18}{:>12}{:>12}{:>12}\n", "operation", "count", "mean us", "p99 us");
+        let mut out =
+            format!("{:<18}{:>12}{:>12}{:>12}\n", "operation", "count", "mean us", "p99 us");
         for (name, h) in NAMES.iter().zip(&self.operations) {
             let count = h.count.load(Relaxed);
             if count > 0 {
                 let mean = h.sum_us.load(Relaxed) as f64 / count as f64;
-                let _ = writeln!(out, "{name:<18}{count:>12}{mean:>12.1}{:>12}", h.percentile(0.99));
+                let _ =
+                    writeln!(out, "{name:<18}{count:>12}{mean:>12.1}{:>12}", h.percentile(0.99));
             }
         }
         for (name, _, value) in self.totals() {

@@ -162,10 +162,9 @@ impl Node {
     /// The cap of the buffer.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.config.cache_size.map_or_else(
-            || self.cache.space().map_or(0, |(all, _)| all / 5 * 4),
-            |s| s.0,
-        )
+        self.config
+            .cache_size
+            .map_or_else(|| self.cache.space().map_or(0, |(all, _)| all / 5 * 4), |s| s.0)
     }
 
     fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Arc<CachedFile>>> {
@@ -215,7 +214,10 @@ impl Node {
             let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
             state.opens == 0 && !state.registered && bytes == 0
         });
-        if idle && let Some(file) = shard.remove(&ino) && file.cache_if_any().is_some() {
+        if idle
+            && let Some(file) = shard.remove(&ino)
+            && file.cache_if_any().is_some()
+        {
             let _ = self.cache.remove(ino);
         }
     }

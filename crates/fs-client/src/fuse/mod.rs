@@ -730,21 +730,13 @@ impl Filesystem for Adapter {
     fn listxattr(&self, _req: &Request, i: INodeNo, size: u32, reply: ReplyXattr) {
         let node = Arc::clone(&self.node);
         let i = ino(i);
-        self.spawn(
-            Operation::Xattr,
-            async move { node.list_xattr(i).await },
-            xattr(reply, size),
-        );
+        self.spawn(Operation::Xattr, async move { node.list_xattr(i).await }, xattr(reply, size));
     }
 
     fn removexattr(&self, _req: &Request, i: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let node = Arc::clone(&self.node);
         let (i, name) = (ino(i), name.as_bytes().to_vec());
-        self.spawn(
-            Operation::Xattr,
-            async move { node.remove_xattr(i, name).await },
-            empty(reply),
-        );
+        self.spawn(Operation::Xattr, async move { node.remove_xattr(i, name).await }, empty(reply));
     }
 
     fn access(&self, _req: &Request, _i: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {

@@ -25,7 +25,6 @@ pub enum MountError {
 
 /// A mount whose event loops run.
 pub struct Mounted {
-    mountpoint: PathBuf,
     loops: JoinHandle<io::Result<()>>,
 }
 
@@ -55,7 +54,7 @@ pub fn mount(
         .name("fuse".into())
         .spawn(move || session.run())
         .map_err(failed)?;
-    Ok(Mounted { mountpoint: mountpoint.to_path_buf(), loops })
+    Ok(Mounted { loops })
 }
 
 fn hint(cause: &io::Error) -> &'static str {
@@ -73,18 +72,6 @@ impl Mounted {
     /// Waits until the mount is gone.
     pub fn wait(self) -> io::Result<()> {
         self.loops.join().unwrap_or_else(|_| Err(io::Error::other("an event loop panicked")))
-    }
-
-    /// True once the mount is gone.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.loops.is_finished()
-    }
-
-    /// Where it is mounted.
-    #[must_use]
-    pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
     }
 }
 

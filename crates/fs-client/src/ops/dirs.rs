@@ -13,7 +13,9 @@ impl Node {
     /// The listing of a directory; taken anew at position 0.
     pub async fn list(&self, dir: &DirHandle, position: u64) -> Result<Arc<Vec<DirItem>>, Errno> {
         let mut listing = dir.listing.lock().await;
-        if position > 0 && let Some(known) = &*listing {
+        if position > 0
+            && let Some(known) = &*listing
+        {
             return Ok(Arc::clone(known));
         }
         let fresh = Arc::new(self.list_all(dir.ino).await?);
@@ -32,10 +34,11 @@ impl Node {
                 items.push(DirItem { name: b"..".to_vec(), attr: parent });
             }
             after = page.entries.last().map(|e| e.name.clone());
-            items.extend(page.entries.into_iter().map(|e| DirItem {
-                name: e.name.as_bytes().to_vec(),
-                attr: self.seen(e.attr),
-            }));
+            items.extend(
+                page.entries
+                    .into_iter()
+                    .map(|e| DirItem { name: e.name.as_bytes().to_vec(), attr: self.seen(e.attr) }),
+            );
             if page.end {
                 return Ok(items);
             }

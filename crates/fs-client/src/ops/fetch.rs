@@ -50,11 +50,7 @@ impl Node {
         Err(Errno::EIO)
     }
 
-    async fn gather_once(
-        &self,
-        file: &Arc<CachedFile>,
-        range: ByteRange,
-    ) -> Result<Round, Errno> {
+    async fn gather_once(&self, file: &Arc<CachedFile>, range: ByteRange) -> Result<Round, Errno> {
         let (mut bytes, missing) = self.local_part(file, range)?;
         for piece in missing {
             let got = match self.obtain(file, piece).await? {
@@ -96,11 +92,7 @@ impl Node {
 
     /// One missing piece: fetched here, or waited for when somebody does it already. `None`: it
     /// is not where it was said to be.
-    async fn obtain(
-        &self,
-        file: &Arc<CachedFile>,
-        piece: Piece,
-    ) -> Result<Option<Vec<u8>>, Errno> {
+    async fn obtain(&self, file: &Arc<CachedFile>, piece: Piece) -> Result<Option<Vec<u8>>, Errno> {
         loop {
             match file.fetch(piece.range) {
                 Fetch::Mine(_ticket) => return self.fetch_and_keep(file, piece).await,

@@ -62,11 +62,8 @@ impl Node {
         let Some(other) = found else {
             return Ok(LockRequest { typ: libc::F_UNLCK, ..lock });
         };
-        let end = if other.range.end() == u64::MAX {
-            i64::MAX as u64
-        } else {
-            other.range.end() - 1
-        };
+        let end =
+            if other.range.end() == u64::MAX { i64::MAX as u64 } else { other.range.end() - 1 };
         let typ = match other.kind {
             LockKind::Read => libc::F_RDLCK,
             LockKind::Write => libc::F_WRLCK,

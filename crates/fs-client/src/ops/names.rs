@@ -49,11 +49,8 @@ impl Node {
         let state = file.state.read();
         let asks = state.model.on(SyncEvent::Stat).query.is_some();
         let local_end = state.view.unattached_end();
-        attr.size = if state.opens > 0 && !asks {
-            state.view.size()
-        } else {
-            attr.size.max(local_end)
-        };
+        attr.size =
+            if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
         if let Some(written) = state.mtime {
             attr.mtime = attr.mtime.max(written);
             attr.ctime = attr.ctime.max(written);
@@ -82,7 +79,9 @@ impl Node {
             None => {
                 let attr = self.meta.setattr(ino, &args).await?.attr;
                 // An explicit mtime is newer than the writes before it.
-                if args.mtime.is_some() && let Some(file) = self.file(ino) {
+                if args.mtime.is_some()
+                    && let Some(file) = self.file(ino)
+                {
                     file.state.write().mtime = None;
                 }
                 attr
@@ -122,11 +121,7 @@ impl Node {
 
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
-        if dir {
-            self.meta.rmdir(parent, name).await
-        } else {
-            self.meta.unlink(parent, name).await
-        }
+        if dir { self.meta.rmdir(parent, name).await } else { self.meta.unlink(parent, name).await }
     }
 
     /// Moves a name.

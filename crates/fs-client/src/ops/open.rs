@@ -17,10 +17,9 @@ use std::sync::atomic::AtomicU64;
 const ATTEMPTS_MAX: u32 = 8;
 
 impl Node {
-    fn enter_handle(&self, file: Arc<CachedFile>, flags: i32) -> u64 {
+    fn enter_handle(&self, file: Arc<CachedFile>) -> u64 {
         self.handles.insert_file(OpenFile {
             file,
-            flags,
             read_ahead: Mutex::new(ReadAhead::default()),
             flock_owner: AtomicU64::new(0),
         })
@@ -34,7 +33,7 @@ impl Node {
         let _turn = file.turn.lock().await;
         // A second open that the model does not make a synchronisation event is local.
         if !truncate && self.join_open(&file) {
-            return Ok(self.enter_handle(Arc::clone(&file), flags));
+            return Ok(self.enter_handle(Arc::clone(&file)));
         }
         for _ in 0..ATTEMPTS_MAX {
             let known = file.state.read().view.known_version();
@@ -46,7 +45,7 @@ impl Node {
                 }
             };
             if self.take_opened(&file, opened, truncate).await? {
-                return Ok(self.enter_handle(Arc::clone(&file), flags));
+                return Ok(self.enter_handle(Arc::clone(&file)));
             }
         }
         Err(Errno::ESTALE)
@@ -139,7 +138,7 @@ impl Node {
                 let attr = opened.attr;
                 let file = self.file_or_new(attr.ino, self.rules.job());
                 self.take_opened(&file, opened, false).await?;
-                Ok((attr, self.enter_handle(file, flags)))
+                Ok((attr, self.enter_handle(file)))
             }
             // Another node was faster; without O_EXCL that is an open.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {

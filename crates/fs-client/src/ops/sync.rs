@@ -211,7 +211,11 @@ impl Node {
     }
 
     /// Asks anew, whatever is known: after an owner said that it does not have the bytes.
-    pub(crate) async fn query_anew(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
+    pub(crate) async fn query_anew(
+        &self,
+        file: &CachedFile,
+        range: ByteRange,
+    ) -> Result<(), Errno> {
         let known = Version::ZERO;
         let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
         if !self.learn(file, &answer.map) {
