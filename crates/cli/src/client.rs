@@ -10,8 +10,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A daemon sends progress about every second while it drains; after so long it is stuck.
-const SILENCE_LIMIT: Duration = Duration::from_secs(120);
+/// A drain without a time limit gives up by itself when nothing has moved for ten minutes; a
+/// daemon that says nothing for longer is stuck.
+const SILENCE_LIMIT: Duration = Duration::from_secs(660);
 /// Answers that need no draining come within this time.
 pub const SHORT: Duration = Duration::from_secs(15);
 /// How long a socket may refuse while its daemon lives (it is just starting or just ending).
@@ -79,7 +80,7 @@ pub fn ask(
     let mut reader = BufReader::new(socket);
     loop {
         let wait = end.map_or(SILENCE_LIMIT, |e| e.saturating_duration_since(Instant::now()));
-        let wait = wait.clamp(Duration::from_millis(1), SILENCE_LIMIT);
+        let wait = wait.max(Duration::from_millis(1));
         reader.get_ref().set_read_timeout(Some(wait)).or_failed(&name)?;
         match read_event(&mut reader) {
             Ok(Some(Event::Done(outcome))) => return Ok(outcome),

@@ -55,7 +55,7 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
         .and_then(|()| left_behind.lock().take().map_or(Ok(()), Err));
     phase.store(LINGERING, Ordering::SeqCst);
     if let Some(service) = service {
-        runtime.block_on(service.linger());
+        runtime.block_on(service.linger(&plan.config.node));
         if ended.is_ok() {
             forget_state(plan);
         }

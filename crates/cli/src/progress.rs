@@ -5,6 +5,7 @@ use crate::exit::{Code, Failure};
 use ebb_fs_client::control::{Event, Outcome, Remaining};
 use ebb_types::units::Size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::time::Instant;
 
@@ -15,6 +16,8 @@ const PATHS_SHOWN: usize = 50;
 pub struct Progress {
     bar: ProgressBar,
     began: Instant,
+    /// Most bytes and files that were reported as done.
+    done: Cell<(u64, u64)>,
 }
 
 impl Progress {
@@ -31,12 +34,14 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
-        Progress { bar, began: Instant::now() }
+        Progress { bar, began: Instant::now(), done: Cell::default() }
     }
 
     /// Takes one event of the daemon.
     pub fn update(&self, event: &Event) {
         if let Event::Progress { bytes_done, bytes_total, files_done, files_total, stage } = event {
+            let (bytes, files) = self.done.get();
+            self.done.set((bytes.max(*bytes_done), files.max(*files_done)));
             self.bar.set_length(*bytes_total);
             self.bar.set_position(*bytes_done);
             self.bar.set_prefix(format!("{files_done}/{files_total} files"));
@@ -48,6 +53,8 @@ impl Progress {
     pub fn finish(self, what: &str, outcome: Outcome) -> Result<(), Failure> {
         self.bar.finish_and_clear();
         let (bytes, files) = judge(what, outcome)?;
+        // The answer to an unmount counts only what came after the drain before it.
+        let (bytes, files) = (bytes.max(self.done.get().0), files.max(self.done.get().1));
         let (size, seconds) = (Size(bytes), self.began.elapsed().as_secs_f64());
         eprintln!("{what}: {size} of {files} file(s) brought to the backing in {seconds:.1} s");
         Ok(())

@@ -97,11 +97,12 @@ impl Service {
         &self.address
     }
 
-    /// Waits until every node has left (or its lease has run out), then ends the service.
-    pub async fn linger(mut self) {
+    /// Waits until every node but this daemon's own has left (or its lease has run out), then
+    /// ends the service.
+    pub async fn linger(self, own: &str) {
         let mut said = String::new();
         loop {
-            let there = self.nodes_alive();
+            let there = self.nodes_alive_beside(own);
             if there.is_empty() || self.serving.is_finished() {
                 break;
             }
@@ -119,9 +120,9 @@ impl Service {
         }
     }
 
-    fn nodes_alive(&self) -> Vec<String> {
+    fn nodes_alive_beside(&self, own: &str) -> Vec<String> {
         let nodes = self.server.status().nodes;
-        nodes.into_iter().filter(|n| n.alive).map(|n| n.name).collect()
+        nodes.into_iter().filter(|n| n.alive && n.name != own).map(|n| n.name).collect()
     }
 
     /// Serves until `end` comes, or until it fails.

@@ -20,6 +20,6 @@ pub struct Server;
 impl Server {
     pub fn open(_c: Config) -> Result<Arc<Server>, std::io::Error> { Ok(Arc::new(Server)) }
     pub async fn serve(self: Arc<Self>, _l: tokio::net::TcpListener, s: impl Future<Output = ()>) -> Result<(), std::io::Error> { s.await; Ok(()) }
-    pub fn status(&self) -> ebb_wire::v1::StatusReply { Default::default() }
+    pub fn status(&self) -> ebb_wire::pb::StatusReply { Default::default() }
     pub async fn shutdown(&self) {}
 }

@@ -25,11 +25,11 @@ pub fn unmount(point: &Path, drain: bool, timeout: Duration) -> Result<(), Failu
         Behind::Daemon(record) => by_daemon(&record, drain, timeout),
         Behind::Dead(record) => bury(&record),
         Behind::Unknown => {
-            let shown = point.display();
+            let shown = point.display().to_string();
             if mounts::answers(point, GRACE) {
                 return client::daemon_of(point).map(drop);
             }
-            mounts::lazy_unmount(point).or_failed(shown)?;
+            mounts::lazy_unmount(point).or_failed(&shown)?;
             Err(Failure::new(
                 Code::Incomplete,
                 format!(

@@ -39,7 +39,7 @@ fn read_plan() -> Result<Plan, Failure> {
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text).or_usage("standard input")?;
     let plan = serde_json::from_str(&text).or_usage("standard input (use `ebb mount`)")?;
-    redirect(rustix::stdio::dup2_stdin)?;
+    redirect(|null| rustix::stdio::dup2_stdin(null))?;
     Ok(plan)
 }
 
@@ -50,7 +50,7 @@ fn report(report: Report) {
     line.push('\n');
     let mut out = std::io::stdout();
     let heard = out.write_all(line.as_bytes()).and_then(|()| out.flush());
-    let _ = redirect(rustix::stdio::dup2_stdout);
+    let _ = redirect(|null| rustix::stdio::dup2_stdout(null));
     if let (Err(e), Report::Ready(_)) = (heard, report) {
         tracing::error!("`ebb mount` is gone ({e}); ending");
         let _ = rustix::process::kill_process(

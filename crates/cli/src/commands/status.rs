@@ -5,7 +5,7 @@ use crate::exit::{Code, Context, Failure};
 use crate::mounts;
 use ebb_fs_client::control::Request;
 use ebb_types::units::Size;
-use ebb_wire::v1;
+use ebb_wire::pb;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -70,12 +70,13 @@ fn of_service(address: &str) -> Result<Value, Failure> {
     Ok(service_object(address, reply))
 }
 
-async fn request(address: &str) -> Result<v1::StatusReply, String> {
+async fn request(address: &str) -> Result<pb::StatusReply, String> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| e.to_string())?;
     let channel = endpoint.connect().await.map_err(|e| cause(&e))?;
-    let mut client = v1::metadata_client::MetadataClient::new(channel);
-    let reply = client.status(v1::StatusRequest {}).await;
+    let mut client = pb::metadata_client::MetadataClient::new(channel)
+        .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
+    let reply = client.status(pb::StatusRequest {}).await;
     reply.map(tonic::Response::into_inner).map_err(|e| e.message().to_owned())
 }
 
@@ -88,14 +89,14 @@ fn cause(error: &dyn std::error::Error) -> String {
     inner.to_string()
 }
 
-fn service_object(address: &str, reply: v1::StatusReply) -> Value {
-    let node = |n: v1::NodeRecord| {
+fn service_object(address: &str, reply: pb::StatusReply) -> Value {
+    let node = |n: pb::NodeRecord| {
         json!({
             "id": n.id, "name": n.name, "address": n.peer_address, "alive": n.alive,
             "dirty_bytes": n.dirty_bytes,
         })
     };
-    let failure = |f: v1::Failure| {
+    let failure = |f: pb::Failure| {
         json!({
             "path": String::from_utf8_lossy(&f.path), "operation": f.operation, "errno": f.errno,
             "text": std::io::Error::from_raw_os_error(f.errno).to_string(),
