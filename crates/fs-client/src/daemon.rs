@@ -18,10 +18,10 @@ use crate::registry::{self, Record};
 use crate::rules::Rules;
 use crate::status::{self, Status};
 use ebb_backend::{Backend, PosixDir};
-use ebb_flusher::{Activity, Flusher, FlusherOptions};
+use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
-use ebb_types::Incarnation;
+use ebb_types::{Incarnation, NodeId};
 use std::io;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,9 @@ const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the last drain, after the mount is gone, may take.
 const LAST_DRAIN: Duration = Duration::from_secs(300);
+
+/// How long the flusher's threads may take to end.
+const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is known once a mount answers.
 #[derive(Clone, Debug)]
@@ -92,7 +95,7 @@ impl RunError {
     pub fn exit_code(&self) -> i32 {
         match self {
             RunError::Config(_) => 2,
-            RunError::Meta { cause, .. } if cause.is_refusal() => 2,
+            RunError::Meta { cause, .. } if !cause.may_pass() => 2,
             RunError::Meta { .. } => 5,
             RunError::Undrained { .. } => 3,
             RunError::Local { .. } | RunError::Mount(_) | RunError::Fenced(_) => 1,
@@ -110,7 +113,7 @@ pub struct Daemon {
     /// The node.
     pub node: Arc<Node>,
     /// Its flusher.
-    pub flusher: Arc<Flusher>,
+    pub flusher: Arc<Engine>,
     /// Held by control clients that are being served.
     pub busy: Arc<()>,
     peers: PeerServer,
@@ -228,20 +231,18 @@ fn start(
     let config = MountConfig { listen: peer_address.to_string(), ..config };
     let (meta, welcome) = runtime
         .block_on(MetaClient::connect(ConnectOptions {
-            address: meta_address.to_string(),
-            node: config.node.clone(),
             incarnation: incarnation(),
             peer_address: peer_address.to_string(),
             consistency: rules.describe(),
             token: token.clone(),
             request_timeout: config.request_timeout,
-            ..ConnectOptions::default()
+            ..ConnectOptions::new(meta_address, config.node.clone())
         }))
         .map_err(|cause| RunError::Meta { address: meta_address.to_string(), cause })?;
-    check_same_backing(&config, welcome.backing_ino)?;
+    check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {
-        me: welcome.node,
+        me: NodeId(welcome.node_id),
         meta,
         peers: PeerPool::new(token.clone(), PoolOptions::default()),
         backing: Arc::clone(&backing),
@@ -254,12 +255,11 @@ fn start(
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, ServeOptions::default())
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
-    let flusher = Arc::new(Flusher::start(
-        flusher_options(&node.config),
-        Arc::new(NodeSource(Arc::downgrade(&node))),
-        backing,
-        activity,
-    ));
+    let options = Options { threads: node.config.flush_threads, ..Options::default() };
+    let source = Arc::new(NodeSource(Arc::downgrade(&node)));
+    let engine = Engine::start(options, policy(&node.config), activity, backing, source)
+        .map_err(local("cannot start the flusher"))?;
+    let flusher = Arc::new(engine);
     let _ = node.flusher.set(Arc::clone(&flusher));
     let config = &node.config;
     let mounted = fuse::mount(
@@ -352,9 +352,8 @@ fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunEr
     Ok(())
 }
 
-fn flusher_options(config: &MountConfig) -> FlusherOptions {
-    use ebb_flusher::PolicyKind;
-    let policy = match config.flush {
+fn policy(config: &MountConfig) -> Policy {
+    let kind = match config.flush {
         FlushPolicy::Idle => PolicyKind::Idle,
         FlushPolicy::Immediate => PolicyKind::Immediate,
         FlushPolicy::Close => PolicyKind::Close,
@@ -362,13 +361,12 @@ fn flusher_options(config: &MountConfig) -> FlusherOptions {
         FlushPolicy::Periodic => PolicyKind::Periodic,
         FlushPolicy::End => PolicyKind::End,
     };
-    FlusherOptions {
-        policy,
+    Policy {
+        kind,
         wait_interval: config.wait_interval,
-        threads: config.flush_threads,
-        low_watermark: config.low_watermark,
-        high_watermark: config.high_watermark,
-        ..FlusherOptions::default()
+        period: config.wait_interval,
+        low: config.low_watermark,
+        high: config.high_watermark,
     }
 }
 
@@ -380,12 +378,26 @@ fn watch_for_fencing(
     let (sender, receiver) = watch::channel(None);
     let daemon = Arc::clone(daemon);
     runtime.spawn(async move {
-        let reason = daemon.node.meta.fenced().await;
+        let reason = fenced(&daemon.node.meta).await;
         tracing::error!(%reason, "this daemon was replaced by another one and stops");
         let _ = sender.send(Some(reason));
         let _ = fuse::unmount(&daemon.mountpoint, true);
     });
     receiver
+}
+
+/// Waits until the service tells this node to go.
+async fn fenced(meta: &MetaClient) -> String {
+    let mut events = meta.events();
+    loop {
+        match events.recv().await {
+            Ok(ebb_meta_client::Event::Fenced { reason }) => return reason,
+            Ok(event) => tracing::warn!(?event, "metadata service"),
+            Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+            // The session has ended; so has everything else.
+            Err(_) => std::future::pending::<()>().await,
+        }
+    }
 }
 
 /// After the mount is gone: what is still dirty, and goodbye.
@@ -403,7 +415,9 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
             tracing::error!(?outcome, "not everything is on the backing");
         }
     }
-    daemon.flusher.stop();
+    if !daemon.flusher.shutdown(FLUSHER_ENDS_WITHIN) {
+        tracing::warn!("a flush thread still waits for the backing");
+    }
     let left = node.dirty_files();
     if left.is_empty() {
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {

@@ -3,15 +3,15 @@
 
 use crate::control::{Event, Outcome, Remaining};
 use crate::node::Node;
-use ebb_flusher::{DrainReport, DrainRequest, Flusher};
+use ebb_flusher::{DrainReport, DrainScope, Engine};
 use ebb_types::{Errno, FileKind, Ino, Name};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Without a limit of the user's, a drain gives up when nothing has moved for so long.
-const STALLED: Duration = Duration::from_secs(600);
+/// Without a limit of the user's a drain may take so long; the largest buffers need hours.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// Things asked of the service at once.
 const MATERIALIZE_STEP: u32 = 256;
@@ -24,7 +24,7 @@ pub struct Drain {
     /// The node.
     pub node: Arc<Node>,
     /// Its flusher.
-    pub flusher: Arc<Flusher>,
+    pub flusher: Arc<Engine>,
     /// Who wants to know how far it is.
     pub progress: Progress,
 }
@@ -71,9 +71,13 @@ impl Drain {
     ) -> Result<DrainReport, Errno> {
         let flusher = Arc::clone(&self.flusher);
         let progress = Arc::clone(&self.progress);
-        let request = DrainRequest { files, deadline, stall_limit: STALLED };
+        let scope = match files {
+            Some(files) => DrainScope::Files(files.into_iter().collect()),
+            None => DrainScope::All,
+        };
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
         let work = move || {
-            flusher.drain(&request, &mut |p| {
+            flusher.drain(&scope, deadline, &mut |p| {
                 progress(Event::Progress {
                     bytes_done: p.bytes_done,
                     bytes_total: p.bytes_total,
@@ -99,7 +103,7 @@ impl Drain {
             done += step.done;
             for failure in &step.failures {
                 let path = String::from_utf8_lossy(&failure.path).into_owned();
-                let why = format!("{}: {}", failure.operation, failure.errno);
+                let why = format!("{}: {}", failure.operation, Errno(failure.errno));
                 if !failures.iter().any(|f| f.path == path) {
                     failures.push(Remaining { path, bytes: 0, why });
                 }
@@ -111,7 +115,7 @@ impl Drain {
                 files_total: done + step.remaining,
                 stage: "namespace".into(),
             });
-            let mine = step.unfinished.iter().filter(|u| u.node == self.node.me);
+            let mine = step.unfinished.iter().filter(|u| u.node == self.node.me.0);
             let unfinished = mine.map(|u| Remaining {
                 path: String::from_utf8_lossy(&u.path).into_owned(),
                 bytes: u.bytes,
@@ -165,13 +169,13 @@ impl Drain {
 }
 
 fn remaining_of(report: &DrainReport) -> Vec<Remaining> {
-    let left = report.remaining.iter().map(|(path, bytes)| {
-        let failure = report.failures.iter().find(|f| &f.path == path);
+    let left = report.remaining.iter().map(|left| {
+        let failure = report.failures.iter().find(|f| f.path == left.path);
         let why = failure.map_or_else(
             || "not flushed in time".to_string(),
             |f| format!("{}: {}", f.operation, f.text),
         );
-        Remaining { path: path.clone(), bytes: *bytes, why }
+        Remaining { path: left.path.clone(), bytes: left.bytes, why }
     });
     left.collect()
 }
@@ -180,9 +184,9 @@ impl Node {
     /// Brings one file to the backing: what fsync promises under `--durability backing`.
     pub(crate) async fn drain_file(&self, ino: Ino) -> Result<(), Errno> {
         let flusher = self.flusher.get().cloned().ok_or(Errno::EIO)?;
-        let deadline = Some(Instant::now() + self.deadline());
-        let request = DrainRequest { files: Some(vec![ino]), deadline, stall_limit: STALLED };
-        let work = move || flusher.drain(&request, &mut |_| {});
+        let deadline = Instant::now() + self.deadline();
+        let scope = DrainScope::Files([ino].into());
+        let work = move || flusher.drain(&scope, deadline, &mut |_| {});
         let report = tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)?;
         match report.failures.first() {
             Some(failure) => Err(Errno(failure.errno)),

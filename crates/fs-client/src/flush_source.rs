@@ -3,6 +3,7 @@
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_flusher::{DirtyFile, FileUse, FlushError, FlushSource, Grant};
+use ebb_meta_client::{Backing, CallError};
 use ebb_types::{ByteRange, Errno, Ino};
 use std::sync::{Arc, Weak};
 
@@ -16,6 +17,10 @@ impl NodeSource {
     fn node(&self) -> Result<Arc<Node>, FlushError> {
         self.0.upgrade().ok_or_else(|| service("flush", Errno::ECANCELED))
     }
+}
+
+fn explained(operation: &'static str, e: &CallError) -> FlushError {
+    FlushError::Service { operation, errno: e.errno, text: e.to_string() }
 }
 
 fn service(operation: &'static str, errno: Errno) -> FlushError {
@@ -91,23 +96,24 @@ impl Node {
         if wanted.is_empty() {
             return Ok(None);
         }
-        let granted = match self.meta.flush_begin(ino, wanted).await {
+        let granted = match self.meta.flush_begin(ino, &wanted).await {
             Ok(granted) => granted,
-            Err(Errno::ENOENT) => {
+            Err(e) if e.errno == Errno::ENOENT => {
                 self.unlinked(&file);
                 return Ok(None);
             }
-            Err(e) => return Err(service("flush_begin", e)),
+            Err(e) => return Err(explained("flush_begin", &e)),
         };
+        let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
         Ok(Some(Grant {
             ino,
-            id: granted.id,
+            id: granted.grant,
             ranges: granted.ranges.iter().map(|o| (o.range, o.version)).collect(),
             next,
             cache,
-            backing_path: granted.backing.path,
-            backing_ino: granted.backing.ino,
+            backing_path: backing.path,
+            backing_ino: backing.ino,
             label: file.label(),
         }))
     }
@@ -124,8 +130,8 @@ impl Node {
             }
             Ok(_) => Ok(()),
             // Unlinked under the flush: there is nothing to be safe any more.
-            Err(Errno::ENOENT) => Ok(()),
-            Err(e) => Err(service("flush_end", e)),
+            Err(e) if e.errno == Errno::ENOENT => Ok(()),
+            Err(e) => Err(explained("flush_end", &e)),
         }
     }
 

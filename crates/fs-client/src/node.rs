@@ -11,7 +11,7 @@ use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
 use ebb_backend::Backend;
 use ebb_consistency::Model;
-use ebb_flusher::{Activity, Flusher};
+use ebb_flusher::{Activity, Engine};
 use ebb_meta_client::MetaClient;
 use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
@@ -54,7 +54,7 @@ pub struct Node {
     /// Addresses of other nodes.
     pub addresses: Mutex<HashMap<NodeId, String>>,
     /// Brings bytes to the backing; set once the node runs.
-    pub flusher: OnceLock<Arc<Flusher>>,
+    pub flusher: OnceLock<Arc<Engine>>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
     /// Files that may have bytes which are not on the backing.

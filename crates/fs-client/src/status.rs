@@ -1,7 +1,7 @@
 //! What a daemon says about itself: the object of `ebb status --json`.
 
 use crate::node::Node;
-use ebb_flusher::Flusher;
+use ebb_flusher::Engine;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -65,26 +65,26 @@ fn resident_bytes() -> u64 {
 }
 
 /// Collects the status. Asks the service for the peers, within a short deadline.
-pub async fn collect(node: &Node, flusher: &Flusher, served: u64) -> Status {
+pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
     let (dirty, clean) = node.local_bytes();
     let flush = flusher.status();
-    let asked = node.meta.node_info(ebb_types::NodeId::NOBODY);
+    let asked = node.meta.nodes(None);
     let peers = tokio::time::timeout(std::time::Duration::from_secs(2), asked).await;
     let mut errors: Vec<StatusError> = flush
         .errors
         .iter()
         .map(|e| StatusError {
             path: e.path.clone(),
-            operation: e.operation.to_string(),
+            operation: e.operation.clone(),
             errno: e.errno,
             text: e.text.clone(),
-            since: e.since,
+            since: e.since.sec.unsigned_abs(),
         })
         .collect();
     let peers = match peers {
         Ok(Ok(nodes)) => nodes
             .into_iter()
-            .filter(|n| n.id != node.me)
+            .filter(|n| n.id != node.me.0)
             .map(|n| Peer { name: n.name, address: n.peer_address, alive: n.alive })
             .collect(),
         _ => {
@@ -109,10 +109,10 @@ pub async fn collect(node: &Node, flusher: &Flusher, served: u64) -> Status {
         fetched_bytes_backing: node.metrics.fetched_backing.load(Relaxed),
         served_bytes_peer: served,
         flush_policy: flush.policy.to_string(),
-        flush_state: flush.state.to_string(),
+        flush_state: flush.state.name().to_string(),
         activity: flush.activity,
         open_files: node.handles.open_files(),
-        rpc: node.meta.counts(),
+        rpc: node.meta.stats().calls.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
         peers,
         errors,
         resident_bytes: resident_bytes(),

@@ -1,5 +1,6 @@
 //! Between FUSE's words and ours.
 
+use ebb_meta_client::SetTime;
 use ebb_types::{Attr, Errno, FileKind, Ino, Time};
 use fuser::{FileAttr, FileType, INodeNo};
 use std::time::SystemTime;
@@ -48,8 +49,7 @@ pub fn attr(a: &Attr) -> FileAttr {
 }
 
 /// A time that the kernel asks to set.
-pub fn time(t: fuser::TimeOrNow) -> crate::ops::names::SetTime {
-    use crate::ops::names::SetTime;
+pub fn time(t: fuser::TimeOrNow) -> SetTime {
     match t {
         fuser::TimeOrNow::SpecificTime(t) => SetTime::To(Time::from(t)),
         fuser::TimeOrNow::Now => SetTime::Now,

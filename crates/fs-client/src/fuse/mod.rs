@@ -12,9 +12,10 @@ use crate::metrics::Operation;
 use crate::node::Node;
 use crate::ops::data::Written;
 use crate::ops::locks::LockRequest;
-use crate::ops::names::{MakeArgs, SetAttrArgs};
+use crate::ops::names::MakeArgs;
 use crate::virtual_files;
 use convert::{attr, errno, ino, kind};
+use ebb_meta_client::SetAttr;
 use ebb_types::{Errno, Name};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
@@ -230,13 +231,14 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let args = SetAttrArgs {
+        let args = SetAttr {
             mode,
             uid,
             gid,
             size,
             atime: atime.map(convert::time),
             mtime: mtime.map(convert::time),
+            kill_priv: false,
         };
         let node = Arc::clone(&self.node);
         let i = ino(i);

@@ -24,22 +24,19 @@ impl Node {
     async fn list_all(&self, ino: Ino) -> Result<Vec<DirItem>, Errno> {
         let own = self.getattr(ino).await?;
         let mut items = vec![DirItem { name: b".".to_vec(), attr: own }];
-        let mut after = Vec::new();
+        let mut after = None;
         loop {
-            let page = self.meta.read_dir(ino, &after, PAGE).await?;
+            let page = self.meta.readdir(ino, after.as_ref(), PAGE).await?;
             if items.len() == 1 {
                 let parent = ebb_types::Attr { ino: page.parent, ..own };
                 items.push(DirItem { name: b"..".to_vec(), attr: parent });
             }
-            if let Some((last, _)) = page.items.last() {
-                after.clone_from(last);
-            }
-            let empty = page.items.is_empty();
-            items.extend(page.items.into_iter().map(|(name, attr)| DirItem {
-                name,
-                attr: self.seen(attr),
+            after = page.entries.last().map(|e| e.name.clone());
+            items.extend(page.entries.into_iter().map(|e| DirItem {
+                name: e.name.as_bytes().to_vec(),
+                attr: self.seen(e.attr),
             }));
-            if page.end || empty {
+            if page.end {
                 return Ok(items);
             }
         }

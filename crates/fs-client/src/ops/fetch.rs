@@ -150,7 +150,7 @@ impl Node {
         match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => {
                 self.metrics.fetched_peer.fetch_add(range.len(), Relaxed);
-                Ok(Some(bytes))
+                Ok(Some(bytes.to_vec()))
             }
             Ok(_) => Err(Errno::EPROTO),
             Err(ReadError::NotHere) => Ok(None),
@@ -166,8 +166,8 @@ impl Node {
         if let Some(address) = self.addresses.lock().get(&node) {
             return Ok(address.clone());
         }
-        let nodes = self.meta.node_info(node).await?;
-        let found = nodes.into_iter().find(|n| n.id == node).ok_or(Errno::EIO)?;
+        let nodes = self.meta.nodes(Some(node)).await?;
+        let found = nodes.into_iter().find(|n| n.id == node.0).ok_or(Errno::EIO)?;
         self.addresses.lock().insert(node, found.peer_address.clone());
         Ok(found.peer_address)
     }

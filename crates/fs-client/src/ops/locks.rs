@@ -5,7 +5,8 @@
 use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
-use ebb_meta_client::{LockKind, LockSpec};
+use ebb_meta_client::LockKind;
+use ebb_meta_client::LockRequest as Wanted;
 use ebb_types::{ByteRange, Errno, Ino};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,7 +30,7 @@ pub struct LockRequest {
 }
 
 impl LockRequest {
-    fn spec(self) -> Result<LockSpec, Errno> {
+    fn wanted(self, wait: bool) -> Result<Wanted, Errno> {
         let kind = match self.typ {
             libc::F_RDLCK => LockKind::Read,
             libc::F_WRLCK => LockKind::Write,
@@ -42,13 +43,14 @@ impl LockRequest {
         } else {
             ByteRange::new(self.start, self.end + 1)
         };
-        Ok(LockSpec {
+        Ok(Wanted {
             ino: self.ino,
             owner: self.owner,
             pid: self.pid,
             range,
             kind,
             flock: self.flock,
+            wait,
         })
     }
 }
@@ -56,7 +58,7 @@ impl LockRequest {
 impl Node {
     /// Who would be in the way of this lock.
     pub async fn get_lock(&self, lock: LockRequest) -> Result<LockRequest, Errno> {
-        let found = self.meta.get_lock(lock.spec()?).await?;
+        let found = self.meta.get_lock(&lock.wanted(false)?).await?;
         let Some(other) = found else {
             return Ok(LockRequest { typ: libc::F_UNLCK, ..lock });
         };
@@ -83,17 +85,17 @@ impl Node {
         wait: bool,
         unique: u64,
     ) -> Result<(), Errno> {
-        let spec = lock.spec()?;
+        let wanted = lock.wanted(wait)?;
         let file = &handle.file;
-        if spec.kind == LockKind::Unlock {
+        if wanted.kind == LockKind::Unlock {
             let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
-            self.meta.set_lock(spec, false).await?;
+            self.meta.set_lock(&wanted).await?;
             return published;
         }
         if wait {
-            self.interrupts.run(unique, self.meta.set_lock(spec, true)).await?;
+            self.interrupts.run(unique, self.meta.set_lock(&wanted)).await?;
         } else {
-            self.meta.set_lock(spec, false).await?;
+            self.meta.set_lock(&wanted).await?;
         }
         if lock.flock {
             handle.flock_owner.store(lock.owner, Relaxed);

@@ -3,34 +3,8 @@
 
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
-use ebb_meta_client::{MakeRequest, SetAttrRequest};
-use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
-
-/// A time to set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetTime {
-    /// The service's clock.
-    Now,
-    /// This one.
-    To(Time),
-}
-
-/// What `setattr` is asked to change.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SetAttrArgs {
-    /// chmod
-    pub mode: Option<u32>,
-    /// chown
-    pub uid: Option<u32>,
-    /// chgrp
-    pub gid: Option<u32>,
-    /// truncate
-    pub size: Option<u64>,
-    /// utimens
-    pub atime: Option<SetTime>,
-    /// utimens
-    pub mtime: Option<SetTime>,
-}
+use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr};
+use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Name, Version};
 
 /// What a new inode is to be.
 #[derive(Clone, Debug)]
@@ -48,17 +22,23 @@ pub struct MakeArgs {
 }
 
 impl MakeArgs {
-    pub(crate) fn request(self, parent: Ino, name: &Name, open: bool) -> MakeRequest {
-        MakeRequest {
+    pub(crate) fn request(
+        self,
+        parent: Ino,
+        name: &Name,
+        open: bool,
+    ) -> Result<MakeRequest, Errno> {
+        Ok(MakeRequest {
             parent,
             name: name.clone(),
-            mode: self.mode,
+            kind: FileKind::from_mode(self.mode).ok_or(Errno::EINVAL)?,
+            perm: self.mode & 0o7777,
             uid: self.uid,
             gid: self.gid,
             rdev: self.rdev,
             target: self.target,
             open,
-        }
+        })
     }
 }
 
@@ -88,28 +68,19 @@ impl Node {
 
     /// The attributes of an inode.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
-        self.meta.get_attr(ino).await.map(|a| self.seen(a))
+        self.meta.getattr(ino).await.map(|a| self.seen(a))
     }
 
     /// Changes attributes; a new size is published at once in every model.
-    pub async fn setattr(&self, ino: Ino, args: SetAttrArgs) -> Result<Attr, Errno> {
+    pub async fn setattr(&self, ino: Ino, mut args: SetAttr) -> Result<Attr, Errno> {
         if args.size.is_some_and(|s| s > crate::file::SIZE_MAX) {
             return Err(Errno::EFBIG);
         }
-        let request = SetAttrRequest {
-            ino,
-            mode: args.mode,
-            uid: args.uid,
-            gid: args.gid,
-            size: args.size,
-            atime: args.atime.map(wire_time),
-            mtime: args.mtime.map(wire_time),
-            kill_priv: args.size.is_some() || args.uid.is_some() || args.gid.is_some(),
-        };
+        args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
         let attr = match args.size {
-            Some(size) => self.cut(request, size).await?,
+            Some(size) => self.cut(ino, &args, size).await?,
             None => {
-                let attr = self.meta.set_attr(request).await?.0;
+                let attr = self.meta.setattr(ino, &args).await?.attr;
                 // An explicit mtime is newer than the writes before it.
                 if args.mtime.is_some() && let Some(file) = self.file(ino) {
                     file.state.write().mtime = None;
@@ -121,32 +92,41 @@ impl Node {
     }
 
     /// Sets the size, here and at the service.
-    async fn cut(&self, request: SetAttrRequest, size: u64) -> Result<Attr, Errno> {
-        let model = self.rules.job();
-        let file = self.file_or_new(request.ino, model);
+    async fn cut(&self, ino: Ino, args: &SetAttr, size: u64) -> Result<Attr, Errno> {
+        let file = self.file_or_new(ino, self.rules.job());
         let _turn = file.turn.lock().await;
-        let (attr, map) = self.meta.set_attr(request).await?;
-        let map = match map {
+        let done = self.meta.setattr(ino, args).await?;
+        let map = match done.map {
             Some(map) => map,
-            None => self.meta.query(attr.ino, ByteRange::ALL, Version::ZERO).await?,
+            None => {
+                let range = ByteRange::ALL;
+                self.meta.query(QueryRequest { ino, range, known: Version::ZERO }).await?
+            }
         };
-        self.apply_cut(&file, size, &map);
-        Ok(attr)
+        self.apply_cut(&file, size, &map.map);
+        Ok(done.attr)
     }
 
     /// A new inode under a new name.
     pub async fn make(&self, parent: Ino, name: &Name, args: MakeArgs) -> Result<Attr, Errno> {
-        self.meta.make(args.request(parent, name, false)).await.map(|m| m.attr)
+        match self.meta.make(&args.request(parent, name, false)?).await? {
+            Made::Made(attr) => Ok(attr),
+            Made::Opened(_) => Err(Errno::EPROTO),
+        }
     }
 
     /// The target of a symlink.
     pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
-        self.meta.read_link(ino).await
+        self.meta.readlink(ino).await
     }
 
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
-        self.meta.unlink(parent, name, dir).await
+        if dir {
+            self.meta.rmdir(parent, name).await
+        } else {
+            self.meta.unlink(parent, name).await
+        }
     }
 
     /// Moves a name.
@@ -162,7 +142,7 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
-        self.meta.rename(parent, name, new_parent, new_name, flags).await
+        self.meta.rename((parent, name), (new_parent, new_name), flags).await
     }
 
     /// Another name for an inode.
@@ -176,12 +156,5 @@ impl Node {
             crate::config::Durability::None => Ok(()),
             _ => self.meta.sync_meta().await,
         }
-    }
-}
-
-fn wire_time(t: SetTime) -> Option<Time> {
-    match t {
-        SetTime::Now => None,
-        SetTime::To(t) => Some(t),
     }
 }

@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::ops::names::MakeArgs;
 use ebb_backend::{BackendError, BackingFile};
 use ebb_consistency::SyncEvent;
-use ebb_meta_client::{BackingRef, Opened};
+use ebb_meta_client::{Backing, Made, Opened};
 use ebb_types::{Attr, Errno, Ino, Name};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -71,16 +71,16 @@ impl Node {
         truncated: bool,
     ) -> Result<bool, Errno> {
         let backing = match &opened.backing {
-            Some(at) if opened.map.base_len > 0 => match self.open_backing(file, at).await? {
+            Some(at) if opened.map.map.base_len > 0 => match self.open_backing(file, at).await? {
                 Some(backing) => Some(backing),
                 None => return Ok(false),
             },
             _ => None,
         };
         if truncated {
-            self.apply_cut(file, 0, &opened.map);
+            self.apply_cut(file, 0, &opened.map.map);
         } else {
-            self.learn(file, &opened.map);
+            self.learn(file, &opened.map.map);
         }
         let mut state = file.state.write();
         if backing.is_some() {
@@ -102,7 +102,7 @@ impl Node {
     async fn open_backing(
         &self,
         file: &CachedFile,
-        at: &BackingRef,
+        at: &Backing,
     ) -> Result<Option<(u64, Arc<dyn BackingFile>)>, Errno> {
         let current = file.state.read().backing.clone();
         if let Some((ino, current)) = current
@@ -133,12 +133,13 @@ impl Node {
         args: MakeArgs,
         flags: i32,
     ) -> Result<(Attr, u64), Errno> {
-        match self.meta.make(args.request(parent, name, true)).await {
-            Ok(made) => {
-                let opened = made.opened.ok_or(Errno::EPROTO)?;
-                let file = self.file_or_new(made.attr.ino, self.rules.job());
+        match self.meta.make(&args.request(parent, name, true)?).await {
+            Ok(Made::Made(_)) => Err(Errno::EPROTO),
+            Ok(Made::Opened(opened)) => {
+                let attr = opened.attr;
+                let file = self.file_or_new(attr.ino, self.rules.job());
                 self.take_opened(&file, opened, false).await?;
-                Ok((made.attr, self.enter_handle(file, flags)))
+                Ok((attr, self.enter_handle(file, flags)))
             }
             // Another node was faster; without O_EXCL that is an open.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {

@@ -3,9 +3,10 @@
 use crate::file::checked_range;
 use crate::handles::OpenFile;
 use crate::node::Node;
-use crate::ops::names::SetAttrArgs;
 use ebb_consistency::SyncEvent;
+use ebb_meta_client::SetAttr;
 use ebb_types::{ByteRange, Errno, Ino};
+use ebb_wire::pb::StatFsReply;
 
 /// What `fallocate` was asked to do.
 enum Space {
@@ -85,7 +86,7 @@ impl Node {
     async fn grow(&self, ino: Ino, size: u64) -> Result<(), Errno> {
         let attr = self.getattr(ino).await?;
         if attr.size < size {
-            let args = SetAttrArgs { size: Some(size), ..SetAttrArgs::default() };
+            let args = SetAttr { size: Some(size), ..SetAttr::default() };
             self.setattr(ino, args).await?;
         }
         Ok(())
@@ -111,12 +112,13 @@ impl Node {
     }
 
     /// The backing's space, as `df` shows it.
-    pub async fn statfs(&self) -> Result<ebb_meta_client::Space, Errno> {
-        self.meta.stat_fs().await
+    pub async fn statfs(&self) -> Result<StatFsReply, Errno> {
+        self.meta.statfs().await
     }
 
     /// Clears setuid and setgid as a write by somebody without the right does.
     pub(crate) async fn kill_priv(&self, ino: Ino) -> Result<(), Errno> {
-        self.meta.set_attr(ebb_meta_client::SetAttrRequest::kill_priv(ino)).await.map(|_| ())
+        let args = SetAttr { kill_priv: true, ..SetAttr::default() };
+        self.meta.setattr(ino, &args).await.map(drop)
     }
 }

@@ -6,8 +6,8 @@ use crate::file::CachedFile;
 use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
-use ebb_meta_client::AttachRequest;
-use ebb_types::{ByteRange, Errno, Version};
+use ebb_meta_client::{AttachRequest, QueryRequest};
+use ebb_types::{ByteRange, Errno, Time, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -44,8 +44,8 @@ impl Node {
     /// Asks the service who owns what.
     pub(crate) async fn query(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
         let known = file.state.read().view.known_version();
-        let answer = self.meta.query(file.ino, range, known).await?;
-        self.learn(file, &answer);
+        let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
+        self.learn(file, &answer.map);
         Ok(())
     }
 
@@ -74,11 +74,15 @@ impl Node {
         let request = AttachRequest {
             ino: file.ino,
             ranges: ranges.clone(),
-            mtime,
+            mtime: mtime.unwrap_or_else(Time::now),
             durable,
-            then_query: then_query.then_some(known),
+            then_query: then_query.then_some(QueryRequest {
+                ino: file.ino,
+                range: ByteRange::ALL,
+                known,
+            }),
         };
-        match self.meta.attach(request).await {
+        match self.meta.attach(&request).await {
             Ok(done) => {
                 let mut state = file.state.write();
                 state.view.attached(&ranges, done.version, done.size);
@@ -86,8 +90,8 @@ impl Node {
                     state.mtime = None;
                 }
                 drop(state);
-                if let Some(map) = &done.map {
-                    self.learn(file, map);
+                if let Some(answer) = &done.map {
+                    self.learn(file, &answer.map);
                 }
                 Ok(())
             }
@@ -192,8 +196,9 @@ impl Node {
 
     /// Asks anew, whatever is known: after an owner said that it does not have the bytes.
     pub(crate) async fn query_anew(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
-        let answer = self.meta.query(file.ino, range, Version::ZERO).await?;
-        self.learn(file, &answer);
+        let known = Version::ZERO;
+        let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
+        self.learn(file, &answer.map);
         Ok(())
     }
 }

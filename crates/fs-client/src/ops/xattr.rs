@@ -21,7 +21,7 @@ impl Node {
             STATE => self.state_text(ino).await.map(String::into_bytes),
             CONSISTENCY => self.model_name(ino).await.map(String::into_bytes),
             n if is_ours(n) => Err(Errno::ENODATA),
-            _ => self.meta.get_xattr(ino, &name).await,
+            _ => self.meta.getxattr(ino, &name).await,
         }
     }
 
@@ -40,13 +40,13 @@ impl Node {
             },
             CONSISTENCY => self.choose_model(ino, value).await,
             n if is_ours(n) => Err(Errno::EPERM),
-            _ => self.meta.set_xattr(ino, &name, &value, flags).await,
+            _ => self.meta.setxattr(ino, &name, &value, flags).await,
         }
     }
 
     /// Names of the attributes, each ended by a NUL.
     pub async fn list_xattr(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
-        let names = self.meta.list_xattr(ino).await?;
+        let names = self.meta.listxattr(ino).await?;
         let shown = names.iter().filter(|n| !is_ours(n));
         Ok(shown.flat_map(|n| n.iter().copied().chain(std::iter::once(0))).collect())
     }
@@ -54,14 +54,14 @@ impl Node {
     /// `removexattr`.
     pub async fn remove_xattr(&self, ino: Ino, name: Vec<u8>) -> Result<(), Errno> {
         match &name[..] {
-            CONSISTENCY => self.meta.remove_xattr(ino, &name).await,
+            CONSISTENCY => self.meta.removexattr(ino, &name).await,
             n if is_ours(n) => Err(Errno::EPERM),
-            _ => self.meta.remove_xattr(ino, &name).await,
+            _ => self.meta.removexattr(ino, &name).await,
         }
     }
 
     async fn state_text(&self, ino: Ino) -> Result<String, Errno> {
-        let attr = self.meta.get_attr(ino).await?;
+        let attr = self.meta.getattr(ino).await?;
         if attr.kind != FileKind::Regular {
             return Err(Errno::ENODATA);
         }
@@ -88,13 +88,13 @@ impl Node {
         if !self.rules.knows(name) {
             return Err(Errno::EINVAL);
         }
-        let attr: Attr = self.meta.get_attr(ino).await?;
+        let attr: Attr = self.meta.getattr(ino).await?;
         if attr.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        if !self.meta.read_dir(ino, &[], 1).await?.items.is_empty() {
+        if !self.meta.readdir(ino, None, 1).await?.entries.is_empty() {
             return Err(Errno::ENOTEMPTY);
         }
-        self.meta.set_xattr(ino, CONSISTENCY, &value, 0).await
+        self.meta.setxattr(ino, CONSISTENCY, &value, 0).await
     }
 }
