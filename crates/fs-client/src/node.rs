@@ -225,10 +225,9 @@ impl Node {
                 state.opens == 0 && !state.registered && bytes == 0
             }
         });
-        if idle
-            && let Some(file) = shard.remove(&ino)
-            && file.cache_if_any().is_some()
-        {
+        if idle {
+            shard.remove(&ino);
+            drop(shard);
             let _ = self.cache.remove(ino);
         }
     }
