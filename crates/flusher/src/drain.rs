@@ -12,6 +12,7 @@ use ebb_types::Ino;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often the progress callback is called.
@@ -157,6 +158,7 @@ impl Shared {
 
     fn begin_drain(self: &Arc<Self>, dirty: &[DirtyFile], scope: &DrainScope) -> DrainId {
         let files: Vec<Ino> = dirty.iter().map(|f| f.ino).collect();
+        self.drains.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let id = state.queue.begin_drain(&files, *scope == DrainScope::All);
         self.settle(&mut state);
@@ -183,6 +185,7 @@ impl Shared {
     }
 
     fn end_drain(self: &Arc<Self>, id: DrainId, scope: &DrainScope, began: Instant) -> DrainReport {
+        self.drains.fetch_sub(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let Some(drain) = state.queue.end_drain(id) else { return DrainReport::default() };
         self.settle(&mut state);

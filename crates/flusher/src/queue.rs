@@ -121,13 +121,8 @@ impl Queue {
     /// Starts a run; there must be none.
     pub(crate) fn start_run(&mut self, files: Vec<Ino>, halt: Halt, epoch: Epoch) {
         debug_assert!(self.run.is_none(), "one run at a time");
-        self.run = Some(Run {
-            ready: files.into(),
-            halt,
-            epoch,
-            stopping: false,
-            interrupted: false,
-        });
+        self.run =
+            Some(Run { ready: files.into(), halt, epoch, stopping: false, interrupted: false });
     }
 
     pub(crate) fn run_halt(&self) -> Option<Halt> {
@@ -141,12 +136,11 @@ impl Queue {
         }
     }
 
-    /// Ends the run if `now` shows activity that it must give way to; true when it does.
+    /// Stops the run when `now` shows activity that it must give way to; true when that is new.
     pub(crate) fn give_way(&mut self, now: Epoch) -> bool {
         match &mut self.run {
-            Some(run) if run.halt == Halt::OnActivity && run.epoch != now => {
-                run.interrupted |= !run.stopping;
-                run.stopping = true;
+            Some(run) if !run.stopping && run.halt == Halt::OnActivity && run.epoch != now => {
+                (run.stopping, run.interrupted) = (true, true);
                 true
             }
             _ => false,
