@@ -85,7 +85,7 @@ pub struct DrainReport {
     /// Of these, bytes that were read back and compared. Fewer when a background run that was
     /// under way brought some of them and does not verify.
     pub verified_bytes: u64,
-    /// Files that failed.
+    /// Files that failed and still have bytes that are not on the backing.
     pub failures: Vec<Failure>,
     /// Files of this drain that still have bytes that are not on the backing.
     pub remaining: Vec<Remaining>,
@@ -201,13 +201,17 @@ impl Shared {
             }
         }
         drop(state);
+        let dirty = self.dirty_in(scope);
+        let left: HashSet<Ino> = dirty.iter().map(|f| f.ino).collect();
+        // A failure that was overcome (perhaps just now, by a background run) is none.
+        failed.retain(|(ino, _)| left.contains(ino));
         failed.sort_by_key(|(ino, _)| *ino);
         DrainReport {
             files: drain.files_done,
             bytes: drain.bytes,
             verified_bytes: drain.verified_bytes,
             failures: failed.iter().map(|(ino, e)| self.failure(*ino, e)).collect(),
-            remaining: self.remaining(scope),
+            remaining: self.remaining(&dirty),
             timed_out: !drain.pending.is_empty(),
             elapsed: began.elapsed(),
         }
@@ -222,8 +226,7 @@ impl Shared {
         }
     }
 
-    fn remaining(&self, scope: &DrainScope) -> Vec<Remaining> {
-        let dirty = self.dirty_in(scope);
+    fn remaining(&self, dirty: &[DirtyFile]) -> Vec<Remaining> {
         dirty.iter().map(|f| Remaining { path: self.source.label(f.ino), bytes: f.bytes }).collect()
     }
 }
