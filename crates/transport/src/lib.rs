@@ -1,1 +1,26 @@
 //! Peer-to-peer bytes over TCP, and the proof of the job token.
+//!
+//! A daemon lends byte ranges of its cache files ([`ByteSource`], [`PeerServer`]) and fetches
+//! ranges from other daemons ([`PeerPool`]). Which bytes to ask whom for, and what they mean, is
+//! decided elsewhere; nothing here knows FUSE or the metadata service.
+
+pub mod auth;
+mod handshake;
+mod link;
+mod peer;
+mod pool;
+mod reply;
+mod server;
+mod source;
+mod split;
+mod stats;
+mod tcp;
+pub mod wire;
+
+pub use auth::{Token, TokenError};
+pub use peer::{PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest};
+pub use pool::{PeerPool, PoolOptions};
+pub use server::{PeerServer, ServeError, ServeOptions};
+pub use source::{ByteSource, Hold, Lent, SourceError};
+pub use stats::{PoolStats, ServerStats};
+pub use tcp::Tcp;

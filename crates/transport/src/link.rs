@@ -1,0 +1,296 @@
+//! One connection to a peer, shared by many reads: requests go out as they come, replies come
+//! back in the same order. When anything is wrong with it, it is closed and every read on it
+//! hears so; whether to ask again elsewhere is the pool's business.
+//!
+//! A request is written by the task that makes it (no hop to another task unless the socket is
+//! full); one task reads the replies, the bytes straight into the buffer that the read brought.
+
+use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
+use bytes::{Buf, BufMut, BytesMut};
+use ebb_types::{ByteRange, Ino};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+
+/// The read buffer for everything but the bytes of large replies. Holds a small reply whole, so
+/// that it takes one system call.
+const STASH_BYTES: usize = 32 << 10;
+
+/// How a part of a read ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// The bytes are good and fill the buffer.
+    Good(BytesMut),
+    /// The peer answered, but not with the bytes.
+    Answered(Status),
+    /// The connection broke before the answer was whole.
+    Broken(Arc<str>),
+}
+
+struct Pending {
+    id: u64,
+    len: usize,
+    into: BytesMut,
+    done: oneshot::Sender<Outcome>,
+}
+
+#[derive(Default)]
+struct Queue {
+    next_id: u64,
+    pending: VecDeque<Pending>,
+    /// What the socket did not take; the writer task sends it. While it is not empty new
+    /// requests line up behind it.
+    unsent: Vec<u8>,
+    closed: Option<Arc<str>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    writer: OwnedWriteHalf,
+    unsent: Notify,
+    /// Bytes that were asked for and have not arrived, to find the least busy link.
+    load: AtomicU64,
+    /// Bytes that ever arrived, to tell a slow peer from a stuck one.
+    arrived: AtomicU64,
+}
+
+/// A connection after its handshake. Dropping it closes it.
+pub(crate) struct Link {
+    shared: Arc<Shared>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.shared.close("the connection was given up");
+    }
+}
+
+impl Link {
+    /// Takes a connection over; must be called on a runtime.
+    pub fn new(stream: TcpStream) -> Link {
+        let (reader, writer) = stream.into_split();
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            writer,
+            unsent: Notify::new(),
+            load: AtomicU64::new(0),
+            arrived: AtomicU64::new(0),
+        });
+        let read = tokio::spawn(read_replies(shared.clone(), reader)).abort_handle();
+        let write = tokio::spawn(write_unsent(shared.clone())).abort_handle();
+        Link { shared, tasks: [read, write] }
+    }
+
+    /// Asks for `ranges`, whose `len` bytes are to be appended to `into`. On a link that is
+    /// closed the buffer comes back.
+    pub fn submit(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+        len: usize,
+        into: BytesMut,
+    ) -> Result<oneshot::Receiver<Outcome>, BytesMut> {
+        let (done, outcome) = oneshot::channel();
+        let mut queue = self.shared.queue.lock();
+        if queue.closed.is_some() {
+            return Err(into);
+        }
+        let id = queue.next_id;
+        queue.next_id += 1;
+        queue.pending.push_back(Pending { id, len, into, done });
+        self.shared.load.fetch_add(len as u64, Relaxed);
+        self.shared.send(&mut queue, |out| wire::put_read(out, id, ino, ranges));
+        Ok(outcome)
+    }
+
+    /// Bytes that are still to arrive.
+    pub fn load(&self) -> u64 {
+        self.shared.load.load(Relaxed)
+    }
+
+    /// Bytes that arrived so far.
+    pub fn arrived(&self) -> u64 {
+        self.shared.arrived.load(Relaxed)
+    }
+
+    /// False when nothing can be asked here any more.
+    pub fn is_open(&self) -> bool {
+        self.shared.queue.lock().closed.is_none()
+    }
+
+    /// Closes it, with the reason for the reads on it.
+    pub fn close(&self, reason: &str) {
+        self.shared.close(reason);
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Shared {
+    /// Sends what `put` appends, now if the socket takes it.
+    fn send(&self, queue: &mut Queue, put: impl FnOnce(&mut Vec<u8>)) {
+        let before = queue.unsent.len();
+        put(&mut queue.unsent);
+        if before > 0 {
+            return;
+        }
+        // An error is seen by the reader too, which closes the link.
+        let sent = self.writer.try_write(&queue.unsent).unwrap_or_default();
+        queue.unsent.drain(..sent);
+        if !queue.unsent.is_empty() {
+            self.unsent.notify_one();
+        }
+    }
+
+    fn close(&self, reason: &str) {
+        let mut queue = self.queue.lock();
+        if queue.closed.is_some() {
+            return;
+        }
+        let reason: Arc<str> = reason.into();
+        queue.closed = Some(reason.clone());
+        let pending = std::mem::take(&mut queue.pending);
+        drop(queue);
+        for part in pending {
+            // A read that gave up meanwhile does not listen.
+            let _ = part.done.send(Outcome::Broken(reason.clone()));
+        }
+    }
+}
+
+async fn write_unsent(shared: Arc<Shared>) {
+    loop {
+        shared.unsent.notified().await;
+        while !shared.queue.lock().unsent.is_empty() {
+            if let Err(e) = shared.writer.writable().await {
+                return shared.close(&e.to_string());
+            }
+            let mut queue = shared.queue.lock();
+            match shared.writer.try_write(&queue.unsent) {
+                Ok(n) => drop(queue.unsent.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => {
+                    drop(queue);
+                    return shared.close(&e.to_string());
+                }
+            }
+        }
+    }
+}
+
+async fn read_replies(shared: Arc<Shared>, reader: OwnedReadHalf) {
+    let mut reader = Reader { reader, stash: BytesMut::with_capacity(STASH_BYTES), shared };
+    let reason = loop {
+        match reader.one_reply().await {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                break "the peer closed the connection".to_owned();
+            }
+            Err(e) => break e.to_string(),
+        }
+    };
+    reader.shared.close(&reason);
+}
+
+struct Reader {
+    reader: OwnedReadHalf,
+    stash: BytesMut,
+    shared: Arc<Shared>,
+}
+
+impl Reader {
+    async fn one_reply(&mut self) -> io::Result<()> {
+        let head: [u8; REPLY_LEN] = self.take().await?;
+        let reply = wire::decode_reply(&head).map_err(io::Error::other)?;
+        let Some(part) = self.next_pending(&reply) else {
+            return Err(io::Error::other("the peer sent a reply that was not asked for"));
+        };
+        let Pending { id, len, into, done } = part;
+        let outcome = match reply.status {
+            Status::Ok => match self.bytes(id, len, into, &reply).await {
+                Ok(outcome) => outcome,
+                Err(e) => {
+                    let _ = done.send(Outcome::Broken(e.to_string().into()));
+                    return Err(e);
+                }
+            },
+            status => Outcome::Answered(status),
+        };
+        self.shared.load.fetch_sub(len as u64, Relaxed);
+        // A read that gave up meanwhile does not listen.
+        let _ = done.send(outcome);
+        Ok(())
+    }
+
+    /// The request that `reply` answers, when it is the oldest one and has the right length.
+    fn next_pending(&self, reply: &Reply) -> Option<Pending> {
+        let mut queue = self.shared.queue.lock();
+        let first = queue.pending.front()?;
+        let fits = reply.status != Status::Ok || reply.len == first.len as u64;
+        if first.id == reply.id && fits { queue.pending.pop_front() } else { None }
+    }
+
+    async fn bytes(
+        &mut self,
+        id: u64,
+        len: usize,
+        mut into: BytesMut,
+        reply: &Reply,
+    ) -> io::Result<Outcome> {
+        into.reserve(len);
+        let mut missing = len;
+        let stashed = self.stash.len().min(missing);
+        into.extend_from_slice(&self.stash[..stashed]);
+        self.stash.advance(stashed);
+        missing -= stashed;
+        while missing > 0 {
+            let n = self.reader.read_buf(&mut (&mut into).limit(missing)).await?;
+            missing -= self.count(n)?;
+        }
+        let trailer: [u8; TRAILER_LEN] = self.take().await?;
+        if reply.held {
+            let mut queue = self.shared.queue.lock();
+            self.shared.send(&mut queue, |out| wire::put_received(out, id));
+        }
+        match wire::decode_trailer(&trailer, id).map_err(io::Error::other)? {
+            Status::Ok => Ok(Outcome::Good(into)),
+            status => Ok(Outcome::Answered(status)),
+        }
+    }
+
+    /// The next `N` bytes, through the stash.
+    async fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        while self.stash.len() < N {
+            if self.stash.is_empty() {
+                // Takes the room of what was consumed back without copying.
+                self.stash.clear();
+            }
+            self.stash.reserve(STASH_BYTES - self.stash.len());
+            let n = self.reader.read_buf(&mut self.stash).await?;
+            self.count(n)?;
+        }
+        let mut out = [0; N];
+        self.stash.copy_to_slice(&mut out);
+        Ok(out)
+    }
+
+    fn count(&self, n: usize) -> io::Result<usize> {
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.shared.arrived.fetch_add(n as u64, Relaxed);
+        Ok(n)
+    }
+}

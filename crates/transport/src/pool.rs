@@ -1,0 +1,283 @@
+//! The fetching end over TCP: a few connections to every peer, made when they are needed, shared
+//! by all reads. Reads are idempotent, so a part that was lost with its connection is asked for
+//! once more on another one; everything ends by the deadline of its read.
+
+use crate::auth::Token;
+use crate::handshake::{self, HandshakeError};
+use crate::link::{Link, Outcome};
+use crate::peer::{BoxFuture, PeerReader, ReadError, ReadRequest};
+use crate::split::{PART_BYTES, Part, split};
+use crate::stats::{PoolCells, PoolStats, add};
+use crate::wire::Status;
+use bytes::{Bytes, BytesMut};
+use ebb_types::Ino;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// Connections that may close between being chosen and being used before a read gives up.
+const LAUNCHES_MAX: usize = 4;
+
+/// How a pool treats its peers.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    /// Connections to each peer at most.
+    pub connections_per_peer: usize,
+    /// Until a connection with its handshake must have come about.
+    pub connect_timeout: Duration,
+    /// Until a read must have ended. Servers keep what they lend for longer than this.
+    pub read_timeout: Duration,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions {
+            connections_per_peer: 4,
+            connect_timeout: Duration::from_secs(5),
+            read_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Connections to peers, by address.
+pub struct PeerPool {
+    token: Option<Arc<Token>>,
+    options: PoolOptions,
+    peers: Mutex<HashMap<Arc<str>, Arc<Peer>>>,
+    cells: PoolCells,
+}
+
+struct Peer {
+    address: Arc<str>,
+    slots: Box<[Slot]>,
+}
+
+/// A place for one connection.
+#[derive(Default)]
+struct Slot {
+    link: Mutex<Option<Arc<Link>>>,
+    /// Whoever connects holds it, so that a burst of reads does not make a burst of connections.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Slot {
+    fn open_link(&self) -> Option<Arc<Link>> {
+        self.link.lock().clone().filter(|link| link.is_open())
+    }
+}
+
+/// A part that was asked for.
+struct Flight {
+    part: Part,
+    link: Arc<Link>,
+    arrived_before: u64,
+    outcome: oneshot::Receiver<Outcome>,
+}
+
+impl PeerPool {
+    /// A pool without connections.
+    #[must_use]
+    pub fn new(token: Option<Arc<Token>>, options: PoolOptions) -> PeerPool {
+        PeerPool { token, options, peers: Mutex::default(), cells: PoolCells::default() }
+    }
+
+    /// All bytes of `request` from the peer at `address` (HOST:PORT), one range after the other.
+    pub async fn read(&self, address: &str, request: &ReadRequest) -> Result<Bytes, ReadError> {
+        self.read_into(address, request, BytesMut::new()).await.map(BytesMut::freeze)
+    }
+
+    /// The same into `buffer`, whose content is replaced: reusing one saves the page faults of
+    /// fresh memory. It is lost on an error.
+    pub async fn read_into(
+        &self,
+        address: &str,
+        request: &ReadRequest,
+        mut buffer: BytesMut,
+    ) -> Result<BytesMut, ReadError> {
+        add(&self.cells.reads, 1);
+        let total = request.total().ok_or(ReadError::Oversized)?;
+        buffer.clear();
+        if total == 0 {
+            return Ok(buffer);
+        }
+        buffer.reserve(total as usize);
+        let parts = split(&request.ranges, PART_BYTES);
+        let mut flights = Vec::with_capacity(parts.len());
+        let flown = self.fly(address, request.ino, parts, buffer, &mut flights);
+        let result = match timeout(self.options.read_timeout, flown).await {
+            Ok(result) => result,
+            Err(_) => {
+                close_stuck(&flights);
+                Err(ReadError::TimedOut)
+            }
+        };
+        match &result {
+            Ok(_) => add(&self.cells.bytes_received, total),
+            Err(ReadError::NotHere) => {}
+            Err(_) => add(&self.cells.errors, 1),
+        }
+        result
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.cells.snapshot()
+    }
+
+    /// Sends every part, then collects them in order.
+    async fn fly(
+        &self,
+        address: &str,
+        ino: Ino,
+        parts: Vec<Part>,
+        mut rest: BytesMut,
+        flights: &mut Vec<Flight>,
+    ) -> Result<BytesMut, ReadError> {
+        let peer = self.peer(address);
+        for part in parts {
+            // The parts share one allocation, so that they are one again when all are filled.
+            let following = rest.split_off(part.len);
+            flights.push(self.launch(&peer, ino, part, rest).await?);
+            rest = following;
+        }
+        let mut whole = BytesMut::new();
+        for flight in flights {
+            whole.unsplit(self.land(&peer, ino, flight).await?);
+        }
+        Ok(whole)
+    }
+
+    async fn launch(
+        &self,
+        peer: &Peer,
+        ino: Ino,
+        part: Part,
+        mut into: BytesMut,
+    ) -> Result<Flight, ReadError> {
+        for _ in 0..LAUNCHES_MAX {
+            let link = self.link(peer).await?;
+            let arrived_before = link.arrived();
+            match link.submit(ino, &part.ranges, part.len, into) {
+                Ok(outcome) => return Ok(Flight { part, link, arrived_before, outcome }),
+                Err(back) => into = back,
+            }
+        }
+        Err(ReadError::Unreachable(format!("{}: hangs up after every greeting", peer.address)))
+    }
+
+    async fn land(
+        &self,
+        peer: &Peer,
+        ino: Ino,
+        flight: &mut Flight,
+    ) -> Result<BytesMut, ReadError> {
+        if let Ok(result) = outcome_of(flight).await {
+            return result;
+        }
+        add(&self.cells.retries, 1);
+        let part = flight.part.clone();
+        let buffer = BytesMut::with_capacity(part.len);
+        *flight = self.launch(peer, ino, part, buffer).await?;
+        match outcome_of(flight).await {
+            Ok(result) => result,
+            Err(reason) => Err(ReadError::Unreachable(format!("{}: {reason}", peer.address))),
+        }
+    }
+
+    fn peer(&self, address: &str) -> Arc<Peer> {
+        let mut peers = self.peers.lock();
+        if let Some(peer) = peers.get(address) {
+            return peer.clone();
+        }
+        let address: Arc<str> = address.into();
+        let slots = (0..self.options.connections_per_peer.max(1)).map(|_| Slot::default());
+        let peer = Arc::new(Peer { address: address.clone(), slots: slots.collect() });
+        peers.insert(address, peer.clone());
+        peer
+    }
+
+    /// An idle connection, else a new one while there is room, else the least busy one.
+    async fn link(&self, peer: &Peer) -> Result<Arc<Link>, ReadError> {
+        let mut best: Option<Arc<Link>> = None;
+        let mut empty = None;
+        for slot in &peer.slots {
+            match slot.open_link() {
+                Some(link) if link.load() == 0 => return Ok(link),
+                Some(link) if best.as_ref().is_none_or(|b| link.load() < b.load()) => {
+                    best = Some(link);
+                }
+                Some(_) => {}
+                None if empty.is_none() && slot.turn.try_lock().is_ok() => empty = Some(slot),
+                None => {}
+            }
+        }
+        match (empty, best) {
+            (None, Some(link)) => Ok(link),
+            (Some(slot), Some(link)) => Ok(self.connect(peer, slot).await.unwrap_or(link)),
+            (empty, None) => self.connect(peer, empty.unwrap_or(&peer.slots[0])).await,
+        }
+    }
+
+    async fn connect(&self, peer: &Peer, slot: &Slot) -> Result<Arc<Link>, ReadError> {
+        let _turn = slot.turn.lock().await;
+        if let Some(link) = slot.open_link() {
+            return Ok(link);
+        }
+        let unreachable =
+            |e: &dyn std::fmt::Display| ReadError::Unreachable(format!("{}: {e}", peer.address));
+        let greeted = timeout(self.options.connect_timeout, async {
+            let mut stream = TcpStream::connect(&*peer.address).await?;
+            stream.set_nodelay(true)?;
+            handshake::greet_server(&mut stream, self.token.as_deref()).await?;
+            Ok(stream)
+        });
+        let stream = match greeted.await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(HandshakeError::Refused(why))) => {
+                return Err(ReadError::Refused(format!("{}: {why}", peer.address)));
+            }
+            Ok(Err(e)) => return Err(unreachable(&e)),
+            Err(_) => return Err(unreachable(&"no connection in time")),
+        };
+        add(&self.cells.connects, 1);
+        let link = Arc::new(Link::new(stream));
+        *slot.link.lock() = Some(link.clone());
+        Ok(link)
+    }
+}
+
+/// Waits for a part: what the read is told, or why the connection broke.
+async fn outcome_of(flight: &mut Flight) -> Result<Result<BytesMut, ReadError>, Arc<str>> {
+    match (&mut flight.outcome).await {
+        Ok(Outcome::Good(bytes)) => Ok(Ok(bytes)),
+        Ok(Outcome::Answered(Status::Errno(errno))) => Ok(Err(ReadError::Errno(errno))),
+        Ok(Outcome::Answered(_)) => Ok(Err(ReadError::NotHere)),
+        Ok(Outcome::Broken(reason)) => Err(reason),
+        Err(_) => Err("the connection was closed".into()),
+    }
+}
+
+/// After a read timed out: its connections that brought nothing at all meanwhile are given up,
+/// those that are merely slow go on serving others.
+fn close_stuck(flights: &[Flight]) {
+    for flight in flights {
+        if flight.link.load() > 0 && flight.link.arrived() == flight.arrived_before {
+            flight.link.close("the peer does not answer");
+        }
+    }
+}
+
+impl PeerReader for PeerPool {
+    fn read<'a>(
+        &'a self,
+        address: &'a str,
+        request: &'a ReadRequest,
+    ) -> BoxFuture<'a, Result<Bytes, ReadError>> {
+        Box::pin(PeerPool::read(self, address, request))
+    }
+}

@@ -1,0 +1,324 @@
+//! The lending end over TCP: takes connections, checks who is there, answers requests in order.
+//!
+//! * Bounds: connections, the time of a handshake, the time a connection may be idle, and the
+//!   time a peer may take nothing or leave bytes that it was sent unconfirmed. What breaks a
+//!   bound or the protocol is closed; other connections notice nothing.
+//! * Stopping aborts every connection; a peer in the middle of a read sees it break.
+
+use crate::auth::Token;
+use crate::handshake;
+use crate::peer::PeerServing;
+use crate::reply::{Asked, Sender};
+use crate::source::{ByteSource, Hold};
+use crate::stats::{ServerCells, ServerStats, add, sub};
+use crate::wire::{self, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
+use bytes::{Buf, BytesMut};
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+/// Room for the longest request, and for many short ones that were sent together.
+const BUFFER_BYTES: usize = 2 * (REQUEST_LEN + RANGES_MAX * RANGE_LEN);
+
+/// Unconfirmed replies of one connection for which the source is held; the next ones are copied.
+/// As many as a read of the largest size has parts.
+const HOLDS_MAX: usize = 64;
+
+/// Connections that are told politely that there is no room, at a time; more are just closed.
+const TURNED_AWAY_MAX: usize = 16;
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServeOptions {
+    /// Open connections at most. A node of a large job has four of every other node that reads
+    /// from it; beyond this they are turned away, so that files keep their share of descriptors.
+    pub connections_max: usize,
+    /// Until a new connection must have proven itself.
+    pub handshake_timeout: Duration,
+    /// How long a connection may stay without a request.
+    pub idle_timeout: Duration,
+    /// How long a peer may take nothing, send half a request, or leave bytes unconfirmed. Longer
+    /// than the deadline of a read, so that what is lent is kept until nobody waits for it.
+    pub stall_timeout: Duration,
+}
+
+impl Default for ServeOptions {
+    fn default() -> ServeOptions {
+        ServeOptions {
+            connections_max: 4096,
+            handshake_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(300),
+            stall_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Everybody who can reach the address could read every file.
+    #[error("{0}: without a job token (--token-file) only a loopback address is served")]
+    NeedsToken(SocketAddr),
+    /// The listener is unusable.
+    #[error("peer listener: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A running server. Dropping it stops it.
+#[derive(Debug)]
+pub struct PeerServer {
+    address: SocketAddr,
+    cells: Arc<ServerCells>,
+    task: AbortHandle,
+}
+
+impl PeerServer {
+    /// Lends the bytes of `source` to whoever connects to `listener` and holds the token; must be
+    /// called on a runtime, which then does the work.
+    pub fn serve(
+        listener: TcpListener,
+        source: Arc<dyn ByteSource>,
+        token: Option<Arc<Token>>,
+        options: ServeOptions,
+    ) -> Result<PeerServer, ServeError> {
+        let address = listener.local_addr()?;
+        if token.is_none() && !address.ip().is_loopback() {
+            return Err(ServeError::NeedsToken(address));
+        }
+        let cells = Arc::new(ServerCells::default());
+        let shared = Arc::new(Shared { source, token, options, cells: cells.clone() });
+        let task = tokio::spawn(accept_all(listener, shared)).abort_handle();
+        Ok(PeerServer { address, cells, task })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn stats(&self) -> ServerStats {
+        self.cells.snapshot()
+    }
+
+    /// No new connections; the open ones are closed.
+    pub fn stop(&self) {
+        self.task.abort();
+    }
+}
+
+impl Drop for PeerServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl PeerServing for PeerServer {
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn stats(&self) -> ServerStats {
+        PeerServer::stats(self)
+    }
+
+    fn stop(&self) {
+        PeerServer::stop(self);
+    }
+}
+
+struct Shared {
+    source: Arc<dyn ByteSource>,
+    token: Option<Arc<Token>>,
+    options: ServeOptions,
+    cells: Arc<ServerCells>,
+}
+
+async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
+    let room = Arc::new(Semaphore::new(shared.options.connections_max));
+    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
+    // Ends with this task, and all connections with it.
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                // Out of descriptors, or the connection is gone already.
+                tracing::warn!(error = %e, "cannot accept a peer");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            }
+        };
+        if let Ok(permit) = room.clone().try_acquire_owned() {
+            let shared = shared.clone();
+            connections.spawn(async move {
+                let _permit = permit;
+                serve_connection(stream, from, &shared).await;
+            });
+            continue;
+        }
+        add(&shared.cells.refused, 1);
+        tracing::warn!(%from, "no room for another peer connection");
+        if let Ok(permit) = turned_away.clone().try_acquire_owned() {
+            let patience = shared.options.handshake_timeout;
+            connections.spawn(async move {
+                let (_permit, mut stream) = (permit, stream);
+                // Whether the peer hears it is its own concern.
+                let _ = timeout(patience, handshake::turn_away(&mut stream)).await;
+            });
+        }
+    }
+}
+
+async fn serve_connection(mut stream: TcpStream, from: SocketAddr, shared: &Shared) {
+    let token = shared.token.as_deref();
+    let greeted = async {
+        stream.set_nodelay(true)?;
+        handshake::greet_client(&mut stream, token).await
+    };
+    let refused = match timeout(shared.options.handshake_timeout, greeted).await {
+        Ok(Ok(())) => None,
+        Ok(Err(e)) => Some(e.to_string()),
+        Err(_) => Some("no handshake in time".to_owned()),
+    };
+    if let Some(why) = refused {
+        add(&shared.cells.refused, 1);
+        tracing::debug!(%from, why, "peer connection refused");
+        return;
+    }
+    let _counted = Counted::new(&shared.cells);
+    let mut connection = Connection {
+        stream: &stream,
+        shared,
+        buffer: BytesMut::with_capacity(BUFFER_BYTES),
+        sender: Sender::new(shared.options.stall_timeout),
+        holds: VecDeque::new(),
+    };
+    if let Err(e) = connection.run().await {
+        tracing::debug!(%from, error = %e, "peer connection closed");
+    }
+}
+
+/// Counts a connection while it is open.
+struct Counted<'a>(&'a ServerCells);
+
+impl Counted<'_> {
+    fn new(cells: &ServerCells) -> Counted<'_> {
+        add(&cells.connections, 1);
+        Counted(cells)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        sub(&self.0.connections, 1);
+    }
+}
+
+struct Connection<'a> {
+    stream: &'a TcpStream,
+    shared: &'a Shared,
+    buffer: BytesMut,
+    sender: Sender,
+    /// What must stay in place until the peer confirms the reply with this id, oldest first.
+    holds: VecDeque<(u64, Hold)>,
+}
+
+impl Connection<'_> {
+    /// Until the peer hangs up (Ok) or the connection is no longer of use.
+    async fn run(&mut self) -> io::Result<()> {
+        loop {
+            match wire::take_request(&self.buffer) {
+                Ok(Some((request, len))) => {
+                    self.buffer.advance(len);
+                    self.handle(request).await?;
+                }
+                Ok(None) if self.fill().await? => {}
+                Ok(None) => return Ok(()),
+                Err(e) => return self.reject(e).await,
+            }
+        }
+    }
+
+    async fn handle(&mut self, request: Request) -> io::Result<()> {
+        match request {
+            Request::Received { id } => match self.holds.front() {
+                Some((first, _)) if *first == id => {
+                    self.holds.pop_front();
+                    Ok(())
+                }
+                _ => self.reject(FrameError::Bound("confirmation")).await,
+            },
+            Request::Read { id, ino, ranges, total } => {
+                let status = self.read(&Asked { id, ino, ranges: &ranges, total }).await?;
+                self.count(status, total);
+                Ok(())
+            }
+        }
+    }
+
+    async fn read(&mut self, asked: &Asked<'_>) -> io::Result<Status> {
+        let source = &self.shared.source;
+        let mut lent = match source.open_read(asked.ino, asked.ranges) {
+            Ok(lent) => lent,
+            Err(e) => {
+                let status = Status::from(e);
+                self.sender.refuse(self.stream, asked.id, status).await?;
+                return Ok(status);
+            }
+        };
+        if self.holds.len() >= HOLDS_MAX {
+            lent.hold = None;
+        }
+        let (status, hold) = self.sender.answer(self.stream, source, asked, lent).await?;
+        self.holds.extend(hold.map(|hold| (asked.id, hold)));
+        Ok(status)
+    }
+
+    fn count(&self, status: Status, total: u64) {
+        let cells = &self.shared.cells;
+        add(&cells.requests, 1);
+        match status {
+            Status::Ok => add(&cells.bytes_sent, total),
+            Status::NotHere => add(&cells.not_here, 1),
+            Status::Errno(_) | Status::Malformed => add(&cells.errors, 1),
+        }
+    }
+
+    /// Tells the peer that it is not understood; the connection ends.
+    async fn reject(&self, e: FrameError) -> io::Result<()> {
+        add(&self.shared.cells.errors, 1);
+        self.sender.refuse(self.stream, 0, Status::Malformed).await?;
+        Err(io::Error::other(e))
+    }
+
+    /// Reads more into the buffer; false when the peer has hung up.
+    async fn fill(&mut self) -> io::Result<bool> {
+        let options = &self.shared.options;
+        let quiet = self.buffer.is_empty() && self.holds.is_empty();
+        let patience = if quiet { options.idle_timeout } else { options.stall_timeout };
+        self.buffer.reserve(BUFFER_BYTES - self.buffer.len());
+        loop {
+            match self.stream.try_read_buf(&mut self.buffer) {
+                Ok(n) => return Ok(n > 0),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
+            }
+            timeout(patience, self.stream.readable())
+                .await
+                .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What a daemon lends to its peers: open cache files and the word that the bytes are in them.
+
+use ebb_types::{ByteRange, Errno, Ino};
+use std::fmt;
+use std::fs::File;
+use std::sync::Arc;
+
+/// Why a source does not give the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// Some of the bytes are not (any more) in this node's cache.
+    #[error("the bytes are not here")]
+    NotHere,
+    /// They should be, but reading them fails.
+    #[error("{0}")]
+    Errno(Errno),
+}
+
+/// Something that the source keeps an eye on while it lives; see [`Lent::held`].
+pub type Hold = Box<dyn Send + Sync>;
+
+/// A cache file that holds the bytes that were asked for, at the same offsets.
+pub struct Lent {
+    pub(crate) file: Arc<File>,
+    pub(crate) hold: Option<Hold>,
+}
+
+impl Lent {
+    /// The bytes are in `file` now and may go at any time. They are copied out before
+    /// [`ByteSource::still_here`] is asked.
+    #[must_use]
+    pub fn copied(file: Arc<File>) -> Lent {
+        Lent { file, hold: None }
+    }
+
+    /// As long as `hold` lives the source itself does not zero, cut or replace the lent bytes in
+    /// place (evicting them is the usual reason to). This permits sending straight from the page
+    /// cache, where the network may still read a page long after the call that sent it; `hold`
+    /// is dropped when the peer has said that it has the bytes.
+    #[must_use]
+    pub fn held(file: Arc<File>, hold: Hold) -> Lent {
+        Lent { file, hold: Some(hold) }
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent")
+            .field("file", &self.file)
+            .field("held", &self.hold.is_some())
+            .finish()
+    }
+}
+
+/// What the daemon implements to be a peer. Both calls are made on the runtime's threads, many
+/// at a time, and must not wait for the network or the disk.
+pub trait ByteSource: Send + Sync + 'static {
+    /// The open cache file that holds every byte of `ranges` now, or why not.
+    fn open_read(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Lent, SourceError>;
+
+    /// Asked after the bytes were read: were all of them in the cache throughout, since
+    /// [`ByteSource::open_read`] lent them? Without a yes the peer gets an error in their place.
+    fn still_here(&self, ino: Ino, ranges: &[ByteRange]) -> bool;
+}

@@ -1,0 +1,360 @@
+//! The frames of the TCP transport: pure encoding and checked decoding. All numbers are
+//! little-endian.
+//!
+//! ```text
+//! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | count x (start u64, len u64)
+//! reply     magic u32 | status u8 | flags u8 | errno u16 | id u64 | len u64 | len bytes | trailer, when len > 0
+//! trailer   magic u32 | status u8 | 0 u8     | errno u16 | id u64
+//! ```
+//!
+//! Replies come in the order of the requests. Only the trailer tells whether the bytes before it
+//! are good: a file that was cut while it was sent is filled up to `len` and then disowned.
+
+use ebb_types::{ByteRange, Errno, Ino};
+
+/// Version of the protocol, in both greetings.
+pub const VERSION: u16 = 1;
+/// Most ranges of one request; bounds what an unfinished request can occupy.
+pub const RANGES_MAX: usize = 1024;
+/// Most bytes of one reply.
+pub const REPLY_BYTES_MAX: u64 = crate::peer::READ_BYTES_MAX;
+
+/// Length of a request without its ranges.
+pub const REQUEST_LEN: usize = 32;
+/// Length of one range.
+pub const RANGE_LEN: usize = 16;
+/// Length of a reply without its bytes.
+pub const REPLY_LEN: usize = 24;
+/// Length of what follows the bytes of a reply.
+pub const TRAILER_LEN: usize = 16;
+
+const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"EbRq");
+const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"EbRp");
+const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"EbEn");
+
+const KIND_READ: u16 = 1;
+const KIND_RECEIVED: u16 = 2;
+const FLAG_HELD: u8 = 1;
+
+/// What makes a frame unusable. The connection that carried it is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Not this protocol, or out of step.
+    #[error("bad magic number")]
+    Magic,
+    /// A value that this version does not define.
+    #[error("undefined {0}")]
+    Undefined(&'static str),
+    /// A length or offset beyond what is allowed, or one that disagrees with another.
+    #[error("bad {0}")]
+    Bound(&'static str),
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The bytes are good.
+    Ok,
+    /// The bytes are not here (any more).
+    NotHere,
+    /// Reading them failed.
+    Errno(Errno),
+    /// The request was not understood; the connection ends.
+    Malformed,
+}
+
+impl Status {
+    fn to_wire(self) -> (u8, u16) {
+        match self {
+            Status::Ok => (0, 0),
+            Status::NotHere => (1, 0),
+            Status::Errno(Errno(n)) => (2, u16::try_from(n).unwrap_or(libc::EIO as u16)),
+            Status::Malformed => (3, 0),
+        }
+    }
+
+    fn from_wire(status: u8, errno: u16) -> Result<Status, FrameError> {
+        match (status, errno) {
+            (0, 0) => Ok(Status::Ok),
+            (1, 0) => Ok(Status::NotHere),
+            // 4095 is the largest errno that Linux can return.
+            (2, 1..=4095) => Ok(Status::Errno(Errno(i32::from(errno)))),
+            (3, 0) => Ok(Status::Malformed),
+            _ => Err(FrameError::Undefined("status")),
+        }
+    }
+}
+
+/// What a client sends after the handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Send these bytes.
+    Read {
+        /// Chosen by the client; comes back in the reply.
+        id: u64,
+        /// The file.
+        ino: Ino,
+        /// Not empty, each within the largest file offset.
+        ranges: Vec<ByteRange>,
+        /// Their bytes together, at most [`REPLY_BYTES_MAX`].
+        total: u64,
+    },
+    /// The bytes of a reply with `held` have arrived.
+    Received {
+        /// Of that reply.
+        id: u64,
+    },
+}
+
+/// A reply without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// [`Status::Ok`] when bytes follow.
+    pub status: Status,
+    /// The server wants to hear when the bytes have arrived.
+    pub held: bool,
+    /// Of the request.
+    pub id: u64,
+    /// How many bytes follow; 0 unless `status` is Ok.
+    pub len: u64,
+}
+
+fn u16_at(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([b[at], b[at + 1]])
+}
+
+fn u32_at(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+fn u64_at(b: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(b, at)) | u64::from(u32_at(b, at + 4)) << 32
+}
+
+fn put_request(out: &mut Vec<u8>, kind: u16, count: u16, id: u64, ino: u64, total: u64) {
+    out.extend_from_slice(&REQUEST_MAGIC.to_le_bytes());
+    out.extend_from_slice(&kind.to_le_bytes());
+    out.extend_from_slice(&count.to_le_bytes());
+    for n in [id, ino, total] {
+        out.extend_from_slice(&n.to_le_bytes());
+    }
+}
+
+/// Appends a read request. The caller keeps to the bounds (asserted: it is our own mistake).
+pub fn put_read(out: &mut Vec<u8>, id: u64, ino: Ino, ranges: &[ByteRange]) {
+    assert!(!ranges.is_empty() && ranges.len() <= RANGES_MAX, "split before sending");
+    let total = ranges.iter().map(|r| r.len()).sum();
+    put_request(out, KIND_READ, ranges.len() as u16, id, ino.0, total);
+    for range in ranges {
+        out.extend_from_slice(&range.start().to_le_bytes());
+        out.extend_from_slice(&range.len().to_le_bytes());
+    }
+}
+
+/// Appends the word that a held reply has arrived.
+pub fn put_received(out: &mut Vec<u8>, id: u64) {
+    put_request(out, KIND_RECEIVED, 0, id, 0, 0);
+}
+
+/// Takes one request from the front of `bytes`: the request and its length, or `None` while it
+/// is not whole yet.
+pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError> {
+    // A wrong beginning is refused without waiting for the rest.
+    if bytes.len() >= 4 && u32_at(bytes, 0) != REQUEST_MAGIC {
+        return Err(FrameError::Magic);
+    }
+    if bytes.len() < REQUEST_LEN {
+        return Ok(None);
+    }
+    let (kind, count) = (u16_at(bytes, 4), usize::from(u16_at(bytes, 6)));
+    let (id, ino, total) = (u64_at(bytes, 8), u64_at(bytes, 16), u64_at(bytes, 24));
+    match kind {
+        KIND_RECEIVED if count == 0 && ino == 0 && total == 0 => {
+            Ok(Some((Request::Received { id }, REQUEST_LEN)))
+        }
+        KIND_READ if count == 0 || count > RANGES_MAX => Err(FrameError::Bound("range count")),
+        KIND_READ if total > REPLY_BYTES_MAX => Err(FrameError::Bound("total")),
+        KIND_READ => {
+            let len = REQUEST_LEN + count * RANGE_LEN;
+            let Some(list) = bytes.get(REQUEST_LEN..len) else { return Ok(None) };
+            let ranges = take_ranges(list, total)?;
+            Ok(Some((Request::Read { id, ino: Ino(ino), ranges, total }, len)))
+        }
+        _ => Err(FrameError::Undefined("request")),
+    }
+}
+
+fn take_ranges(list: &[u8], total: u64) -> Result<Vec<ByteRange>, FrameError> {
+    let mut sum = 0u64;
+    let mut ranges = Vec::with_capacity(list.len() / RANGE_LEN);
+    for entry in list.chunks_exact(RANGE_LEN) {
+        let (start, len) = (u64_at(entry, 0), u64_at(entry, 8));
+        let end = start.checked_add(len).filter(|end| *end <= i64::MAX as u64);
+        let end = end.ok_or(FrameError::Bound("range"))?;
+        sum = sum.checked_add(len).filter(|s| *s <= total).ok_or(FrameError::Bound("total"))?;
+        if len == 0 {
+            return Err(FrameError::Bound("range"));
+        }
+        ranges.push(ByteRange::new(start, end));
+    }
+    if sum == total { Ok(ranges) } else { Err(FrameError::Bound("total")) }
+}
+
+/// A reply's bytes on the wire.
+#[must_use]
+pub fn encode_reply(reply: &Reply) -> [u8; REPLY_LEN] {
+    let mut out = [0; REPLY_LEN];
+    let (status, errno) = reply.status.to_wire();
+    out[..4].copy_from_slice(&REPLY_MAGIC.to_le_bytes());
+    out[4] = status;
+    out[5] = if reply.held { FLAG_HELD } else { 0 };
+    out[6..8].copy_from_slice(&errno.to_le_bytes());
+    out[8..16].copy_from_slice(&reply.id.to_le_bytes());
+    out[16..].copy_from_slice(&reply.len.to_le_bytes());
+    out
+}
+
+/// Checks and reads a reply.
+pub fn decode_reply(bytes: &[u8; REPLY_LEN]) -> Result<Reply, FrameError> {
+    if u32_at(bytes, 0) != REPLY_MAGIC {
+        return Err(FrameError::Magic);
+    }
+    let status = Status::from_wire(bytes[4], u16_at(bytes, 6))?;
+    let held = match bytes[5] {
+        0 => false,
+        FLAG_HELD => true,
+        _ => return Err(FrameError::Undefined("flag")),
+    };
+    let reply = Reply { status, held, id: u64_at(bytes, 8), len: u64_at(bytes, 16) };
+    if reply.len > REPLY_BYTES_MAX || (reply.len > 0) != (status == Status::Ok) {
+        return Err(FrameError::Bound("reply length"));
+    }
+    Ok(reply)
+}
+
+/// The trailer that ends the bytes of reply `id`.
+#[must_use]
+pub fn encode_trailer(id: u64, status: Status) -> [u8; TRAILER_LEN] {
+    let mut out = [0; TRAILER_LEN];
+    let (code, errno) = status.to_wire();
+    out[..4].copy_from_slice(&TRAILER_MAGIC.to_le_bytes());
+    out[4] = code;
+    out[6..8].copy_from_slice(&errno.to_le_bytes());
+    out[8..].copy_from_slice(&id.to_le_bytes());
+    out
+}
+
+/// Checks and reads the trailer of reply `id`.
+pub fn decode_trailer(bytes: &[u8; TRAILER_LEN], id: u64) -> Result<Status, FrameError> {
+    if u32_at(bytes, 0) != TRAILER_MAGIC {
+        return Err(FrameError::Magic);
+    }
+    if bytes[5] != 0 || u64_at(bytes, 8) != id {
+        return Err(FrameError::Bound("trailer"));
+    }
+    Status::from_wire(bytes[4], u16_at(bytes, 6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ranges() -> impl Strategy<Value = Vec<ByteRange>> {
+        let one = (0..1u64 << 62, 1..1u64 << 14).prop_map(|(s, l)| ByteRange::at(s, l));
+        prop::collection::vec(one, 1..60)
+    }
+
+    fn statuses() -> impl Strategy<Value = Status> {
+        prop_oneof![
+            Just(Status::Ok),
+            Just(Status::NotHere),
+            Just(Status::Malformed),
+            (1..=4095i32).prop_map(|n| Status::Errno(Errno(n))),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn requests_survive_and_wait_until_they_are_whole(
+            id: u64, ino: u64, ranges in ranges(), ack: u64, cut: prop::sample::Index,
+        ) {
+            let mut bytes = Vec::new();
+            put_read(&mut bytes, id, Ino(ino), &ranges);
+            let len = bytes.len();
+            put_received(&mut bytes, ack);
+            let total = ranges.iter().map(|r| r.len()).sum();
+            let read = Request::Read { id, ino: Ino(ino), ranges, total };
+            prop_assert_eq!(take_request(&bytes), Ok(Some((read, len))));
+            let ack = (Request::Received { id: ack }, REQUEST_LEN);
+            prop_assert_eq!(take_request(&bytes[len..]), Ok(Some(ack)));
+            prop_assert_eq!(take_request(&bytes[..cut.index(len)]), Ok(None));
+        }
+
+        #[test]
+        fn replies_and_trailers_survive(status in statuses(), held: bool, id: u64, n in 1..=REPLY_BYTES_MAX) {
+            let len = if status == Status::Ok { n } else { 0 };
+            let reply = Reply { status, held, id, len };
+            prop_assert_eq!(decode_reply(&encode_reply(&reply)), Ok(reply));
+            prop_assert_eq!(decode_trailer(&encode_trailer(id, status), id), Ok(status));
+            prop_assert!(decode_trailer(&encode_trailer(id, status), id ^ 1).is_err());
+        }
+
+        /// Whatever arrives: no panic, and what is accepted keeps every bound.
+        #[test]
+        fn mutated_requests_are_refused_or_within_bounds(
+            ranges in ranges(), at: prop::sample::Index, with: [u8; 8],
+        ) {
+            let mut bytes = Vec::new();
+            put_read(&mut bytes, 1, Ino(2), &ranges);
+            let at = at.index(bytes.len());
+            for (byte, new) in bytes[at..].iter_mut().zip(with) { *byte = new; }
+            check_accepted(&bytes)?;
+        }
+
+        #[test]
+        fn garbage_requests_are_refused_or_within_bounds(mut bytes: Vec<u8>, with_magic: bool) {
+            if with_magic && bytes.len() >= 8 {
+                bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_le_bytes());
+                bytes[4..8].copy_from_slice(&[1, 0, 1, 0]);
+            }
+            check_accepted(&bytes)?;
+        }
+
+        #[test]
+        fn garbage_replies_are_refused_or_within_bounds(mut bytes: [u8; REPLY_LEN], with_magic: bool) {
+            if with_magic {
+                bytes[..4].copy_from_slice(&REPLY_MAGIC.to_le_bytes());
+            }
+            if let Ok(reply) = decode_reply(&bytes) {
+                prop_assert!(reply.len <= REPLY_BYTES_MAX);
+                prop_assert_eq!(encode_reply(&reply), bytes);
+            }
+        }
+    }
+
+    fn check_accepted(bytes: &[u8]) -> Result<(), TestCaseError> {
+        if let Ok(Some((Request::Read { ranges, total, .. }, len))) = take_request(bytes) {
+            prop_assert!(len <= bytes.len() && ranges.len() <= RANGES_MAX);
+            prop_assert!(total <= REPLY_BYTES_MAX);
+            prop_assert_eq!(total, ranges.iter().map(|r| r.len()).sum::<u64>());
+            prop_assert!(ranges.iter().all(|r| !r.is_empty() && r.end() <= i64::MAX as u64));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_before_it_is_read() {
+        let head = |kind, count, total| {
+            let mut out = Vec::new();
+            put_request(&mut out, kind, count, 1, 1, total);
+            take_request(&out)
+        };
+        assert_eq!(head(KIND_READ, 0, 0), Err(FrameError::Bound("range count")));
+        assert_eq!(head(KIND_READ, 1025, 5), Err(FrameError::Bound("range count")));
+        assert_eq!(head(KIND_READ, 1, REPLY_BYTES_MAX + 1), Err(FrameError::Bound("total")));
+        assert_eq!(head(KIND_READ, 1, 5), Ok(None));
+        assert_eq!(head(9, 0, 0), Err(FrameError::Undefined("request")));
+        assert_eq!(take_request(b"GET "), Err(FrameError::Magic));
+    }
+}
