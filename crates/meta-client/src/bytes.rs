@@ -1,0 +1,255 @@
+//! Calls about the bytes of files, flushes, and the node itself.
+
+use crate::answer::Owned;
+use crate::client::{CallError, MetaClient};
+use crate::map::{Mapped, map_from_pb, owned_from_pb};
+use crate::names::{attr_for, attr_of, expect_body};
+use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
+use ebb_wire::pb::{self, reply::Body, request::Op};
+use ebb_wire::{range_to_pb, time_to_pb};
+
+/// Where the unowned bytes of a file are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// Relative to the backing directory; each component is a valid name.
+    pub path: Vec<u8>,
+    /// `st_ino` there.
+    pub ino: u64,
+}
+
+/// What [`MetaClient::open`] gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// As they are published.
+    pub attr: Attr,
+    /// Of the whole file.
+    pub map: Mapped,
+    /// `None` when nothing of it is on the backing.
+    pub backing: Option<Backing>,
+}
+
+/// A question about the owners of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryRequest {
+    /// The file.
+    pub ino: Ino,
+    /// The bytes.
+    pub range: ByteRange,
+    /// The newest version this node knows; [`Version::ZERO`] for none.
+    pub known: Version,
+}
+
+impl QueryRequest {
+    fn to_pb(self) -> pb::Query {
+        let range = Some(range_to_pb(self.range));
+        pb::Query { ino: self.ino.0, range, known_version: self.known.0 }
+    }
+}
+
+/// Bytes to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachRequest {
+    /// The file.
+    pub ino: Ino,
+    /// The bytes, all in this node's cache.
+    pub ranges: Vec<ByteRange>,
+    /// When they were written last.
+    pub mtime: Time,
+    /// Answer when this is on stable storage.
+    pub durable: bool,
+    /// Asked in the same step, after the attach.
+    pub then_query: Option<QueryRequest>,
+}
+
+/// What [`MetaClient::attach`] and [`MetaClient::append`] give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// Of the attached bytes.
+    pub version: Version,
+    /// Published size now.
+    pub size: u64,
+    /// The answer to `then_query`.
+    pub map: Option<Mapped>,
+}
+
+/// Permission to write bytes to the backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlushGrant {
+    /// Its number, for [`MetaClient::flush_end`].
+    pub grant: u64,
+    /// Those of the bytes asked for that this node still owns unflushed; may be none.
+    pub ranges: Vec<Owned>,
+    /// Where to write them.
+    pub backing: Option<Backing>,
+    /// Published size of the file.
+    pub size: u64,
+}
+
+/// What became of a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushDone {
+    /// The file has its own name, size and attributes on the backing; nothing is missing.
+    pub published: bool,
+    /// The file's newest version.
+    pub version: Version,
+}
+
+/// One step of [`MetaClient::materialize`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Materialized {
+    /// Names that this step brought to the backing.
+    pub done: u64,
+    /// Names that are left.
+    pub remaining: u64,
+    /// What went wrong.
+    pub failures: Vec<pb::Failure>,
+    /// Files with bytes that only some node's cache holds.
+    pub unfinished: Vec<pb::Unfinished>,
+}
+
+fn backing_from_pb(backing: pb::BackingRef) -> Result<Backing, Errno> {
+    // A path that leaves the backing directory must not even be tried.
+    for component in backing.path.split(|c| *c == b'/') {
+        Name::new(component).map_err(|_| Errno::EPROTO)?;
+    }
+    Ok(Backing { path: backing.path, ino: backing.ino })
+}
+
+pub(crate) fn opened_from_pb(opened: pb::Opened) -> Result<Opened, Errno> {
+    Ok(Opened {
+        attr: attr_of(opened.attr)?,
+        map: map_from_pb(opened.map.ok_or(Errno::EPROTO)?)?,
+        backing: opened.backing.map(backing_from_pb).transpose()?,
+    })
+}
+
+fn attached_from_pb(attached: pb::Attached) -> Result<Attached, Errno> {
+    if attached.version == 0 || attached.size > i64::MAX as u64 {
+        return Err(Errno::EPROTO);
+    }
+    Ok(Attached {
+        version: Version(attached.version),
+        size: attached.size,
+        map: attached.map.map(map_from_pb).transpose()?,
+    })
+}
+
+impl MetaClient {
+    /// Opens a file on this node and asks for its map in one step. `known` is the newest version
+    /// this node knows.
+    pub async fn open(
+        &self,
+        ino: Ino,
+        write: bool,
+        truncate: bool,
+        known: Version,
+    ) -> Result<Opened, Errno> {
+        let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version: known.0 });
+        let opened = expect_body!(self.call(op).await?, Opened);
+        attr_for(ino, opened.attr)?;
+        opened_from_pb(opened)
+    }
+
+    /// The last local handle was closed.
+    pub async fn release(&self, ino: Ino) -> Result<(), Errno> {
+        self.call(Op::Release(pb::Release { ino: ino.0 })).await.map(drop)
+    }
+
+    /// Who owns these bytes?
+    pub async fn query(&self, query: QueryRequest) -> Result<Mapped, Errno> {
+        map_from_pb(expect_body!(self.call(Op::Query(query.to_pb())).await?, Map))
+    }
+
+    /// Makes this node the owner of bytes.
+    pub async fn attach(&self, attach: &AttachRequest) -> Result<Attached, Errno> {
+        let op = Op::Attach(pb::Attach {
+            ino: attach.ino.0,
+            ranges: attach.ranges.iter().copied().map(range_to_pb).collect(),
+            mtime: Some(time_to_pb(attach.mtime)),
+            durable: attach.durable,
+            then_query: attach.then_query.map(QueryRequest::to_pb),
+        });
+        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        // Without the answer the view would keep an old map and take it for the new one.
+        if attach.then_query.is_some() && attached.map.is_none() {
+            return Err(Errno::EPROTO);
+        }
+        Ok(attached)
+    }
+
+    /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
+    pub async fn append(&self, ino: Ino, len: u64, mtime: Time) -> Result<Attached, Errno> {
+        let op = Op::Append(pb::Append { ino: ino.0, len, mtime: Some(time_to_pb(mtime)) });
+        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
+    }
+
+    /// Gives up flushed bytes of this node.
+    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
+        let ranges = ranges.iter().copied().map(range_to_pb).collect();
+        self.call(Op::Detach(pb::Detach { ino: ino.0, ranges })).await.map(drop)
+    }
+
+    /// May this node write these bytes to the backing now? Waits for others that write or cut
+    /// them; give it the patience for that ([`MetaClient::within`]).
+    pub async fn flush_begin(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+    ) -> Result<FlushGrant, CallError> {
+        let ranges = ranges.iter().copied().map(range_to_pb).collect();
+        let op = Op::FlushBegin(pb::FlushBegin { ino: ino.0, ranges });
+        let grant = expect_body!(self.call_explained(op).await?, FlushGrant);
+        let newest = Version(u64::MAX);
+        let ranges = owned_from_pb(&grant.ranges, ByteRange::ALL, newest)?;
+        let backing = grant.backing.map(backing_from_pb).transpose()?;
+        let own = ranges.iter().all(|r| r.node == self.node_id() && !r.flushed);
+        if !own || (backing.is_none() && !ranges.is_empty()) {
+            return Err(Errno::EPROTO.into());
+        }
+        Ok(FlushGrant { grant: grant.grant, ranges, backing, size: grant.size })
+    }
+
+    /// Ends a grant; `done` when the bytes were written, synced and verified.
+    pub async fn flush_end(
+        &self,
+        ino: Ino,
+        grant: u64,
+        done: bool,
+    ) -> Result<FlushDone, CallError> {
+        let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done });
+        let end = expect_body!(self.call_explained(op).await?, FlushDone);
+        Ok(FlushDone { published: end.published, version: Version(end.version) })
+    }
+
+    /// Brings to the backing what is not file content, at most `limit` names of it.
+    pub async fn materialize(&self, limit: u32) -> Result<Materialized, CallError> {
+        let op = Op::Materialize(pb::Materialize { limit });
+        let m = expect_body!(self.call_explained(op).await?, Materialize);
+        Ok(Materialized {
+            done: m.done,
+            remaining: m.remaining,
+            failures: m.failures,
+            unfinished: m.unfinished,
+        })
+    }
+
+    /// Everything answered so far is on the service's stable storage.
+    pub async fn sync_meta(&self) -> Result<(), Errno> {
+        self.call(Op::SyncMeta(pb::SyncMeta {})).await.map(drop)
+    }
+
+    /// The nodes of the job; all of them, or one.
+    pub async fn nodes(
+        &self,
+        node: Option<ebb_types::NodeId>,
+    ) -> Result<Vec<pb::NodeRecord>, Errno> {
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0) });
+        Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
+    }
+
+    /// Leaves the job for good.
+    pub async fn goodbye(&self) -> Result<(), Errno> {
+        self.call(Op::Goodbye(pb::Goodbye {})).await.map(drop)
+    }
+}

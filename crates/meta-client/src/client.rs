@@ -1,0 +1,262 @@
+//! The handle that calls go through. Cheap to clone; the last one dropped ends the session.
+
+use crate::driver::{self, Event};
+use crate::exchange::{Answer, Exchange, Patience};
+use crate::ops::{NAMES, describe};
+use crate::session::{self, ConnectError, ConnectOptions};
+use ebb_types::{Errno, NodeId};
+use ebb_wire::pb::{self, reply::Body, request::Op};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, broadcast, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+/// Calls in flight at most; others wait their turn. Far more than a kernel hands to one mount,
+/// so it only bounds the memory of a stalled session.
+const CALLS_MAX: usize = 16 << 10;
+/// Events that a listener may be behind before it misses some (it is told so).
+const EVENTS_MAX: usize = 64;
+
+/// Why a call failed, where the service may say more than an errno.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub struct CallError {
+    /// What an application is told.
+    pub errno: Errno,
+    /// For status and logs; may be empty.
+    pub text: Box<str>,
+}
+
+impl CallError {
+    pub(crate) fn new(errno: Errno, text: &str) -> CallError {
+        CallError { errno, text: text.into() }
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.text.is_empty() { self.errno.fmt(f) } else { f.write_str(&self.text) }
+    }
+}
+
+impl fmt::Debug for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {:?}", self.errno, self.text)
+    }
+}
+
+impl From<CallError> for Errno {
+    fn from(e: CallError) -> Errno {
+        e.errno
+    }
+}
+
+impl From<Errno> for CallError {
+    fn from(errno: Errno) -> CallError {
+        CallError { errno, text: "".into() }
+    }
+}
+
+/// What a client did so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// Calls by name of operation; those that never happened are left out.
+    pub calls: BTreeMap<&'static str, u64>,
+    /// Calls without an answer at the moment.
+    pub unanswered: u64,
+    /// Calls that got no answer in time.
+    pub timeouts: u64,
+    /// Sessions that were made, the first one included.
+    pub sessions: u64,
+    /// Answers that came twice or too late.
+    pub unknown_replies: u64,
+    /// Requests flow at the moment.
+    pub connected: bool,
+}
+
+pub(crate) struct Inner {
+    pub exchange: Arc<Exchange>,
+    pub options: ConnectOptions,
+    pub events: broadcast::Sender<Event>,
+    pub dirty_bytes: AtomicU64,
+    pub lease_ms: AtomicU32,
+    pub node_id: AtomicU32,
+    pub instance: AtomicU64,
+    pub sessions: AtomicU64,
+    pub timeouts: AtomicU64,
+    pub unknown_replies: AtomicU64,
+    calls: [AtomicU64; NAMES.len()],
+    turns: Semaphore,
+}
+
+impl Inner {
+    fn count(&self, op: &Op) {
+        self.calls[describe(op).0].fetch_add(1, Relaxed);
+    }
+
+    pub fn patience(&self) -> Patience {
+        Patience::Until(Instant::now() + self.options.request_timeout)
+    }
+
+    /// Sends what nobody waits for.
+    pub fn post(&self, op: Op, patience: Patience) {
+        self.count(&op);
+        self.exchange.post(op, patience);
+    }
+
+    pub fn submit(
+        &self,
+        op: Op,
+        patience: Patience,
+    ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
+        self.count(&op);
+        self.exchange.submit(op, patience)
+    }
+}
+
+/// Ends the tasks of a session with the last handle.
+struct Tasks(Vec<AbortHandle>, Arc<Inner>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+        self.1.exchange.end(Errno::EIO, "the session was closed");
+    }
+}
+
+/// A node's end of the metadata stream. Calls may be awaited on any executor.
+#[derive(Clone)]
+pub struct MetaClient {
+    pub(crate) inner: Arc<Inner>,
+    timeout: Duration,
+    _tasks: Arc<Tasks>,
+}
+
+impl fmt::Debug for MetaClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MetaClient").field(&self.inner.options.address).finish()
+    }
+}
+
+impl MetaClient {
+    /// Joins the job. The connection lives on the runtime on which this is awaited; keep that
+    /// apart from threads that block.
+    pub async fn connect(
+        options: ConnectOptions,
+    ) -> Result<(MetaClient, pb::Welcome), ConnectError> {
+        let exchange = Arc::new(Exchange::new());
+        let session = session::open(&options, &exchange, false).await?;
+        let welcome = session.welcome;
+        let inner = Arc::new(Inner {
+            exchange,
+            options,
+            events: broadcast::channel(EVENTS_MAX).0,
+            dirty_bytes: AtomicU64::new(0),
+            lease_ms: AtomicU32::new(welcome.lease_ms),
+            node_id: AtomicU32::new(welcome.node_id),
+            instance: AtomicU64::new(welcome.service_instance),
+            sessions: AtomicU64::new(0),
+            timeouts: AtomicU64::new(0),
+            unknown_replies: AtomicU64::new(0),
+            calls: std::array::from_fn(|_| AtomicU64::new(0)),
+            turns: Semaphore::new(CALLS_MAX),
+        });
+        driver::welcome(&inner, &session);
+        let tasks = [
+            tokio::spawn(driver::beat(inner.clone())),
+            tokio::spawn(driver::watch_deadlines(inner.clone())),
+            tokio::spawn(driver::drive(inner.clone(), session)),
+        ];
+        let tasks = tasks.iter().map(tokio::task::JoinHandle::abort_handle).collect();
+        let client = MetaClient {
+            timeout: inner.options.request_timeout,
+            _tasks: Arc::new(Tasks(tasks, inner.clone())),
+            inner,
+        };
+        Ok((client, welcome))
+    }
+
+    /// One call, as it is on the wire. Without an answer by the deadline: ETIMEDOUT.
+    pub async fn call(&self, op: Op) -> Result<Option<Body>, Errno> {
+        Ok(self.call_explained(op).await?)
+    }
+
+    /// The same, with the text that may come with an errno.
+    pub async fn call_explained(&self, op: Op) -> Answer {
+        // Those before it end by their deadlines, so the turn comes; nothing ever closes it.
+        let _turn = self.inner.turns.acquire().await.map_err(|_| Errno::EIO)?;
+        let (_, answer) = self.inner.submit(op, self.patience())?;
+        answer.await.unwrap_or_else(|_| Err(Errno::EIO.into()))
+    }
+
+    /// The same session for calls with another deadline: those that move data take longer than
+    /// those that a person waits for.
+    #[must_use]
+    pub fn within(&self, timeout: Duration) -> MetaClient {
+        MetaClient { timeout, ..self.clone() }
+    }
+
+    pub(crate) fn patience(&self) -> Patience {
+        Patience::Until(Instant::now() + self.timeout)
+    }
+
+    /// Whether the connection breaks, comes back, or ends for good.
+    #[must_use]
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.inner.events.subscribe()
+    }
+
+    /// What the next heartbeats tell of this node.
+    pub fn set_dirty_bytes(&self, bytes: u64) {
+        self.inner.dirty_bytes.store(bytes, Relaxed);
+    }
+
+    /// This node's number in the job.
+    #[must_use]
+    pub fn node_id(&self) -> NodeId {
+        NodeId(self.inner.node_id.load(Relaxed))
+    }
+
+    /// Address of the service.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.inner.options.address
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn stats(&self) -> ClientStats {
+        let inner = &self.inner;
+        let calls = NAMES.iter().zip(&inner.calls).map(|(name, n)| (*name, n.load(Relaxed)));
+        ClientStats {
+            calls: calls.filter(|(_, n)| *n > 0).collect(),
+            unanswered: inner.exchange.unanswered() as u64,
+            timeouts: inner.timeouts.load(Relaxed),
+            sessions: inner.sessions.load(Relaxed),
+            unknown_replies: inner.unknown_replies.load(Relaxed),
+            connected: inner.exchange.is_up(),
+        }
+    }
+}
+
+/// What the service at `address` tells anybody who asks, without joining the job.
+pub async fn service_status(
+    address: &str,
+    patience: Duration,
+) -> Result<pb::StatusReply, ConnectError> {
+    let asked = async {
+        let mut client = session::client(session::channel(address).await?);
+        let reply = client.status(pb::StatusRequest {}).await;
+        reply
+            .map(tonic::Response::into_inner)
+            .map_err(|e| ConnectError::Unreachable(format!("{address}: {}", e.message())))
+    };
+    timeout(patience, asked)
+        .await
+        .unwrap_or_else(|_| Err(ConnectError::Unreachable(format!("{address}: no answer in time"))))
+}

@@ -1,0 +1,187 @@
+//! Keeps the session of a node alive.
+//!
+//! * Consistency: a session that broke is resumed under the same incarnation; what was unanswered
+//!   goes out again (see [`crate::exchange`]). A service that was restarted is announced with
+//!   [`Event::ServiceRestarted`]: what it knew only in memory must be told again.
+//! * Retries: without end, with growing pauses, until the service refuses this node for good.
+//! * Cancellation: the tasks end when the last [`crate::MetaClient`] is dropped.
+//! * Completion: calls end by their answer, their deadline, or the end of the session for good.
+
+use crate::client::Inner;
+use crate::exchange::Patience;
+use crate::session::{self, ConnectError, Session};
+use ebb_transport::auth;
+use ebb_types::Errno;
+use ebb_wire::pb::{self, notice::What, request::Op};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// The first pause between two attempts to reconnect.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest one.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Heartbeats of one lease: two may be lost.
+const HEARTBEATS_PER_LEASE: u32 = 3;
+
+/// What a node must hear of besides the answers to its calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The connection broke; calls wait.
+    Disconnected,
+    /// The same service is back, and knows everything it had answered.
+    Resumed,
+    /// A new instance of the service is there: it knows what was journalled, but no sessions'
+    /// locks, open files or flush grants. Sent before any call is answered by it.
+    ServiceRestarted {
+        /// Its number.
+        instance: u64,
+    },
+    /// This node is out of the job: another daemon took its name, or the service refuses it.
+    /// Every call fails from now on.
+    Fenced {
+        /// In words.
+        reason: String,
+    },
+}
+
+/// Runs `session` and those that follow it.
+pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
+    loop {
+        if let Err(reason) = listen(&inner, session).await {
+            return inner.fence(&reason);
+        }
+        inner.exchange.down();
+        inner.announce(Event::Disconnected);
+        session = match reconnect(&inner).await {
+            Ok(session) => session,
+            Err(refused) => return inner.fence(&refused.to_string()),
+        };
+        welcome(&inner, &session);
+    }
+}
+
+/// Makes a session's calls flow.
+pub(crate) fn welcome(inner: &Inner, session: &Session) {
+    let instance = session.welcome.service_instance;
+    let before = inner.instance.swap(instance, Relaxed);
+    let restarted = inner.sessions.fetch_add(1, Relaxed) > 0 && before != instance;
+    inner.lease_ms.store(session.welcome.lease_ms, Relaxed);
+    inner.node_id.store(session.welcome.node_id, Relaxed);
+    if inner.sessions.load(Relaxed) > 1 {
+        tracing::info!(restarted, "connected to the metadata service again");
+        inner.announce(if restarted {
+            Event::ServiceRestarted { instance }
+        } else {
+            Event::Resumed
+        });
+    }
+    inner.exchange.up(session.number, restarted);
+    inner.heartbeat();
+}
+
+/// Hands out what comes until the stream breaks (Ok) or this node is told to stop (Err).
+async fn listen(inner: &Inner, session: Session) -> Result<(), String> {
+    let Session { mut stream, early, .. } = session;
+    let mut frame = early;
+    loop {
+        receive(inner, frame)?;
+        frame = match stream.message().await {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(()),
+            Err(e) => {
+                tracing::debug!(error = %e, "stream to the metadata service broke");
+                return Ok(());
+            }
+        };
+    }
+}
+
+fn receive(inner: &Inner, frame: pb::ServerFrame) -> Result<(), String> {
+    let unknown = inner.exchange.resolve(frame.replies);
+    inner.unknown_replies.fetch_add(unknown as u64, Relaxed);
+    for notice in frame.notices {
+        match notice.what {
+            Some(What::Fenced(fenced)) => return Err(fenced.reason),
+            Some(What::Ping(_)) => inner.heartbeat(),
+            // From a newer service; nothing that this node must know.
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+async fn reconnect(inner: &Inner) -> Result<Session, ConnectError> {
+    let mut pause = PAUSE_MIN;
+    let mut logged = false;
+    loop {
+        match session::open(&inner.options, &inner.exchange, true).await {
+            Ok(session) => return Ok(session),
+            Err(e) if e.may_pass() => {
+                if !logged {
+                    tracing::warn!(error = %e, "lost the metadata service, trying again");
+                    logged = true;
+                }
+            }
+            Err(e) => return Err(e),
+        }
+        // Up to twice as long, so that the nodes of a job do not come back all at once.
+        sleep(pause + pause.mul_f64(f64::from(auth::nonce()[0]) / 255.0)).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Sends heartbeats in good time.
+pub(crate) async fn beat(inner: Arc<Inner>) {
+    loop {
+        let lease = Duration::from_millis(u64::from(inner.lease_ms.load(Relaxed)));
+        sleep((lease / HEARTBEATS_PER_LEASE).max(Duration::from_millis(1))).await;
+        inner.heartbeat();
+    }
+}
+
+/// Ends calls whose deadline has passed. One clock for all of them: a call sets no timer, and
+/// may overrun its deadline by an eighth of it.
+pub(crate) async fn watch_deadlines(inner: Arc<Inner>) {
+    let timeout = inner.options.request_timeout;
+    let period = (timeout / 8).clamp(Duration::from_millis(2), Duration::from_millis(500));
+    let mut up_last = Instant::now();
+    let mut logged = false;
+    loop {
+        sleep_until(Instant::now() + period).await;
+        let now = Instant::now();
+        if inner.exchange.is_up() {
+            up_last = now;
+            logged = false;
+        }
+        let expired = inner.exchange.expire(now.into_std(), now - up_last >= timeout);
+        if expired > 0 {
+            inner.timeouts.fetch_add(expired as u64, Relaxed);
+            if !logged {
+                tracing::warn!(expired, ?timeout, "no answer from the metadata service in time");
+                logged = true;
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn heartbeat(&self) {
+        if self.exchange.is_up() {
+            let dirty_bytes = self.dirty_bytes.load(Relaxed);
+            self.post(Op::Heartbeat(pb::Heartbeat { dirty_bytes }), Patience::Connection);
+        }
+    }
+
+    fn announce(&self, event: Event) {
+        // Nobody may be listening.
+        let _ = self.events.send(event);
+    }
+
+    fn fence(&self, reason: &str) {
+        tracing::error!(reason, "this node is out of the job");
+        self.exchange.end(Errno::EIO, reason);
+        self.announce(Event::Fenced { reason: reason.to_owned() });
+    }
+}

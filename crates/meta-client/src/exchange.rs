@@ -1,0 +1,362 @@
+//! The requests that have no answer yet: who waits for them, what goes into the next frame, and
+//! what happens to them when the connection or the service goes. No sockets, no clock, no tasks;
+//! one short lock, under which nothing is awaited and nobody is woken.
+
+use crate::client::CallError;
+use crate::ops::{Again, UNLOCK, describe};
+use ebb_types::Errno;
+use ebb_wire::pb::{self, reply::Body, request::Op};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::task::Waker;
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+/// Requests of one frame at most, so that the service begins with the first ones while the next
+/// frame is on its way.
+const FRAME_REQUESTS_MAX: usize = 512;
+/// Bytes after which a frame takes no further request.
+const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// What a call gets.
+pub(crate) type Answer = Result<Option<Body>, CallError>;
+
+/// How long a request may stay unanswered, and what it is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Until then.
+    Until(Instant),
+    /// A lock that somebody else holds: as long as the service can be reached.
+    Granted,
+    /// A heartbeat: of no use on another connection.
+    Connection,
+}
+
+struct Pending {
+    op: Op,
+    size: usize,
+    patience: Patience,
+    /// Some service may have seen it.
+    sent: bool,
+    done: oneshot::Sender<Answer>,
+}
+
+/// Where the stream to the service stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No connection, or one that is not welcome yet: requests wait.
+    Down,
+    /// Requests flow.
+    Up,
+    /// For good: every request fails with this.
+    Ended(Errno),
+}
+
+struct State {
+    phase: Phase,
+    /// Counts connections; a stream of an older one ends.
+    session: u64,
+    /// Of the handshake, before everything else.
+    first: Option<pb::Request>,
+    next_id: u64,
+    pending: HashMap<u64, Pending>,
+    /// Ids in the order in which they are to be sent. Bounded by the calls in flight (see
+    /// `client::CALLS_MAX`), the locks waited for and one heartbeat.
+    queue: VecDeque<u64>,
+    waker: Option<Waker>,
+}
+
+/// What the stream of a session sends next.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Next {
+    Frame(pb::ClientFrame),
+    /// Nothing now; the waker is called when there is.
+    Wait,
+    /// The session is over.
+    End,
+}
+
+/// See the head of the file.
+pub(crate) struct Exchange {
+    state: Mutex<State>,
+}
+
+impl Exchange {
+    pub fn new() -> Exchange {
+        Exchange {
+            state: Mutex::new(State {
+                phase: Phase::Down,
+                session: 0,
+                first: None,
+                next_id: 1,
+                pending: HashMap::new(),
+                queue: VecDeque::new(),
+                waker: None,
+            }),
+        }
+    }
+
+    /// Takes a request in: its id, and where the answer will be.
+    pub fn submit(
+        &self,
+        op: Op,
+        patience: Patience,
+    ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
+        let (done, answer) = oneshot::channel();
+        // The id and the frame around it take less than 32 bytes more.
+        let size = op.encoded_len() + 32;
+        if size > ebb_wire::MESSAGE_BYTES_MAX {
+            return Err(Errno::E2BIG);
+        }
+        let mut state = self.state.lock();
+        if let Phase::Ended(errno) = state.phase {
+            return Err(errno);
+        }
+        let id = state.take_id();
+        state.pending.insert(id, Pending { op, size, patience, sent: false, done });
+        state.queue.push_back(id);
+        let waker = if state.phase == Phase::Up { state.waker.take() } else { None };
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok((id, answer))
+    }
+
+    /// A request whose answer nobody waits for.
+    pub fn post(&self, op: Op, patience: Patience) {
+        // Refused only after the end, when nothing is to be said any more.
+        let _ = self.submit(op, patience);
+    }
+
+    /// Begins a session: older streams end. Its number, and the id for its Hello.
+    pub fn begin(&self) -> (u64, u64) {
+        let mut state = self.state.lock();
+        let waker = state.down();
+        state.session += 1;
+        let ids = (state.session, state.take_id());
+        drop(state);
+        wake(waker);
+        ids
+    }
+
+    /// Sends `request` of the handshake of `session`.
+    pub fn offer(&self, session: u64, request: pb::Request) {
+        let mut state = self.state.lock();
+        if state.session != session {
+            return;
+        }
+        state.first = Some(request);
+        let waker = state.waker.take();
+        drop(state);
+        wake(waker);
+    }
+
+    /// A fresh id for a handshake.
+    pub fn handshake_id(&self) -> u64 {
+        self.state.lock().take_id()
+    }
+
+    /// The session is welcome: everything unanswered goes out again, under its old ids and in
+    /// their order. When the service is a new one, what it must not be asked twice fails.
+    pub fn up(&self, session: u64, new_service: bool) {
+        let mut state = self.state.lock();
+        if state.session != session || state.phase != Phase::Down {
+            return;
+        }
+        let mut lost = Vec::new();
+        if new_service {
+            lost = state.take_where(|p| p.sent && describe(&p.op).1 == Again::Never);
+        }
+        let mut ids: Vec<u64> = state.pending.keys().copied().collect();
+        ids.sort_unstable();
+        state.queue = ids.into();
+        state.phase = Phase::Up;
+        let waker = state.waker.take();
+        drop(state);
+        wake(waker);
+        let error = CallError::new(Errno::EIO, "the metadata service was restarted meanwhile");
+        fail(lost, &error);
+    }
+
+    /// The connection of the current session is gone.
+    pub fn down(&self) {
+        let mut state = self.state.lock();
+        let waker = state.down();
+        let lost = state.take_where(|p| p.patience == Patience::Connection);
+        drop(state);
+        wake(waker);
+        fail(lost, &CallError::new(Errno::ENOTCONN, ""));
+    }
+
+    /// For good: everything fails with `errno`, now and later.
+    pub fn end(&self, errno: Errno, text: &str) {
+        let mut state = self.state.lock();
+        let waker = state.down();
+        state.phase = Phase::Ended(errno);
+        state.session += 1;
+        state.queue.clear();
+        let lost = state.take_where(|_| true);
+        drop(state);
+        wake(waker);
+        fail(lost, &CallError::new(errno, text));
+    }
+
+    /// Fails what should have been answered by `now`, and lock waits when nobody could grant
+    /// them since `unreachable_before`. How many.
+    pub fn expire(&self, now: Instant, waits_too: bool) -> usize {
+        let mut state = self.state.lock();
+        let lost = state.take_where(|p| match p.patience {
+            Patience::Until(deadline) => deadline <= now,
+            Patience::Granted => waits_too,
+            Patience::Connection => false,
+        });
+        drop(state);
+        let count = lost.len();
+        fail(
+            lost,
+            &CallError::new(Errno::ETIMEDOUT, "no answer from the metadata service in time"),
+        );
+        count
+    }
+
+    /// The next frame of `session`.
+    pub fn next(&self, session: u64, waker: &Waker) -> Next {
+        let mut state = self.state.lock();
+        if state.session != session {
+            return Next::End;
+        }
+        if let Some(request) = state.first.take() {
+            return Next::Frame(pb::ClientFrame { requests: vec![request] });
+        }
+        let requests = if state.phase == Phase::Up { state.pack() } else { Vec::new() };
+        if requests.is_empty() {
+            state.waker = Some(waker.clone());
+            return Next::Wait;
+        }
+        Next::Frame(pb::ClientFrame { requests })
+    }
+
+    /// Hands the answers to whoever waits for them. Those of unknown requests (answered before,
+    /// timed out) are dropped; how many were.
+    pub fn resolve(&self, replies: Vec<pb::Reply>) -> usize {
+        let mut unknown = 0;
+        let mut known = Vec::with_capacity(replies.len());
+        let mut state = self.state.lock();
+        for reply in replies {
+            match state.pending.remove(&reply.id) {
+                Some(pending) => known.push((pending, reply)),
+                None => unknown += 1,
+            }
+        }
+        drop(state);
+        for (pending, reply) in known {
+            let answer = match reply.errno {
+                0 => Ok(reply.body),
+                n => Err(CallError::new(checked_errno(n), &reply.text)),
+            };
+            if let Err(Ok(_)) = pending.done.send(answer) {
+                self.undo(pending.op);
+            }
+        }
+        unknown
+    }
+
+    /// A lock that was granted to a caller who has gone would stay for ever.
+    pub fn undo(&self, op: Op) {
+        if let Op::SetLock(mut lock) = op
+            && lock.r#type != UNLOCK
+        {
+            lock.r#type = UNLOCK;
+            lock.wait = false;
+            self.post(Op::SetLock(lock), Patience::Granted);
+        }
+    }
+
+    /// The caller of `id` no longer wants it. One that no service has seen ends here and now.
+    pub fn cancel(&self, id: u64, patience: Patience) {
+        let mut state = self.state.lock();
+        match state.pending.get(&id) {
+            None => {}
+            Some(pending) if pending.sent => {
+                drop(state);
+                self.post(Op::Cancel(pb::Cancel { request: id }), patience);
+            }
+            Some(_) => {
+                let pending = state.pending.remove(&id);
+                drop(state);
+                fail(pending.into_iter().collect(), &CallError::new(Errno::EINTR, ""));
+            }
+        }
+    }
+
+    /// Requests without an answer.
+    pub fn unanswered(&self) -> usize {
+        self.state.lock().pending.len()
+    }
+
+    /// True while requests flow.
+    pub fn is_up(&self) -> bool {
+        self.state.lock().phase == Phase::Up
+    }
+}
+
+impl State {
+    fn take_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    #[must_use]
+    fn down(&mut self) -> Option<Waker> {
+        if self.phase == Phase::Up {
+            self.phase = Phase::Down;
+        }
+        self.first = None;
+        self.waker.take()
+    }
+
+    /// Requests from the queue that fit into one frame. They stay pending.
+    fn pack(&mut self) -> Vec<pb::Request> {
+        let mut requests = Vec::new();
+        let mut bytes = 0;
+        while let Some(id) = self.queue.front()
+            && requests.len() < FRAME_REQUESTS_MAX
+        {
+            // What was cancelled or has timed out is no longer there.
+            if let Some(pending) = self.pending.get_mut(id) {
+                if bytes > 0 && bytes + pending.size > FRAME_BYTES_MAX {
+                    break;
+                }
+                bytes += pending.size;
+                pending.sent = true;
+                requests.push(pb::Request { id: *id, op: Some(pending.op.clone()) });
+            }
+            self.queue.pop_front();
+        }
+        requests
+    }
+
+    fn take_where(&mut self, which: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        self.pending.extract_if(|_, p| which(p)).map(|(_, p)| p).collect()
+    }
+}
+
+/// An errno from the service: anything that is none becomes EPROTO.
+fn checked_errno(n: i32) -> Errno {
+    if (1..=4095).contains(&n) { Errno(n) } else { Errno::EPROTO }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+fn fail(lost: Vec<Pending>, error: &CallError) {
+    for pending in lost {
+        // Callers that have gone do not listen.
+        let _ = pending.done.send(Err(error.clone()));
+    }
+}

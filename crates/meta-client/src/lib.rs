@@ -1,0 +1,30 @@
+//! A node's end of the metadata stream: calls of the service by many tasks at once over one
+//! connection that repairs itself. What the answers mean for a file is not decided here.
+//!
+//! * [`exchange`]: which requests are unanswered, what goes into the next frame, what is asked
+//!   again after a broken connection. No sockets, no clock.
+//! * [`session`]: the connection, the proof of the token, the welcome.
+//! * [`driver`]: keeps a session up, heartbeats, deadlines.
+//! * [`client`], [`names`], [`bytes`], [`locks`]: the calls.
+
+mod answer;
+mod bytes;
+mod client;
+mod driver;
+mod exchange;
+mod frames;
+mod locks;
+mod map;
+mod names;
+mod ops;
+mod session;
+
+pub use bytes::{
+    AttachRequest, Attached, Backing, FlushDone, FlushGrant, Materialized, Opened, QueryRequest,
+};
+pub use client::{CallError, ClientStats, MetaClient, service_status};
+pub use driver::Event;
+pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
+pub use map::{Mapped, map_from_pb};
+pub use names::{DirEntry, DirPage, Made, MakeRequest, SetAttr, SetAttrDone, SetTime};
+pub use session::{ConnectError, ConnectOptions};

@@ -1,0 +1,296 @@
+//! Calls about names and attributes.
+
+use crate::bytes::{Opened, opened_from_pb};
+use crate::client::MetaClient;
+use crate::map::{Mapped, map_from_pb};
+use ebb_types::{Attr, Errno, FileKind, Ino, Name, Time};
+use ebb_wire::pb::{self, reply::Body, request::Op};
+use ebb_wire::{attr_from_pb, time_to_pb};
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The service's clock.
+    Now,
+    /// This one.
+    To(Time),
+}
+
+impl SetTime {
+    fn to_pb(self) -> pb::TimeSet {
+        match self {
+            SetTime::Now => pb::TimeSet { now: true, time: None },
+            SetTime::To(time) => pb::TimeSet { now: false, time: Some(time_to_pb(time)) },
+        }
+    }
+}
+
+/// Attributes to change; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size: cuts or extends the file for everyone, at once.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last change of the content.
+    pub mtime: Option<SetTime>,
+    /// Clear setuid, and setgid where the group may execute.
+    pub kill_priv: bool,
+}
+
+/// What [`MetaClient::setattr`] gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetAttrDone {
+    /// As they are now.
+    pub attr: Attr,
+    /// Whose the bytes are after a change of size.
+    pub map: Option<Mapped>,
+}
+
+/// A new inode under a new name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MakeRequest {
+    /// The directory.
+    pub parent: Ino,
+    /// The name.
+    pub name: Name,
+    /// Its type.
+    pub kind: FileKind,
+    /// Permission bits, with the umask applied.
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group; the service applies setgid directories.
+    pub gid: u32,
+    /// For device files.
+    pub rdev: u32,
+    /// For symlinks.
+    pub target: Vec<u8>,
+    /// Open it in the same step (regular files).
+    pub open: bool,
+}
+
+/// What [`MetaClient::make`] gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// The inode is there.
+    Made(Attr),
+    /// And open.
+    Opened(Opened),
+}
+
+/// One name of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The name.
+    pub name: Name,
+    /// Of its inode.
+    pub attr: Attr,
+}
+
+/// A part of a directory, sorted as the service sorts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirPage {
+    /// In order.
+    pub entries: Vec<DirEntry>,
+    /// Nothing follows.
+    pub end: bool,
+    /// The directory that this one is in.
+    pub parent: Ino,
+}
+
+/// A body of the kind that was asked for; anything else is not the protocol.
+macro_rules! expect_body {
+    ($reply:expr, $kind:ident) => {
+        match $reply {
+            Some(Body::$kind(body)) => body,
+            _ => return Err(Errno::EPROTO.into()),
+        }
+    };
+}
+pub(crate) use expect_body;
+
+pub(crate) fn attr_of(attr: Option<pb::Attr>) -> Result<Attr, Errno> {
+    let attr = attr_from_pb(&attr.ok_or(Errno::EPROTO)?)?;
+    if attr.ino == Ino(0) || attr.size > i64::MAX as u64 { Err(Errno::EPROTO) } else { Ok(attr) }
+}
+
+/// The attributes of `ino`, when they are those of `ino`.
+pub(crate) fn attr_for(ino: Ino, attr: Option<pb::Attr>) -> Result<Attr, Errno> {
+    attr_of(attr).and_then(|attr| if attr.ino == ino { Ok(attr) } else { Err(Errno::EPROTO) })
+}
+
+fn name_pb(name: &Name) -> Vec<u8> {
+    name.as_bytes().to_vec()
+}
+
+impl MetaClient {
+    /// The inode that `name` means in `parent`.
+    pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
+        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_pb(name) });
+        attr_of(expect_body!(self.call(op).await?, Entry).attr)
+    }
+
+    /// Its attributes, with the published size.
+    pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
+        let reply = self.call(Op::GetAttr(pb::GetAttr { ino: ino.0 })).await?;
+        attr_for(ino, expect_body!(reply, Entry).attr)
+    }
+
+    /// Changes attributes.
+    pub async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<SetAttrDone, Errno> {
+        let op = Op::SetAttr(pb::SetAttr {
+            ino: ino.0,
+            mode: set.mode,
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
+            atime: set.atime.map(SetTime::to_pb),
+            mtime: set.mtime.map(SetTime::to_pb),
+            kill_priv: set.kill_priv,
+        });
+        match self.call(op).await? {
+            Some(Body::Entry(entry)) => {
+                Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map: None })
+            }
+            Some(Body::Opened(opened)) => Ok(SetAttrDone {
+                attr: attr_for(ino, opened.attr)?,
+                map: opened.map.map(map_from_pb).transpose()?,
+            }),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Makes an inode.
+    pub async fn make(&self, make: &MakeRequest) -> Result<Made, Errno> {
+        let op = Op::Make(pb::Make {
+            parent: make.parent.0,
+            name: name_pb(&make.name),
+            mode: make.kind.mode_bits() | (make.perm & 0o7777),
+            uid: make.uid,
+            gid: make.gid,
+            rdev: make.rdev,
+            target: make.target.clone(),
+            open: make.open,
+        });
+        let made = match self.call(op).await? {
+            Some(Body::Entry(entry)) if !make.open => Made::Made(attr_of(entry.attr)?),
+            Some(Body::Opened(opened)) if make.open => Made::Opened(opened_from_pb(opened)?),
+            _ => return Err(Errno::EPROTO),
+        };
+        let (Made::Made(attr) | Made::Opened(Opened { attr, .. })) = &made;
+        if attr.kind == make.kind { Ok(made) } else { Err(Errno::EPROTO) }
+    }
+
+    /// Takes a name away from a file.
+    pub async fn unlink(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
+        self.remove(parent, name, false).await
+    }
+
+    /// Removes an empty directory.
+    pub async fn rmdir(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
+        self.remove(parent, name, true).await
+    }
+
+    async fn remove(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
+        let op = Op::Unlink(pb::Unlink { parent: parent.0, name: name_pb(name), dir });
+        self.call(op).await.map(drop)
+    }
+
+    /// Renames; `flags` as in renameat2(2).
+    pub async fn rename(
+        &self,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let op = Op::Rename(pb::Rename {
+            parent: from.0.0,
+            name: name_pb(from.1),
+            new_parent: to.0.0,
+            new_name: name_pb(to.1),
+            flags,
+        });
+        self.call(op).await.map(drop)
+    }
+
+    /// Gives an inode another name.
+    pub async fn link(&self, ino: Ino, parent: Ino, name: &Name) -> Result<Attr, Errno> {
+        let op = Op::Link(pb::Link { ino: ino.0, new_parent: parent.0, new_name: name_pb(name) });
+        attr_for(ino, expect_body!(self.call(op).await?, Entry).attr)
+    }
+
+    /// At most `limit` names that follow `after` (none: from the beginning).
+    pub async fn readdir(
+        &self,
+        ino: Ino,
+        after: Option<&Name>,
+        limit: u32,
+    ) -> Result<DirPage, Errno> {
+        let after = after.map(name_pb).unwrap_or_default();
+        let reply = self.call(Op::ReadDir(pb::ReadDir { ino: ino.0, after, limit })).await?;
+        let page = expect_body!(reply, DirPage);
+        let entry = |item: pb::DirItem| {
+            let name = Name::new(&item.name).map_err(|_| Errno::EPROTO)?;
+            Ok(DirEntry { name, attr: attr_of(item.attr)? })
+        };
+        let entries = page.items.into_iter().map(entry).collect::<Result<Vec<_>, Errno>>()?;
+        // A page that is empty but not the last would be asked for again for ever.
+        if page.parent == 0 || (entries.is_empty() && !page.end) {
+            return Err(Errno::EPROTO);
+        }
+        Ok(DirPage { entries, end: page.end, parent: Ino(page.parent) })
+    }
+
+    /// Where a symlink points.
+    pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
+        let reply = self.call(Op::ReadLink(pb::ReadLink { ino: ino.0 })).await?;
+        Ok(expect_body!(reply, Bytes).data)
+    }
+
+    /// An extended attribute.
+    pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let op = Op::GetXattr(pb::GetXattr { ino: ino.0, name: name.to_vec() });
+        Ok(expect_body!(self.call(op).await?, Bytes).data)
+    }
+
+    /// Sets an extended attribute; `flags` as in setxattr(2).
+    pub async fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let (name, value) = (name.to_vec(), value.to_vec());
+        self.call(Op::SetXattr(pb::SetXattr { ino: ino.0, name, value, flags })).await.map(drop)
+    }
+
+    /// Names of the extended attributes.
+    pub async fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>, Errno> {
+        let reply = self.call(Op::ListXattr(pb::ListXattr { ino: ino.0 })).await?;
+        Ok(expect_body!(reply, XattrNames).names)
+    }
+
+    /// Removes an extended attribute.
+    pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<(), Errno> {
+        let op = Op::RemoveXattr(pb::RemoveXattr { ino: ino.0, name: name.to_vec() });
+        self.call(op).await.map(drop)
+    }
+
+    /// Room on the backing.
+    pub async fn statfs(&self) -> Result<pb::StatFsReply, Errno> {
+        Ok(expect_body!(self.call(Op::StatFs(pb::StatFs {})).await?, StatFs))
+    }
+
+    /// Is the inode still there?
+    pub async fn access(&self, ino: Ino) -> Result<(), Errno> {
+        self.call(Op::Access(pb::Access { ino: ino.0 })).await.map(drop)
+    }
+}

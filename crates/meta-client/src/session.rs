@@ -1,0 +1,258 @@
+//! Makes one session: connects, says who this node is, proves the token in both directions and
+//! waits for the welcome.
+
+use crate::exchange::Exchange;
+use crate::frames::Frames;
+use ebb_transport::Token;
+use ebb_transport::auth::{self, SessionHandshake};
+use ebb_types::{Errno, Incarnation};
+use ebb_wire::pb::{self, metadata_client::MetadataClient, reply::Body, request::Op};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+
+/// Bytes that may be on their way to one side before it has taken any: the default of 64 KiB
+/// would stall every large ownership map.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+/// HTTP/2 frames: fewer of them for large maps.
+const HTTP_FRAME_BYTES: u32 = 256 << 10;
+/// A connection on which nothing came for so long is probed, and given up after as long again.
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+
+/// Whom to connect to, and who is connecting.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// HOST:PORT of the metadata service.
+    pub address: String,
+    /// This node's name, unique in the job.
+    pub node: String,
+    /// This life of its daemon.
+    pub incarnation: Incarnation,
+    /// HOST:PORT where this node lends its bytes.
+    pub peer_address: String,
+    /// Name and rules of the consistency model; all nodes of a job must send the same.
+    pub consistency: String,
+    /// The job's secret, when it has one.
+    pub token: Option<Arc<Token>>,
+    /// Until a call must have ended.
+    pub request_timeout: Duration,
+    /// Until a connection must have been welcomed.
+    pub connect_timeout: Duration,
+}
+
+impl ConnectOptions {
+    /// With the default deadlines (30 s for a call, 10 s for a connection) and no token.
+    #[must_use]
+    pub fn new(address: impl Into<String>, node: impl Into<String>) -> ConnectOptions {
+        ConnectOptions {
+            address: address.into(),
+            node: node.into(),
+            incarnation: Incarnation(0),
+            peer_address: String::new(),
+            consistency: String::new(),
+            token: None,
+            request_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why there is no session. Every text names the service.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answers there, or not in time, or not this protocol. It may work later.
+    #[error("metadata service {0}")]
+    Unreachable(String),
+    /// The address cannot be one.
+    #[error("metadata service address {0}")]
+    BadAddress(String),
+    /// One side does not hold the other's job token.
+    #[error("metadata service {0}")]
+    BadToken(String),
+    /// The job runs another consistency model, or other rules under the same name.
+    #[error("metadata service {0}")]
+    WrongConsistency(String),
+    /// The service does not want this node for another reason.
+    #[error("metadata service {0}")]
+    Refused(String),
+}
+
+impl ConnectError {
+    /// Trying again without changing anything may help.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, ConnectError::Unreachable(_))
+    }
+
+    fn of_reply(address: &str, errno: i32, text: &str) -> ConnectError {
+        let text = if text.is_empty() { Errno(errno).to_string() } else { text.to_owned() };
+        let text = format!("{address}: {text}");
+        match Errno(errno) {
+            Errno::EACCES | Errno::EPERM => ConnectError::BadToken(text),
+            Errno::EINVAL => ConnectError::WrongConsistency(text),
+            Errno::EAGAIN | Errno::EBUSY => ConnectError::Unreachable(text),
+            _ => ConnectError::Refused(text),
+        }
+    }
+}
+
+/// A session that was welcomed.
+pub(crate) struct Session {
+    pub number: u64,
+    pub welcome: pb::Welcome,
+    pub stream: Streaming<pb::ServerFrame>,
+    /// What came in one frame with the welcome.
+    pub early: pb::ServerFrame,
+}
+
+/// A channel to the service at `address`, connected.
+pub(crate) async fn channel(address: &str) -> Result<Channel, ConnectError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|e| ConnectError::BadAddress(format!("'{address}': {e}")))?
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(HTTP_FRAME_BYTES)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true);
+    endpoint
+        .connect()
+        .await
+        .map_err(|e| ConnectError::Unreachable(format!("{address}: {}", innermost(&e))))
+}
+
+/// The generated client with the message limits of the protocol.
+pub(crate) fn client(channel: Channel) -> MetadataClient<Channel> {
+    MetadataClient::new(channel)
+        .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
+}
+
+/// Connects and introduces this node; `resume` when this incarnation had a session before.
+pub(crate) async fn open(
+    options: &ConnectOptions,
+    exchange: &Arc<Exchange>,
+    resume: bool,
+) -> Result<Session, ConnectError> {
+    let introduced = introduce(options, exchange, resume);
+    timeout(options.connect_timeout, introduced).await.unwrap_or_else(|_| {
+        Err(ConnectError::Unreachable(format!("{}: no welcome in time", options.address)))
+    })
+}
+
+async fn introduce(
+    options: &ConnectOptions,
+    exchange: &Arc<Exchange>,
+    resume: bool,
+) -> Result<Session, ConnectError> {
+    let mut client = client(channel(&options.address).await?);
+    let (number, id) = exchange.begin();
+    let nonce = auth::nonce();
+    let hello = pb::Hello {
+        protocol: ebb_wire::PROTOCOL,
+        node: options.node.clone(),
+        incarnation: options.incarnation.0,
+        peer_address: options.peer_address.clone(),
+        consistency: options.consistency.clone(),
+        nonce: nonce.to_vec(),
+        resume,
+    };
+    exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });
+    let frames = Frames { exchange: exchange.clone(), session: number };
+    let broken = |e: tonic::Status| {
+        ConnectError::Unreachable(format!("{}: {}", options.address, e.message()))
+    };
+    let mut stream = client.session(frames).await.map_err(broken)?.into_inner();
+    let mut conversation = Conversation { options, exchange, number, id, nonce, proven: false };
+    loop {
+        let Some(mut frame) = stream.message().await.map_err(broken)? else {
+            return Err(conversation.unreachable("closed the stream instead of an answer"));
+        };
+        let Some(at) = frame.replies.iter().position(|r| r.id == conversation.id) else {
+            continue;
+        };
+        let reply = frame.replies.swap_remove(at);
+        if let Some(welcome) = conversation.hear(reply)? {
+            return Ok(Session { number, welcome, stream, early: frame });
+        }
+    }
+}
+
+/// The handshake so far.
+struct Conversation<'a> {
+    options: &'a ConnectOptions,
+    exchange: &'a Exchange,
+    number: u64,
+    /// Of the request whose answer is awaited.
+    id: u64,
+    nonce: auth::Proof,
+    /// The service has shown that it holds the token.
+    proven: bool,
+}
+
+impl Conversation<'_> {
+    fn hear(&mut self, reply: pb::Reply) -> Result<Option<pb::Welcome>, ConnectError> {
+        let address = &self.options.address;
+        if reply.errno != 0 {
+            return Err(ConnectError::of_reply(address, reply.errno, &reply.text));
+        }
+        match (reply.body, &self.options.token) {
+            (Some(Body::Welcome(welcome)), None) => self.check(welcome).map(Some),
+            (Some(Body::Welcome(welcome)), Some(_)) if self.proven => self.check(welcome).map(Some),
+            (Some(Body::Welcome(_)), Some(_)) => Err(ConnectError::BadToken(format!(
+                "{address}: has no job token, but this node has"
+            ))),
+            (Some(Body::Challenge(challenge)), Some(token)) if !self.proven => {
+                self.answer(token.clone(), &challenge)?;
+                Ok(None)
+            }
+            (Some(Body::Challenge(_)), None) => Err(ConnectError::BadToken(format!(
+                "{address}: asks for the job token (--token-file)"
+            ))),
+            _ => Err(self.unreachable("does not follow the protocol")),
+        }
+    }
+
+    fn answer(&mut self, token: Arc<Token>, challenge: &pb::Challenge) -> Result<(), ConnectError> {
+        let handshake = SessionHandshake {
+            hello_nonce: &self.nonce,
+            service_nonce: &challenge.nonce,
+            node: &self.options.node,
+            incarnation: self.options.incarnation,
+        };
+        if !handshake.service_proof_is(&token, &challenge.proof) {
+            let address = &self.options.address;
+            return Err(ConnectError::BadToken(format!("{address}: has another job token")));
+        }
+        self.proven = true;
+        self.id = self.exchange.handshake_id();
+        let prove = pb::Prove { proof: handshake.node_proof(&token).to_vec() };
+        let request = pb::Request { id: self.id, op: Some(Op::Prove(prove)) };
+        self.exchange.offer(self.number, request);
+        Ok(())
+    }
+
+    fn check(&self, welcome: pb::Welcome) -> Result<pb::Welcome, ConnectError> {
+        if welcome.node_id == 0 || welcome.lease_ms == 0 {
+            return Err(self.unreachable("sent a welcome without a node number or a lease"));
+        }
+        Ok(welcome)
+    }
+
+    fn unreachable(&self, why: &str) -> ConnectError {
+        ConnectError::Unreachable(format!("{}: {why}", self.options.address))
+    }
+}
+
+/// The cause that a user can do something about: tonic's own text is "transport error".
+fn innermost(e: &dyn std::error::Error) -> String {
+    let mut cause = e;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
