@@ -5,8 +5,8 @@
 use ebb_namespace::{BackingKey, BackingPath, DirStamp, Effect, Found, Replace, Seen, XattrMode};
 use ebb_types::{Errno, FileKind, Name, Time};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec,
-    Timestamps, XattrFlags,
+    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec, Timestamps,
+    XattrFlags,
 };
 use rustix::io::Errno as Os;
 use std::collections::BTreeMap;
@@ -146,7 +146,8 @@ impl Backing {
     pub fn get_xattr(&self, path: &BackingPath, name: &[u8]) -> Res<Vec<u8>> {
         let (_fd, proc) = self.object(path)?;
         let mut buf = vec![0u8; 65_536];
-        let n = rustix::fs::getxattr(&proc, OsStr::from_bytes(name), &mut buf[..]).map_err(errno)?;
+        let n =
+            rustix::fs::getxattr(&proc, OsStr::from_bytes(name), &mut buf[..]).map_err(errno)?;
         buf.truncate(n);
         Ok(buf)
     }
@@ -218,7 +219,8 @@ impl Backing {
 
     fn step_by_step(&self, names: &[Name], flags: OFlags) -> Res<OwnedFd> {
         let on_the_way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut at = rustix::fs::openat(&self.root, ".", on_the_way, Mode::empty()).map_err(errno)?;
+        let mut at =
+            rustix::fs::openat(&self.root, ".", on_the_way, Mode::empty()).map_err(errno)?;
         let Some((last, dirs)) = names.split_last() else {
             return rustix::fs::openat(&at, ".", flags, Mode::empty()).map_err(errno);
         };
@@ -311,7 +313,8 @@ impl Backing {
         let (dir, name) = self.parent(path)?;
         match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(perm)) {
             Err(Os::EXIST) => {
-                let st = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno)?;
+                let st =
+                    rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno)?;
                 let kind = FileKind::from_mode(st.st_mode);
                 if kind == Some(FileKind::Directory) { Ok(()) } else { Err(Errno::EEXIST) }
             }
@@ -397,7 +400,13 @@ impl Backing {
         rustix::fs::openat(dir, name, flags, mode).map(drop).map_err(errno)
     }
 
-    fn chown(&self, path: &BackingPath, uid: Option<u32>, gid: Option<u32>, strict: bool) -> Res<()> {
+    fn chown(
+        &self,
+        path: &BackingPath,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        strict: bool,
+    ) -> Res<()> {
         let uid = uid.map(rustix::fs::Uid::from_raw);
         let gid = gid.map(rustix::fs::Gid::from_raw);
         let result = match path.split() {

@@ -50,6 +50,8 @@ pub struct Core {
     checked: Mutex<HashMap<Ino, Instant>>,
     waiting: Mutex<HashMap<Ticket, oneshot::Sender<LockResult>>>,
     tickets: AtomicU64,
+    /// Which request of which node waits with which ticket.
+    pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
     /// The nodes that are there now.
     pub sessions: Sessions,
     /// What is counted.
@@ -63,10 +65,8 @@ pub struct Core {
 impl Core {
     /// Opens backing and journal and brings the state back.
     pub fn open(config: &Config) -> Result<Core, StartError> {
-        let backing = Backing::open(&config.backing).map_err(|source| StartError::Backing {
-            path: config.backing.clone(),
-            source,
-        })?;
+        let backing = Backing::open(&config.backing)
+            .map_err(|source| StartError::Backing { path: config.backing.clone(), source })?;
         let dir = StateDir::take(&config.state_dir)?;
         let (job, mut state) = restore(&dir, config, &backing)?;
         if let Some(wanted) = &config.consistency {
@@ -74,7 +74,10 @@ impl Core {
                 None => state.consistency = Some(wanted.clone()),
                 Some(had) if had == wanted => {}
                 Some(had) => {
-                    return Err(StartError::Consistency { had: had.clone(), wanted: wanted.clone() });
+                    return Err(StartError::Consistency {
+                        had: had.clone(),
+                        wanted: wanted.clone(),
+                    });
                 }
             }
         }
@@ -90,6 +93,7 @@ impl Core {
             checked: Mutex::default(),
             waiting: Mutex::default(),
             tickets: AtomicU64::new(1),
+            waits: Mutex::default(),
             stats: Stats::default(),
             lease: config.lease,
             instance: random(),
@@ -267,10 +271,9 @@ pub fn random() -> u64 {
 }
 
 fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, State), StartError> {
-    let root = backing.stat(&ebb_namespace::BackingPath::ROOT).map_err(|e| StartError::Backing {
-        path: config.backing.clone(),
-        source: e.into(),
-    })?;
+    let root = backing
+        .stat(&ebb_namespace::BackingPath::ROOT)
+        .map_err(|e| StartError::Backing { path: config.backing.clone(), source: e.into() })?;
     let Some((job, bodies)) = dir.read()? else {
         let job = random();
         // Part files are named by inode numbers; jobs that share a directory must not share those.
@@ -280,8 +283,8 @@ fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, S
     let path = config.state_dir.join("journal");
     let mut state = State::new(Namespace::empty());
     for (at, body) in bodies.iter().enumerate() {
-        let replayed = state::decode(body)
-            .and_then(|entries| entries.iter().try_for_each(|e| state.apply(e)));
+        let replayed =
+            state::decode(body).and_then(|entries| entries.iter().try_for_each(|e| state.apply(e)));
         replayed.map_err(|what| {
             let what = format!("record {at}: {what}");
             StartError::Journal(JournalError::Header { path: path.clone(), what })

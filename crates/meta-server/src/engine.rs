@@ -50,6 +50,19 @@ impl Core {
             && !self.is_busy(inode.ino)
     }
 
+    /// True when an inode is on the backing as far as we know, and others could change it there.
+    pub fn is_comparable(&self, ino: Ino) -> bool {
+        let state = self.state();
+        state.ns.get(ino).is_some_and(|inode| self.comparable(&state, inode))
+    }
+
+    /// True when what is known of an inode is good enough.
+    pub fn needs_no_compare(&self, ino: Ino) -> Result<bool, Errno> {
+        let state = self.state();
+        let inode = state.ns.inode(ino)?;
+        Ok(!self.comparable(&state, inode) || self.is_fresh(ino))
+    }
+
     /// Asks the backing for a name, whatever is known.
     pub async fn look_again(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
         for attempt in 0.. {
@@ -315,6 +328,11 @@ impl Core {
 fn is_surprise(e: Errno) -> bool {
     matches!(
         e,
-        Errno::ENOENT | Errno::EEXIST | Errno::ENOTDIR | Errno::EISDIR | Errno::ELOOP | Errno::ESTALE
+        Errno::ENOENT
+            | Errno::EEXIST
+            | Errno::ENOTDIR
+            | Errno::EISDIR
+            | Errno::ELOOP
+            | Errno::ESTALE
     )
 }

@@ -14,6 +14,8 @@ mod engine;
 mod grants;
 mod journal;
 mod ops;
+#[cfg(test)]
+mod overlay_tests;
 mod server;
 mod sessions;
 mod state;

@@ -60,7 +60,16 @@ struct Session {
     remembered: HashMap<u64, Remembered>,
     order: VecDeque<u64>,
     /// Where this node's materialising goes on.
-    cursor: Option<Ino>,
+    pass: Pass,
+}
+
+/// How far a node's materialising has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pass {
+    /// Everything else is done, the times of directories come now.
+    pub directories: bool,
+    /// The last inode that was dealt with.
+    pub after: Option<Ino>,
 }
 
 /// A node's place in the table of sessions, while a stream uses it.
@@ -92,7 +101,7 @@ impl Session {
             expired: false,
             remembered: HashMap::new(),
             order: VecDeque::new(),
-            cursor: None,
+            pass: Pass::default(),
         }
     }
 }
@@ -144,6 +153,15 @@ impl Sessions {
             && session.stream.as_ref().is_some_and(|(s, ..)| *s == serial)
         {
             session.stream = None;
+        }
+    }
+
+    /// The service ends: so do all streams.
+    pub fn end_all(&self) {
+        for session in self.inner.lock().values_mut() {
+            if let Some((_, _, end)) = session.stream.take() {
+                end.send_replace(true);
+            }
         }
     }
 
@@ -213,15 +231,15 @@ impl Sessions {
         }
     }
 
-    /// Where this node's materialising goes on; what it returns is where it goes on next.
-    pub fn cursor(&self, node: NodeId) -> Option<Ino> {
-        self.inner.lock().get(&node).and_then(|s| s.cursor)
+    /// Where this node's materialising goes on.
+    pub fn pass(&self, node: NodeId) -> Pass {
+        self.inner.lock().get(&node).map(|s| s.pass).unwrap_or_default()
     }
 
-    /// See [`Sessions::cursor`].
-    pub fn set_cursor(&self, node: NodeId, cursor: Option<Ino>) {
+    /// See [`Sessions::pass`].
+    pub fn set_pass(&self, node: NodeId, pass: Pass) {
         if let Some(session) = self.inner.lock().get_mut(&node) {
-            session.cursor = cursor;
+            session.pass = pass;
         }
     }
 }

@@ -216,9 +216,8 @@ impl State {
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));
         let files: BTreeMap<_, _> = self.files.iter().collect();
-        let whole = |(ino, f): (&Ino, &FileState)| {
-            Entry::File(*ino, FileOp::State(Box::new(f.clone())))
-        };
+        let whole =
+            |(ino, f): (&Ino, &FileState)| Entry::File(*ino, FileOp::State(Box::new(f.clone())));
         out.extend(files.into_iter().map(|(i, f)| whole((i, f))));
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         for (node, answered) in &self.answered {

@@ -281,7 +281,9 @@ impl LockTable {
                 !goes
             });
         }
-        out.iter().for_each(|t| drop(self.tickets.remove(t)));
+        for ticket in &out {
+            self.tickets.remove(ticket);
+        }
         out
     }
 

@@ -68,11 +68,11 @@ impl Namespace {
     /// One more name for an inode that is not a directory.
     pub fn plan_link(&self, ino: Ino, parent: Ino, name: &Name, now: Time) -> Result<Plan, Errno> {
         let inode = self.inode(ino)?;
+        self.free_name(parent, name)?;
         if inode.is_dir() {
             return Err(Errno::EPERM);
         }
         let first = inode.links.first().ok_or(Errno::ENOENT)?.clone();
-        self.free_name(parent, name)?;
         if inode.links.len() >= LINKS_MAX {
             return Err(Errno::EMLINK);
         }

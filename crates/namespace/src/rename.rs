@@ -39,20 +39,20 @@ impl Namespace {
         if to.1.is_reserved() {
             return Err(Errno::EPERM);
         }
-        if self.is_within(to.0, src.ino) {
-            return Err(Errno::EINVAL);
-        }
-        let mut p = Planner::new(self, now);
         match (mode, dst) {
             (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST),
             (RenameMode::Exchange, None) => return Err(Errno::ENOENT),
-            (_, Some(d)) if d.ino == src.ino => return Ok(Plan::default()),
-            (RenameMode::Exchange, Some(d)) => {
-                if self.is_within(from.0, d.ino) {
-                    return Err(Errno::EINVAL);
-                }
-                exchange(&mut p, from, src, to, d)?;
+            _ if self.is_within(to.0, src.ino) => return Err(Errno::EINVAL),
+            (RenameMode::Exchange, Some(d)) if self.is_within(from.0, d.ino) => {
+                return Err(Errno::EINVAL);
             }
+            (_, Some(d)) if self.is_within(from.0, d.ino) => return Err(Errno::ENOTEMPTY),
+            (_, Some(d)) if d.ino == src.ino => return Ok(Plan::default()),
+            _ => {}
+        }
+        let mut p = Planner::new(self, now);
+        match (mode, dst) {
+            (RenameMode::Exchange, Some(d)) => exchange(&mut p, from, src, to, d)?,
             (_, Some(d)) => {
                 self.may_replace(src, d)?;
                 replace(&mut p, from, src, to, Some(d), mode)?;

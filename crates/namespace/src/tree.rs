@@ -237,6 +237,12 @@ impl Namespace {
         self.pending.range((from, Bound::Unbounded)).copied()
     }
 
+    /// How many inodes have still to reach the backing.
+    #[must_use]
+    pub fn pending_len(&self) -> usize {
+        self.pending.len()
+    }
+
     // ---- what is known of absence (a cache) --------------------------------------------------
 
     /// The backing does not have `name`, under this state of the directory.
