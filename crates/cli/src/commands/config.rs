@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// Show every effective setting and where it came from (default, file, env or flag)
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(args_override_self = true, after_help = "Examples:
   ebb config --show                                    what a mount would use now
   ebb config --show --consistency commit --config job.toml
   ebb config --show --of /local/run7                   what a running daemon uses")]
