@@ -1,1 +1,28 @@
 //! PURE. The model table, ownership trees, a node's view of a file, the race checker and the explorer.
+//!
+//! Nothing here does I/O, reads a clock, spawns a task or takes a lock. The metadata service and
+//! the daemon drive these structures; the explorer drives the very same ones through every
+//! interleaving of small programs.
+//!
+//! * [`model`], [`table`], [`msc`]: what each consistency model does at which call, as data.
+//! * [`ownership`] (on [`tree`]): the service's side of one file, who owns which bytes.
+//! * [`view`]: a node's side of one file, what is in its cache and what it last learned.
+//! * [`claim`]: claims of whole blocks, for writers whose exact bytes are not known.
+//! * [`checker`]: which pairs of operations of a trace race under a model.
+//! * [`explore`]: small programs, every schedule, the real structures, one question: is every
+//!   read of a race-free program the one that sequential consistency gives?
+
+pub mod claim;
+pub mod model;
+pub mod msc;
+pub mod ownership;
+pub mod table;
+pub mod tree;
+pub mod view;
+
+pub use model::{Actions, Model, Scope, SyncEvent};
+pub use msc::Msc;
+pub use ownership::{FileState, MapAnswer, NotFlushed, Owned};
+pub use table::{ModelError, ModelTable};
+pub use tree::{MERGE_SPAN, OwnershipTree};
+pub use view::{Changes, FileView, Piece, Source};

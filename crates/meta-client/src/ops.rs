@@ -15,7 +15,7 @@ pub(crate) enum Again {
 }
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 37] = [
+pub(crate) const NAMES: [&str; 38] = [
     "hello",
     "prove",
     "heartbeat",
@@ -53,6 +53,7 @@ pub(crate) const NAMES: [&str; 37] = [
     "get_lock",
     "release_locks",
     "cancel",
+    "describe",
 ];
 
 /// Index into [`NAMES`] and the rule of repetition.
@@ -97,6 +98,7 @@ pub(crate) fn describe(op: &Op) -> (usize, Again) {
         Op::GetLock(_) => (34, Yes),
         Op::ReleaseLocks(_) => (35, Yes),
         Op::Cancel(_) => (36, Yes),
+        Op::Describe(_) => (37, Yes),
     }
 }
 

@@ -1,0 +1,348 @@
+//! The service's side of one file: versions, sizes and who owns which bytes. Every mutating call
+//! is a pure function of the state and its arguments, so a journal of the calls replays to the
+//! same state; nothing here knows sessions, grants or the backing itself.
+//!
+//! # Flushes
+//!
+//! [`FileState::grantable`] changes nothing and need not be journalled. The grant is judged when
+//! it ends: [`FileState::mark_flushed`] marks what is still the node's at a version not newer
+//! than the granted one. Versions of unflushed bytes are exact (see [`crate::tree`]), and every
+//! attach after the grant has a newer version than anything in the grant, so the mark covers
+//! exactly the bytes that were neither attached again nor taken by others since: a flush never
+//! falls short because a neighbouring byte was written, and never marks a byte too many.
+//!
+//! # What happens to the backing's bytes
+//!
+//! `base_version` is at least the version of every byte that ever went from an owner to the
+//! backing. It is not raised further by a detach: a clean copy that another node fetched after the
+//! last attach of those bytes stays valid.
+
+use crate::tree::{DamagedTree, OwnershipTree};
+use ebb_types::{ByteRange, NodeId, Version};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use crate::tree::Owned;
+
+/// Up to so many entries, an answer speaks of the whole file, whatever was asked.
+pub const WHOLE_ANSWER_ENTRIES: usize = 64;
+
+/// Up to so many entries it is worth trying whether they merge to few enough.
+const TRY_MERGING_ENTRIES: usize = 256;
+
+/// The largest size a file can have.
+const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// A detach of bytes that only the node's cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {0} are not flushed")]
+pub struct NotFlushed(pub ByteRange);
+
+/// What the service answers to a query.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MapAnswer {
+    /// The file's newest version.
+    pub version: Version,
+    /// Published size.
+    pub size: u64,
+    /// When the unowned bytes last changed.
+    pub base_version: Version,
+    /// Unowned bytes below it are the backing's, those from it to the size are zeros.
+    pub base_len: u64,
+    /// The asker's known version is the newest: `ranges` is left out.
+    pub unchanged: bool,
+    /// The part of the file that `ranges` speaks of.
+    pub covers: ByteRange,
+    /// Owned bytes, sorted and disjoint, merged for readers.
+    pub ranges: Vec<Owned>,
+}
+
+/// Everything the service knows of one file's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Stored", into = "Stored")]
+pub struct FileState {
+    version: Version,
+    size: u64,
+    base_version: Version,
+    base_len: u64,
+    tree: OwnershipTree,
+}
+
+/// The stored form; counters are made anew and order is checked when it is read.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    version: Version,
+    size: u64,
+    base_version: Version,
+    base_len: u64,
+    owned: Vec<Owned>,
+}
+
+impl FileState {
+    /// A file of which the backing has `size` bytes (0: it may not exist there at all). The
+    /// first version is 1, so that it differs from "nothing known".
+    #[must_use]
+    pub fn new(size: u64) -> FileState {
+        let first = Version::ZERO.next();
+        FileState {
+            version: first,
+            size,
+            base_version: first,
+            base_len: size,
+            tree: OwnershipTree::new(),
+        }
+    }
+
+    /// The newest version.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Published size.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Unowned bytes below it are the backing's.
+    #[must_use]
+    pub fn base_len(&self) -> u64 {
+        self.base_len
+    }
+
+    /// When the unowned bytes last changed.
+    #[must_use]
+    pub fn base_version(&self) -> Version {
+        self.base_version
+    }
+
+    /// `node` becomes the owner of `ranges`, unflushed, taking them from others. Nothing happens,
+    /// and no version is used up, when there is no byte in them.
+    pub fn attach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Version {
+        if ranges.iter().all(|r| r.is_empty()) {
+            return self.version;
+        }
+        let version = self.step();
+        for range in ranges.iter().copied().filter(|r| !r.is_empty()) {
+            self.tree.insert(Owned { range, node, version, flushed: false });
+            self.size = self.size.max(range.end());
+        }
+        version
+    }
+
+    /// Reserves `len` bytes at the end of the file for `node` and attaches them. Returns where
+    /// they begin; `None` when the file would become too large.
+    pub fn append(&mut self, node: NodeId, len: u64) -> Option<(u64, Version)> {
+        let start = self.size;
+        let end = start.checked_add(len).filter(|end| *end <= SIZE_MAX)?;
+        Some((start, self.attach(node, &[ByteRange::new(start, end)])))
+    }
+
+    /// `node` gives up flushed bytes, which become the backing's. Bytes of other owners or of
+    /// nobody are left alone; an own unflushed byte is an error that changes nothing.
+    pub fn detach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Result<Version, NotFlushed> {
+        let mut pieces = Vec::new();
+        for range in ranges {
+            for piece in self.tree.overlapping(*range).filter(|o| o.node == node) {
+                if !piece.flushed {
+                    return Err(NotFlushed(piece.range));
+                }
+                pieces.push(piece);
+            }
+        }
+        Ok(self.give_to_backing(&pieces))
+    }
+
+    /// Sets the size. A cut takes the bytes beyond it from everyone; an extension adds zeros.
+    pub fn truncate(&mut self, len: u64) -> Version {
+        let version = self.step();
+        if len < self.size {
+            self.tree.remove(ByteRange::from(len));
+            self.base_len = self.base_len.min(len);
+            self.base_version = version;
+        }
+        self.size = len;
+        version
+    }
+
+    /// Somebody outside of the job changed the file on the backing. Owned flushed bytes are no
+    /// longer what the backing has and go. Callers see to it that nothing is owned unflushed
+    /// ([`FileState::is_clean`]); if something is, it stays, and so does the size it needs.
+    pub fn base_changed(&mut self, new_len: u64) -> Version {
+        let version = self.step();
+        let kept: Vec<Owned> = self.tree.iter().filter(|o| !o.flushed).collect();
+        self.size = kept.last().map_or(new_len, |o| o.range.end().max(new_len));
+        self.tree = OwnershipTree::new();
+        kept.into_iter().for_each(|o| self.tree.insert(o));
+        self.base_len = new_len;
+        self.base_version = version;
+        version
+    }
+
+    /// True when the backing holds every published byte.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.tree.unflushed().is_empty()
+    }
+
+    /// Who owns `range`. A file with few entries is answered whole, whatever was asked; one whose
+    /// version the asker knows is answered `unchanged`.
+    #[must_use]
+    pub fn query(&self, range: ByteRange, known: Version) -> MapAnswer {
+        let unchanged = known == self.version && known != Version::ZERO;
+        let (covers, ranges) = match unchanged {
+            true => (ByteRange::ALL, Vec::new()),
+            false => self.answer(range),
+        };
+        MapAnswer {
+            version: self.version,
+            size: self.size,
+            base_version: self.base_version,
+            base_len: self.base_len,
+            unchanged,
+            covers,
+            ranges,
+        }
+    }
+
+    fn answer(&self, range: ByteRange) -> (ByteRange, Vec<Owned>) {
+        if range != ByteRange::ALL && self.tree.len() <= TRY_MERGING_ENTRIES {
+            let whole = self.tree.answer(ByteRange::ALL);
+            if whole.len() <= WHOLE_ANSWER_ENTRIES {
+                return (ByteRange::ALL, whole);
+            }
+        }
+        (range, self.tree.answer(range))
+    }
+
+    /// The parts of `ranges` that `node` may flush now: its own unflushed bytes, neighbours as
+    /// one with the newest of their versions.
+    #[must_use]
+    pub fn grantable(&self, node: NodeId, ranges: &[ByteRange]) -> Vec<Owned> {
+        let mut out: Vec<Owned> = Vec::new();
+        for range in ranges {
+            for next in self.tree.overlapping(*range).filter(|o| o.node == node && !o.flushed) {
+                match out.last_mut() {
+                    Some(last) if last.range.end() == next.range.start() => {
+                        last.range = ByteRange::new(last.range.start(), next.range.end());
+                        last.version = last.version.max(next.version);
+                    }
+                    _ => out.push(next),
+                }
+            }
+        }
+        out
+    }
+
+    /// The backing now holds what `node` had at the time of the grant. Marks what is still so and
+    /// returns the number of bytes marked.
+    pub fn mark_flushed(&mut self, node: NodeId, granted: &[Owned]) -> u64 {
+        let mut bytes = 0;
+        for grant in granted {
+            for marked in self.tree.mark_flushed(grant.range, node, grant.version) {
+                bytes += marked.len();
+                self.base_len = self.base_len.max(marked.end());
+            }
+        }
+        bytes
+    }
+
+    /// `node` left for good. Its flushed bytes become the backing's; the ones returned were only
+    /// in its cache and stay its own, so that whoever reads them gets an error and not old bytes.
+    pub fn node_gone(&mut self, node: NodeId) -> Vec<ByteRange> {
+        let (flushed, lost): (Vec<Owned>, Vec<Owned>) =
+            self.tree.iter().filter(|o| o.node == node).partition(|o| o.flushed);
+        self.give_to_backing(&flushed);
+        lost.into_iter().map(|o| o.range).collect()
+    }
+
+    fn give_to_backing(&mut self, pieces: &[Owned]) -> Version {
+        if pieces.is_empty() {
+            return self.version;
+        }
+        for piece in pieces {
+            self.tree.remove(piece.range);
+            self.base_version = self.base_version.max(piece.version);
+            self.base_len = self.base_len.max(piece.range.end());
+        }
+        self.step()
+    }
+
+    /// Merges unflushed entries within spans, to save memory, except where `busy` (the ranges of
+    /// all grants that are out). Changes no answer's meaning and need not be journalled: a
+    /// replay without it has older, exact versions, under which every recorded
+    /// [`FileState::mark_flushed`] marks at least as much.
+    pub fn compact(&mut self, busy: &[ByteRange]) {
+        self.tree.compact(busy);
+    }
+
+    /// Bytes that only some node's cache holds.
+    #[must_use]
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.tree.unflushed().values().sum()
+    }
+
+    /// The same per node; nodes with none are left out.
+    #[must_use]
+    pub fn unflushed_by_node(&self) -> BTreeMap<NodeId, u64> {
+        self.tree.unflushed().clone()
+    }
+
+    /// Number of intervals kept.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// All intervals in order, with their exact versions.
+    pub fn owned(&self) -> impl Iterator<Item = Owned> + '_ {
+        self.tree.iter()
+    }
+
+    /// The intervals that meet `range`, clipped to it.
+    pub fn owned_in(&self, range: ByteRange) -> impl Iterator<Item = Owned> + '_ {
+        self.tree.overlapping(range)
+    }
+
+    /// Every node that owns something.
+    #[must_use]
+    pub fn owners(&self) -> BTreeSet<NodeId> {
+        self.tree.iter().map(|o| o.node).collect()
+    }
+
+    fn step(&mut self) -> Version {
+        self.version = self.version.next();
+        self.version
+    }
+}
+
+impl TryFrom<Stored> for FileState {
+    type Error = DamagedTree;
+
+    fn try_from(s: Stored) -> Result<FileState, DamagedTree> {
+        Ok(FileState {
+            version: s.version,
+            size: s.size,
+            base_version: s.base_version,
+            base_len: s.base_len,
+            tree: OwnershipTree::try_from(s.owned)?,
+        })
+    }
+}
+
+impl From<FileState> for Stored {
+    fn from(f: FileState) -> Stored {
+        Stored {
+            version: f.version,
+            size: f.size,
+            base_version: f.base_version,
+            base_len: f.base_len,
+            owned: f.tree.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "ownership_tests.rs"]
+mod tests;

@@ -1,0 +1,576 @@
+//! A node's side of one file: what its cache file holds, what the service last said, and from
+//! where each byte is read. Pure: the caller does the RPCs, the I/O and the waiting.
+//!
+//! # How a caller uses it
+//!
+//! * **Write**: [`FileView::write`], write the bytes to the cache file, [`FileView::write`] again.
+//!   The first call keeps a concurrent reader from filling the place with fetched bytes; the second
+//!   sees to it that an attach or a flush that was taken in between does not count for them.
+//! * **Attach**: send what [`FileView::take_unattached`] gives, then [`FileView::attached`] or
+//!   [`FileView::attach_failed`]. A sync event that must publish is not done before every
+//!   attach of these bytes that is under way was answered, also one that somebody else sent
+//!   ([`FileView::has_unattached`] is still true until then). Attaches may overlap and be answered
+//!   in any order.
+//! * **Query**: ask with [`FileView::known_version`], then [`FileView::apply`]. Ask again at
+//!   once when the answer left something doubtful (see below).
+//! * **Read**: [`FileView::plan_read`], get each piece from where it says, then under the lock of
+//!   the view [`FileView::fetched`] and fill exactly what that returns into the cache file. Where
+//!   bytes became local meanwhile, the local ones are read. A peer that no longer has the bytes
+//!   means that the map is out of date: query and plan again.
+//! * **Flush**: get a grant for [`FileView::unflushed`], copy the granted ranges, end the grant,
+//!   [`FileView::flushed`] with the granted ranges and versions. To make room: detach flushed
+//!   ranges at the service, [`FileView::detached`], [`FileView::drop_clean`].
+//!
+//! # Versions
+//!
+//! Every fact about a byte is known *as of* some version. An answer older than that changes
+//! nothing, so answers and attach replies may arrive in any order. Clean bytes have no version of
+//! their own: they are good as of the same version as the fact about them; when a newer answer
+//! says that they changed after it, they go (rule 3 of the architecture).
+//!
+//! Owned extents remember the oldest and the newest version of their parts. An answer from between
+//! the two that shows another owner cannot be judged (which of our parts is older than it?) and
+//! is reported as doubtful; the next query is newer than all of them and can be.
+
+mod flying;
+mod known;
+mod local;
+
+use crate::ownership::MapAnswer;
+use ebb_types::{ByteRange, NodeId, Version};
+use flying::Flying;
+use known::{Fact, Known, Segment, segments};
+use local::{Class, Local, LocalMap};
+
+/// Where bytes are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The cache file of this node.
+    Local,
+    /// The cache of their owner. When that is this node itself, the bytes should be here and are
+    /// not: they are lost, and a read of them fails.
+    Peer {
+        /// The owner.
+        node: NodeId,
+        /// When it attached them, or later.
+        version: Version,
+    },
+    /// The file on the backing.
+    Backing,
+    /// Nowhere: they are zeros.
+    Zero,
+}
+
+/// A part of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The bytes.
+    pub range: ByteRange,
+    /// Where they are.
+    pub source: Source,
+    /// The version that this is known as of, for [`FileView::fetched`]. Zero: nothing is known
+    /// about these bytes, a query must come first. For local bytes it means nothing.
+    pub as_of: Version,
+}
+
+/// What an answer took away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Bytes this node owned and another one took, or a truncate; no longer local.
+    pub overtaken: Vec<ByteRange>,
+    /// Clean bytes that changed elsewhere; no longer local.
+    pub stale: Vec<ByteRange>,
+    /// Own bytes that the answer is too old to judge: query again before relying on them. Never
+    /// when the sync events of a file take turns.
+    pub doubtful: Vec<ByteRange>,
+}
+
+/// A node's view of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FileView {
+    me: NodeId,
+    local: LocalMap,
+    flying: Flying,
+    known: Known,
+}
+
+impl FileView {
+    /// Nothing local, nothing known.
+    #[must_use]
+    pub fn new(me: NodeId) -> FileView {
+        FileView {
+            me,
+            local: LocalMap::default(),
+            flying: Flying::default(),
+            known: Known::nothing(),
+        }
+    }
+
+    /// The version for which the whole map is known; zero when there is none.
+    #[must_use]
+    pub fn known_version(&self) -> Version {
+        self.known.whole()
+    }
+
+    // ---- learning ------------------------------------------------------------------------------
+
+    /// Learns what an answer says about the bytes that it covers.
+    pub fn apply(&mut self, answer: &MapAnswer) -> Changes {
+        let mut changes = Changes::default();
+        self.known.size.update(answer.size, answer.version);
+        self.known.base_len.update(answer.base_len, answer.version);
+        if answer.unchanged || answer.version < self.known.whole() {
+            return changes;
+        }
+        for segment in segments(answer) {
+            // What was known already has been judged already.
+            if !self.known.says(&segment) {
+                self.apply_segment(&segment, answer.version, &mut changes);
+            }
+            if segment.owner == self.me && segment.flushed {
+                self.note_flushed(segment.range, answer.version);
+            }
+        }
+        if answer.covers == ByteRange::ALL && changes.doubtful.is_empty() {
+            self.known.set_whole(answer.version);
+        }
+        changes
+    }
+
+    fn apply_segment(&mut self, segment: &Segment, as_of: Version, changes: &mut Changes) {
+        let older: Vec<(ByteRange, Fact)> =
+            self.known.facts(segment.range).filter(|(_, f)| f.as_of <= as_of).collect();
+        for (range, fact) in older {
+            let mut doubtful = Vec::new();
+            if segment.version > fact.as_of {
+                let stale = self.local.of_class(Class::Clean, range);
+                self.forget(&stale, &mut changes.stale);
+                if segment.owner != self.me {
+                    doubtful = self.judge_owned(range, segment, as_of, changes);
+                }
+            }
+            let new = Fact { owner: segment.owner, version: segment.version, as_of };
+            for certain in without(range, &doubtful) {
+                self.known.learn(certain, new);
+            }
+            changes.doubtful.append(&mut doubtful);
+        }
+    }
+
+    /// Rule 4: owned bytes of which a newer answer says that they are not ours. Returns those that
+    /// the answer is too old for.
+    fn judge_owned(
+        &mut self,
+        range: ByteRange,
+        segment: &Segment,
+        as_of: Version,
+        changes: &mut Changes,
+    ) -> Vec<ByteRange> {
+        let mut doubtful = Vec::new();
+        let extents: Vec<(ByteRange, Local)> = self.local.overlapping(range).collect();
+        for (bytes, state) in extents {
+            let Local::Owned { first, last, flushed } = state else { continue };
+            if as_of < first {
+                continue;
+            }
+            if as_of < last {
+                doubtful.push(bytes);
+            } else if flushed && segment.owner == NodeId::NOBODY && segment.version <= first {
+                // Given back (by a detach whose reply is not here yet), and unchanged since.
+                self.local.set(bytes, Some(Local::Clean));
+            } else {
+                self.forget(&[bytes], &mut changes.overtaken);
+            }
+        }
+        doubtful
+    }
+
+    fn forget(&mut self, ranges: &[ByteRange], into: &mut Vec<ByteRange>) {
+        for range in ranges {
+            self.local.set(*range, None);
+            push_joined(into, *range);
+        }
+    }
+
+    /// The service has our bytes as flushed: when it said so after we attached them last, they are.
+    fn note_flushed(&mut self, range: ByteRange, as_of: Version) {
+        for bytes in self.local.of_class(Class::Unflushed, range) {
+            self.flushed(&[(bytes, as_of)]);
+        }
+    }
+
+    // ---- writing and attaching -----------------------------------------------------------------
+
+    /// The bytes of `range` are being (and then: were) written.
+    pub fn write(&mut self, range: ByteRange) {
+        self.local.set(range, Some(Local::Dirty));
+    }
+
+    /// The written bytes within `within` that no attach was sent for. They count as sent now.
+    pub fn take_unattached(&mut self, within: ByteRange) -> Vec<ByteRange> {
+        let taken = self.local.of_class(Class::Dirty, within);
+        for range in &taken {
+            self.local.set(*range, Some(Local::Attaching));
+            self.flying.start(*range);
+        }
+        taken
+    }
+
+    /// The service attached `ranges` (as they were taken) at `version`; `size` is the published
+    /// size then. What was written again meanwhile stays unattached. Returns what turns out to
+    /// be overtaken already.
+    pub fn attached(&mut self, ranges: &[ByteRange], version: Version, size: u64) -> Changes {
+        let mut changes = Changes::default();
+        self.known.size.update(size, version);
+        for range in ranges {
+            for (landed, newest) in self.flying.land(*range, version) {
+                for bytes in self.local.of_class(Class::Attaching, landed) {
+                    self.own(bytes, newest, &mut changes);
+                }
+            }
+            for lost in self.local.gaps(*range) {
+                self.learn_newer(lost, Fact { owner: self.me, version, as_of: version });
+            }
+        }
+        self.extend_whole(ranges, version);
+        changes
+    }
+
+    /// `range` was written at a place that the service had reserved and attached for it at
+    /// `version` (append): no attach of it is needed.
+    pub fn appended(&mut self, range: ByteRange, version: Version, size: u64) -> Changes {
+        let mut changes = Changes::default();
+        self.known.size.update(size, version);
+        for bytes in self.local.of_class(Class::Dirty, range) {
+            self.own(bytes, version, &mut changes);
+        }
+        self.extend_whole(&[range], version);
+        changes
+    }
+
+    /// An attach of `ranges` came to nothing: they wait for the next one.
+    pub fn attach_failed(&mut self, ranges: &[ByteRange]) {
+        for range in ranges {
+            self.flying.land(*range, Version::ZERO);
+            for bytes in self.local.of_class(Class::Attaching, *range) {
+                self.local.set(bytes, Some(Local::Dirty));
+            }
+        }
+    }
+
+    /// Bytes attached at `version` become owned, except where a newer answer that came first
+    /// shows that they were taken from us since.
+    fn own(&mut self, range: ByteRange, version: Version, changes: &mut Changes) {
+        let facts: Vec<(ByteRange, Fact)> = self.known.facts(range).collect();
+        let owned = Local::Owned { first: version, last: version, flushed: false };
+        self.local.set(range, Some(owned));
+        for (bytes, fact) in facts {
+            if fact.owner != self.me && fact.version >= version {
+                self.forget(&[bytes], &mut changes.overtaken);
+            }
+        }
+    }
+
+    /// When nothing happened to the file between what we know wholly and our own attach, then
+    /// we know it wholly as of that attach too.
+    fn extend_whole(&mut self, ranges: &[ByteRange], version: Version) {
+        let some = ranges.iter().any(|r| !r.is_empty());
+        if some && self.known.whole() != Version::ZERO && version == self.known.whole().next() {
+            self.known.set_whole(version);
+        }
+    }
+
+    fn learn_newer(&mut self, range: ByteRange, new: Fact) {
+        let older: Vec<ByteRange> =
+            self.known.facts(range).filter(|(_, f)| f.as_of < new.as_of).map(|(r, _)| r).collect();
+        older.into_iter().for_each(|r| self.known.learn(r, new));
+    }
+
+    // ---- reading -------------------------------------------------------------------------------
+
+    /// From where each byte of `range` below the size is read: sorted, disjoint and complete.
+    #[must_use]
+    pub fn plan_read(&self, range: ByteRange) -> Vec<Piece> {
+        let range = range.intersect(ByteRange::new(0, self.size()));
+        let mut pieces = Vec::new();
+        let mut at = range.start();
+        for (bytes, _) in self.local.overlapping(range) {
+            self.plan_absent(ByteRange::new(at, bytes.start()), &mut pieces);
+            self.push_local(bytes, &mut pieces);
+            at = bytes.end();
+        }
+        self.plan_absent(ByteRange::new(at, range.end()), &mut pieces);
+        pieces
+    }
+
+    fn push_local(&self, range: ByteRange, pieces: &mut Vec<Piece>) {
+        match pieces.last_mut() {
+            Some(last) if last.source == Source::Local && last.range.end() == range.start() => {
+                last.range = ByteRange::new(last.range.start(), range.end());
+            }
+            _ => pieces.push(Piece { range, source: Source::Local, as_of: self.known.whole() }),
+        }
+    }
+
+    fn plan_absent(&self, range: ByteRange, pieces: &mut Vec<Piece>) {
+        if range.is_empty() {
+            return;
+        }
+        let base = ByteRange::new(0, self.known.base_len.value);
+        for (bytes, fact) in self.known.facts(range) {
+            let mut push = |range: ByteRange, source| {
+                if !range.is_empty() {
+                    pieces.push(Piece { range, source, as_of: fact.as_of });
+                }
+            };
+            if fact.owner != NodeId::NOBODY {
+                push(bytes, Source::Peer { node: fact.owner, version: fact.version });
+                continue;
+            }
+            push(bytes.intersect(base), Source::Backing);
+            push(bytes.intersect(ByteRange::from(base.end())), Source::Zero);
+        }
+    }
+
+    /// Bytes of `range` came from a piece of that `as_of`. Returns the parts that are still
+    /// absent and have not changed since, as far as is known; they are clean now and the caller
+    /// fills exactly these into the cache file.
+    pub fn fetched(&mut self, range: ByteRange, as_of: Version) -> Vec<ByteRange> {
+        let mut accepted = Vec::new();
+        for gap in self.local.gaps(range) {
+            for (bytes, fact) in self.known.facts(gap) {
+                if fact.version <= as_of && fact.owner != self.me {
+                    push_joined(&mut accepted, bytes);
+                }
+            }
+        }
+        for bytes in &accepted {
+            self.local.set(*bytes, Some(Local::Clean));
+        }
+        accepted
+    }
+
+    /// Gives up clean bytes within `within`; returns which.
+    pub fn drop_clean(&mut self, within: ByteRange) -> Vec<ByteRange> {
+        let dropped = self.local.of_class(Class::Clean, within);
+        dropped.iter().for_each(|r| self.local.set(*r, None));
+        dropped
+    }
+
+    // ---- flushing ------------------------------------------------------------------------------
+
+    /// Owned, unflushed ranges within `within`, neighbours as one, each with the newest version of
+    /// its parts.
+    #[must_use]
+    pub fn unflushed(&self, within: ByteRange) -> Vec<(ByteRange, Version)> {
+        let newest = |range: ByteRange| {
+            let versions = self.local.overlapping(range).map(|(_, state)| match state {
+                Local::Owned { last, .. } => last,
+                _ => Version::ZERO,
+            });
+            versions.max().unwrap_or_default()
+        };
+        let ranges = self.local.of_class(Class::Unflushed, within);
+        ranges.into_iter().map(|r| (r, newest(r))).collect()
+    }
+
+    /// The backing has these ranges as they were at these versions (those of the grant): what was
+    /// not attached again since, nor written, is flushed.
+    pub fn flushed(&mut self, ranges: &[(ByteRange, Version)]) {
+        for (range, upto) in ranges {
+            let extents: Vec<(ByteRange, Local)> = self.local.overlapping(*range).collect();
+            for (bytes, state) in extents {
+                if let Local::Owned { first, last, flushed: false } = state
+                    && last <= *upto
+                {
+                    self.local.set(bytes, Some(Local::Owned { first, last, flushed: true }));
+                    self.local.merge_owned_at(bytes.end());
+                    self.local.merge_owned_at(bytes.start());
+                }
+            }
+        }
+    }
+
+    /// The service took these flushed ranges off us: they are clean, and the backing's.
+    ///
+    /// `version` is that of the detach. The bytes are not known as of then: the service also
+    /// says yes when another node had taken some of them long before.
+    pub fn detached(&mut self, ranges: &[ByteRange], version: Version) {
+        for range in ranges {
+            let extents: Vec<(ByteRange, Local)> = self.local.overlapping(*range).collect();
+            for (bytes, state) in extents {
+                if let Local::Owned { first, last, flushed: true } = state
+                    && last <= version
+                {
+                    self.give_back(bytes, first);
+                }
+            }
+        }
+    }
+
+    fn give_back(&mut self, range: ByteRange, since: Version) {
+        let facts: Vec<(ByteRange, Fact)> = self.known.facts(range).collect();
+        for (bytes, fact) in facts {
+            let as_of = fact.as_of.max(since);
+            self.known.learn(bytes, Fact { owner: NodeId::NOBODY, version: as_of, as_of });
+        }
+        self.local.set(range, Some(Local::Clean));
+        self.known.base_len.value = self.known.base_len.value.max(range.end());
+    }
+
+    /// This node's own truncate to `len` was done, with this answer: local bytes beyond it are
+    /// gone, also unattached ones.
+    pub fn truncated(&mut self, len: u64, answer: &MapAnswer) -> Changes {
+        self.local.set(ByteRange::from(len), None);
+        self.apply(answer)
+    }
+
+    // ---- sizes and sums ------------------------------------------------------------------------
+
+    /// The size that this node sees: the published one, or the end of its last unattached byte.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.known.size.value.max(self.unattached_end())
+    }
+
+    /// The end of the last byte that was written here and not yet published; 0: there is none.
+    #[must_use]
+    pub fn unattached_end(&self) -> u64 {
+        self.local.end_of(Class::Dirty).max(self.local.end_of(Class::Attaching))
+    }
+
+    /// The published size, as last learned.
+    #[must_use]
+    pub fn published_size(&self) -> u64 {
+        self.known.size.value
+    }
+
+    /// True when some written byte is not attached for certain.
+    #[must_use]
+    pub fn has_unattached(&self) -> bool {
+        self.unattached_bytes() > 0
+    }
+
+    /// Written bytes that are not attached for certain.
+    #[must_use]
+    pub fn unattached_bytes(&self) -> u64 {
+        self.local.bytes(Class::Dirty) + self.local.bytes(Class::Attaching)
+    }
+
+    /// Bytes that only this node's cache holds: unattached, or owned and not flushed.
+    #[must_use]
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.unattached_bytes() + self.local.bytes(Class::Unflushed)
+    }
+
+    /// Local bytes that others hold as well: clean, or owned and flushed.
+    #[must_use]
+    pub fn clean_bytes(&self) -> u64 {
+        self.local.bytes(Class::Clean) + self.local.bytes(Class::Flushed)
+    }
+
+    /// Owned flushed ranges within `within`: those that a detach would make droppable.
+    #[must_use]
+    pub fn detachable(&self, within: ByteRange) -> Vec<ByteRange> {
+        self.local.of_class(Class::Flushed, within)
+    }
+
+    /// True when every byte of `range` is in the cache file.
+    #[must_use]
+    pub fn local(&self, range: ByteRange) -> bool {
+        self.local.has_all(range)
+    }
+
+    /// True when every byte below the size is in the cache file or a hole that is a hole for
+    /// everybody, as far as is known: the cache file by itself reads right.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let gaps = self.local.gaps(ByteRange::new(0, self.size()));
+        gaps.into_iter().all(|gap| {
+            gap.start() >= self.known.base_len.value
+                && self.known.facts(gap).all(|(_, f)| f.owner == NodeId::NOBODY)
+        })
+    }
+
+    /// True when, as far as is known, there is no byte but zeros in the file: nothing local,
+    /// nothing owned, nothing on the backing. What the cache file holds later was written here.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.local.len() == 0
+            && self.known.base_len.value == 0
+            && self.known.next_owned_from(0).is_none()
+    }
+
+    /// Number of extents and facts kept, for status and for deciding on [`FileView::compact`].
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.local.len() + self.known.len()
+    }
+
+    /// Merges neighbouring owned extents of different versions within spans, to save memory,
+    /// except where `busy` (all ranges that are being flushed).
+    pub fn compact(&mut self, busy: &[ByteRange]) {
+        self.local.compact(busy);
+    }
+
+    /// The first byte at or after `offset` that is not a hole; `None` when there is none.
+    #[must_use]
+    pub fn seek_data(&self, offset: u64) -> Option<u64> {
+        let size = self.size();
+        if offset < self.known.base_len.value.min(size) {
+            return Some(offset);
+        }
+        let local = self.local.next_from(offset);
+        let owned = self.known.next_owned_from(offset);
+        local.into_iter().chain(owned).min().filter(|at| *at < size)
+    }
+
+    /// The first byte at or after `offset` that is a hole; the end of the file counts as one.
+    /// `None` when `offset` is not in the file.
+    #[must_use]
+    pub fn seek_hole(&self, offset: u64) -> Option<u64> {
+        let size = self.size();
+        if offset >= size {
+            return None;
+        }
+        let mut at = offset.max(self.known.base_len.value);
+        while at < size {
+            let local = self.local.at(at).map(ByteRange::end);
+            match local.or_else(|| self.known.owned_until(at)) {
+                Some(end) => at = end,
+                None => break,
+            }
+        }
+        Some(at.min(size))
+    }
+}
+
+/// `range` without `holes`, which are sorted.
+fn without(range: ByteRange, holes: &[ByteRange]) -> Vec<ByteRange> {
+    let mut out = Vec::with_capacity(holes.len() + 1);
+    let mut at = range.start();
+    for hole in holes {
+        out.push(ByteRange::new(at, hole.start()));
+        at = hole.end();
+    }
+    out.push(ByteRange::new(at, range.end()));
+    out
+}
+
+/// A range of the maps as ours.
+fn bytes(range: &std::ops::Range<u64>) -> ByteRange {
+    ByteRange::new(range.start, range.end)
+}
+
+fn push_joined(into: &mut Vec<ByteRange>, range: ByteRange) {
+    match into.last_mut() {
+        Some(last) if last.end() == range.start() => {
+            *last = ByteRange::new(last.start(), range.end());
+        }
+        _ => into.push(range),
+    }
+}
+
+#[cfg(test)]
+#[path = "../view_tests.rs"]
+mod tests;
