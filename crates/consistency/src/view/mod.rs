@@ -153,7 +153,7 @@ impl FileView {
             for certain in without(range, &doubtful) {
                 self.known.learn(certain, new);
             }
-            changes.doubtful.append(&mut doubtful);
+            doubtful.into_iter().for_each(|r| push_joined(&mut changes.doubtful, r));
         }
     }
 
