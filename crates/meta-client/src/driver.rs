@@ -52,6 +52,10 @@ pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
         if let Err(reason) = listen(&inner, session).await {
             return inner.fence(&reason);
         }
+        if inner.leaving.load(Relaxed) {
+            // Who comes back after a goodbye would be a node of the job again.
+            return inner.exchange.end(Errno::ENOTCONN, "this node has left the job");
+        }
         inner.exchange.down();
         inner.announce(Event::Disconnected);
         session = match reconnect(&inner).await {
