@@ -60,7 +60,7 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
             forget_state(plan);
         }
     }
-    runtime.shutdown_timeout(Duration::from_secs(2));
+    runtime.shutdown_background();
     drop(lock);
     ended
 }
