@@ -22,15 +22,20 @@ pub fn check(config: &MountConfig) -> Result<(), Failure> {
 
 /// The job's model and rules as text. Nodes of one job must agree on it.
 pub fn job_text(config: &MountConfig) -> String {
-    config.rules.iter().fold(config.consistency.clone(), |text, r| {
-        format!("{text};{}={}", r.glob, r.model)
-    })
+    config
+        .rules
+        .iter()
+        .fold(config.consistency.clone(), |text, r| format!("{text};{}={}", r.glob, r.model))
 }
 
 /// Checks the models that settings name, before there is anything to mount.
 pub fn check_names(settings: &Settings) -> Result<(), Failure> {
     let table = table(&settings.models_toml)?;
-    known(&table, settings.text("consistency").unwrap_or_default(), &settings.named("consistency"))?;
+    known(
+        &table,
+        settings.text("consistency").unwrap_or_default(),
+        &settings.named("consistency"),
+    )?;
     let models = settings.value("rule").parts.iter().filter_map(|r| r.rsplit_once('='));
     for (_, model) in models {
         known(&table, model, &settings.named("rule"))?;

@@ -56,10 +56,9 @@ impl Service {
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
-            let listener = next_free(&addresses).await.or_failed(format!(
-                "metadata service on the host of --listen {}",
-                config.listen
-            ))?;
+            let listener = next_free(&addresses)
+                .await
+                .or_failed(format!("metadata service on the host of --listen {}", config.listen))?;
             Service::start(start, listener, &config.listen).await
         })
     }
@@ -173,7 +172,10 @@ async fn next_free(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 /// interface" says nothing to others, who get this machine's name.
 fn advertised(listen: &str, bound: SocketAddr) -> String {
     let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
-    let is_any = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+    let is_any = host
+        .trim_matches(['[', ']'])
+        .parse::<std::net::IpAddr>()
+        .is_ok_and(|ip| ip.is_unspecified());
     if host.is_empty() || is_any {
         return format!("{}:{}", host_name(), bound.port());
     }

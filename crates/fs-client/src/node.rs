@@ -17,9 +17,10 @@ use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Files are spread over so many maps, so that threads seldom meet.
 const SHARDS: usize = 16;
@@ -57,8 +58,13 @@ pub struct Node {
     pub flusher: OnceLock<Arc<Engine>>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
+    /// Upper bound of the bytes in the buffer.
+    pub used: AtomicU64,
+    /// Whoever makes room has this; when room was made last.
+    pub making_room: tokio::sync::Mutex<Option<Instant>>,
     /// Files that may have bytes which are not on the backing.
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
+    capacity: OnceLock<u64>,
     this: Weak<Node>,
     files: [RwLock<HashMap<Ino, Arc<CachedFile>>>; SHARDS],
 }
@@ -105,6 +111,9 @@ impl Node {
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
             daemon: OnceLock::new(),
+            used: AtomicU64::new(0),
+            making_room: tokio::sync::Mutex::new(None),
+            capacity: OnceLock::new(),
             dirty: Mutex::new(HashMap::new()),
             this: this.clone(),
             files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
@@ -162,9 +171,8 @@ impl Node {
     /// The cap of the buffer.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.config
-            .cache_size
-            .map_or_else(|| self.cache.space().map_or(0, |(all, _)| all / 5 * 4), |s| s.0)
+        let of_file_system = || self.cache.space().map_or(u64::MAX, |(all, _)| all / 5 * 4);
+        *self.capacity.get_or_init(|| self.config.cache_size.map_or_else(of_file_system, |s| s.0))
     }
 
     fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Arc<CachedFile>>> {
@@ -209,10 +217,13 @@ impl Node {
     /// The kernel holds no reference to the inode any more; what has no local bytes is dropped.
     pub fn forget(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
+        // Whoever is about to open it holds it as well; then it stays.
         let idle = shard.get(&ino).is_some_and(|f| {
-            let state = f.state.read();
-            let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
-            state.opens == 0 && !state.registered && bytes == 0
+            Arc::strong_count(f) == 1 && {
+                let state = f.state.read();
+                let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
+                state.opens == 0 && !state.registered && bytes == 0
+            }
         });
         if idle
             && let Some(file) = shard.remove(&ino)

@@ -75,7 +75,8 @@ fn as_toml(settings: &Settings) -> String {
             (Form::Count(..) | Form::Switch, Some(_)) => value.parts[0].clone(),
             (_, Some(q)) => q.clone(),
         };
-        let meaning = if value.parts.is_empty() { format!(": {}", key.when_empty) } else { String::new() };
+        let meaning =
+            if value.parts.is_empty() { format!(": {}", key.when_empty) } else { String::new() };
         let setting = format!("{} = {shown}", key.name);
         text.push_str(&format!("{setting:<32} # {}{meaning}\n", value.origin));
     }

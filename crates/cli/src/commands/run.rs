@@ -143,7 +143,9 @@ async fn unmounted(
     }
     Err(Failure::new(
         Code::Incomplete,
-        format!("{shown}: left before everything was on the backing; the daemon goes on (`ebb status {shown}`)"),
+        format!(
+            "{shown}: left before everything was on the backing; the daemon goes on (`ebb status {shown}`)"
+        ),
     ))
 }
 
@@ -176,8 +178,7 @@ mod tests {
     use super::*;
 
     fn run_shell(script: &str) -> Result<u8, Failure> {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut signals = Signals::new().unwrap();
             run(&["sh".into(), "-c".into(), script.into()], &mut signals).await

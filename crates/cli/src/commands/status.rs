@@ -56,10 +56,8 @@ fn is_address(target: &str) -> bool {
 }
 
 fn of_service(address: &str) -> Result<Value, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .or_failed("threads")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().or_failed("threads")?;
     let what = format!("metadata service {address}");
     let reply = runtime.block_on(async {
         tokio::time::timeout(LIMIT, request(address)).await.unwrap_or_else(|_| {
@@ -146,8 +144,12 @@ fn mount_screen(status: &Value) -> String {
     row("dirty", format!("{} not on the backing yet", size(status, "dirty_bytes")));
     row("clean", size(status, "clean_bytes"));
     row("cache", format!("{} on disk", size(status, "cache_bytes")));
-    row("flush", format!("{}, {} so far", text(status, "flush_state"), size(status, "flushed_bytes")));
-    let (peers, backing) = (size(status, "fetched_bytes_peer"), size(status, "fetched_bytes_backing"));
+    row(
+        "flush",
+        format!("{}, {} so far", text(status, "flush_state"), size(status, "flushed_bytes")),
+    );
+    let (peers, backing) =
+        (size(status, "fetched_bytes_peer"), size(status, "fetched_bytes_backing"));
     row("fetched", format!("{peers} from peers, {backing} from the backing"));
     row("in flight", format!("{} operation(s)", text(status, "activity")));
     row("requests", counts(&status["rpc"]));
@@ -166,7 +168,10 @@ fn service_screen(status: &Value) -> String {
     row("backing", text(status, "backing"));
     row("model", text(status, "consistency"));
     row("unflushed", format!("{} not on the backing yet", size(status, "unflushed_bytes")));
-    row("inodes", format!("{}, {} owned ranges", text(status, "inodes"), text(status, "owned_ranges")));
+    row(
+        "inodes",
+        format!("{}, {} owned ranges", text(status, "inodes"), text(status, "owned_ranges")),
+    );
     row("journal", size(status, "journal_bytes"));
     let up = Duration::from_millis(status["uptime_ms"].as_u64().unwrap_or(0));
     row("up", format!("{} s", up.as_secs()));
@@ -238,7 +243,8 @@ mod tests {
             "errors": [{"path": "a", "operation": "flush", "errno": 28, "text": "No space"}],
         });
         let screen = mount_screen(&status);
-        for part in ["/pfs on /m", "3MiB", "waiting", "attach 9, lookup 7", "n2", "a: flush: No space"]
+        for part in
+            ["/pfs on /m", "3MiB", "waiting", "attach 9, lookup 7", "n2", "a: flush: No space"]
         {
             assert!(screen.contains(part), "{part} in\n{screen}");
         }

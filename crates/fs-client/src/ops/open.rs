@@ -96,6 +96,26 @@ impl Node {
         Ok(true)
     }
 
+    /// The backing file that unowned bytes come from. It can have come into being after this node
+    /// opened the file: then the service is asked where it is.
+    pub(crate) async fn backing_of(
+        &self,
+        file: &Arc<CachedFile>,
+    ) -> Result<Arc<dyn BackingFile>, Errno> {
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some((_, backing)) = file.state.read().backing.clone() {
+                return Ok(backing);
+            }
+            let known = file.state.read().view.known_version();
+            let opened = self.meta.open(file.ino, false, false, known).await?;
+            let at = opened.backing.ok_or(Errno::EIO)?;
+            if let Some(backing) = self.open_backing(file, &at).await? {
+                file.state.write().backing = Some(backing);
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
     /// Opens the backing file, unless the open one is still the right one. `None`: the path leads
     /// to another file by now.
     async fn open_backing(
