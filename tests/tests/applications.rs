@@ -274,9 +274,9 @@ fn postgres_initdb_pgbench_checksums_under_posix() {
         println!("SKIPPED: only root may become the user postgres");
         return;
     }
-    let cluster =
-        Cluster::builder().nodes(1).consistency("posix").node_args(["--allow-other"]).start();
-    let mount = cluster.nodes()[0].path("");
+    let cluster = Cluster::builder().nodes(1).consistency("posix").prepare();
+    cluster.node(0).mount_with(&["--allow-other"]);
+    let mount = cluster.node(0).path("");
     let scratch = tempfile::tempdir().expect("tempdir");
     for dir in [&mount, cluster.backing(), scratch.path()] {
         let private = dir.ancestors().filter(|d| d.starts_with(std::env::temp_dir()));
@@ -315,6 +315,7 @@ as pg_checksums --check -D data
     shell(&mount, &format!("cp -a . '{}'", copy.display()), LIMIT);
     cluster.nodes()[0].umount();
     tree::assert_same("the backing after umount", cluster.backing(), &copy);
-    let check = format!("runuser -u postgres -- '{}'/pg_checksums --check -D data", programs.display());
+    let check =
+        format!("runuser -u postgres -- '{}'/pg_checksums --check -D data", programs.display());
     shell(cluster.backing(), &check, LIMIT);
 }

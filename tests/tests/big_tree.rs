@@ -33,7 +33,10 @@ fn timed<T>(what: &str, files: u64, step: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let value = step();
     let time = start.elapsed();
-    println!("{what}: {files} files in {time:.2?}, {:.0} per second", files as f64 / time.as_secs_f64());
+    println!(
+        "{what}: {files} files in {time:.2?}, {:.0} per second",
+        files as f64 / time.as_secs_f64()
+    );
     value
 }
 
@@ -70,7 +73,8 @@ fn many_small_files() {
     let before = resident();
 
     for n in (0..files).step_by(PER_DIRECTORY as usize) {
-        fs::create_dir_all(node.path("").join(nested(n)).parent().expect("has one")).expect("mkdir");
+        fs::create_dir_all(node.path("").join(nested(n)).parent().expect("has one"))
+            .expect("mkdir");
     }
     let root = node.path("");
     timed("create", files, || {
