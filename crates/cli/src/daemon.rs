@@ -71,7 +71,7 @@ fn mount(
     phase: Arc<AtomicU8>,
     report: impl FnOnce(Report) + Send + 'static,
 ) -> Result<(), Failure> {
-    let on_ready = Box::new(move |ready: &crate::shim::Ready| {
+    let on_ready = Box::new(move |ready: &ebb_fs_client::Ready| {
         phase.store(MOUNTED, Ordering::SeqCst);
         report(Report::Ready(Up {
             node: ready.node.clone(),
@@ -80,7 +80,7 @@ fn mount(
             pid: std::process::id(),
         }));
     });
-    crate::shim::run(plan.config.clone(), address, on_ready)
+    ebb_fs_client::run(plan.config.clone(), address, on_ready)
         .map_err(|e| Failure::with_status(e.exit_code(), e.to_string()))
 }
 

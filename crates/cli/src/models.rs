@@ -2,7 +2,8 @@
 
 use crate::exit::{Context, Failure};
 use crate::settings::Settings;
-use crate::shim::ModelTable;
+use ebb_consistency::ModelTable;
+use ebb_fs_client::Rules;
 use ebb_fs_client::config::MountConfig;
 
 /// The models of a job whose config file holds these `[models]` tables.
@@ -21,11 +22,9 @@ pub fn check(config: &MountConfig) -> Result<(), Failure> {
 }
 
 /// The job's model and rules as text. Nodes of one job must agree on it.
-pub fn job_text(config: &MountConfig) -> String {
-    config
-        .rules
-        .iter()
-        .fold(config.consistency.clone(), |text, r| format!("{text};{}={}", r.glob, r.model))
+pub fn job_text(config: &MountConfig) -> Result<String, Failure> {
+    let rules = Rules::new(config).map_err(|e| Failure::usage(e.to_string()))?;
+    Ok(rules.describe())
 }
 
 /// Checks the models that settings name, before there is anything to mount.

@@ -50,7 +50,7 @@ impl Service {
         let start = Start {
             backing: config.backing.clone(),
             state: config.state.clone(),
-            consistency: crate::models::job_text(config),
+            consistency: crate::models::job_text(config)?,
             token_file: config.token_file.as_deref(),
             lease: LEASE,
         };

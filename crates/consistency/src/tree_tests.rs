@@ -1,1 +1,91 @@
-//! Tests of the module of that name.
+//! The tree's rules on small, readable examples; random ones are in the tests of `ownership`.
+
+use super::*;
+
+fn owned(start: u64, end: u64, node: u32, version: u64, flushed: bool) -> Owned {
+    Owned {
+        range: ByteRange::new(start, end),
+        node: NodeId(node),
+        version: Version(version),
+        flushed,
+    }
+}
+
+fn tree(list: &[Owned]) -> OwnershipTree {
+    let mut tree = OwnershipTree::new();
+    list.iter().for_each(|o| tree.insert(*o));
+    tree
+}
+
+#[test]
+fn an_insert_splits_deletes_and_merges() {
+    let t = tree(&[owned(0, 100, 1, 1, false), owned(40, 60, 2, 2, false)]);
+    let expected =
+        [owned(0, 40, 1, 1, false), owned(40, 60, 2, 2, false), owned(60, 100, 1, 1, false)];
+    assert_eq!(t.iter().collect::<Vec<_>>(), expected);
+
+    let mut t = t;
+    t.insert(owned(30, 70, 3, 3, false));
+    assert_eq!(t.len(), 3);
+    t.insert(owned(0, 100, 1, 4, false));
+    assert_eq!(t.iter().collect::<Vec<_>>(), [owned(0, 100, 1, 4, false)]);
+    assert_eq!(t.unflushed().get(&NodeId(1)), Some(&100));
+    assert_eq!(t.unflushed().len(), 1);
+}
+
+#[test]
+fn equal_versions_merge_anywhere_others_within_a_span_once_flushed() {
+    let far = 3 * MERGE_SPAN;
+    let t = tree(&[owned(0, far, 1, 1, false), owned(far, far + 1, 1, 1, false)]);
+    assert_eq!(t.len(), 1);
+
+    let mut t = tree(&[owned(0, 10, 1, 1, false), owned(10, 20, 1, 2, false)]);
+    assert_eq!(t.len(), 2, "unflushed versions are exact");
+    assert_eq!(t.answer(ByteRange::ALL), [owned(0, 20, 1, 2, false)], "readers see one");
+    t.mark_flushed(ByteRange::ALL, NodeId(1), Version(2));
+    assert_eq!(t.iter().collect::<Vec<_>>(), [owned(0, 20, 1, 2, true)]);
+
+    let edge = MERGE_SPAN;
+    let t = tree(&[owned(edge - 5, edge, 1, 1, true), owned(edge, edge + 5, 1, 2, true)]);
+    assert_eq!(t.len(), 2, "never across the edge of a span");
+    assert_eq!(t.answer(ByteRange::ALL).len(), 2);
+}
+
+#[test]
+fn nothing_merges_across_owners_or_across_flushed() {
+    let t =
+        tree(&[owned(0, 10, 1, 1, true), owned(10, 20, 2, 1, true), owned(20, 30, 2, 1, false)]);
+    assert_eq!(t.len(), 3);
+    assert_eq!(t.answer(ByteRange::ALL).len(), 3);
+}
+
+#[test]
+fn compaction_leaves_busy_bytes_alone() {
+    let pieces: Vec<Owned> = (0..10).map(|i| owned(i * 10, i * 10 + 10, 1, i + 1, false)).collect();
+    let mut t = tree(&pieces);
+    t.compact(&[ByteRange::new(35, 36)]);
+    let expected =
+        [owned(0, 30, 1, 3, false), owned(30, 40, 1, 4, false), owned(40, 100, 1, 10, false)];
+    assert_eq!(t.iter().collect::<Vec<_>>(), expected);
+    assert_eq!(t.unflushed().get(&NodeId(1)), Some(&100));
+}
+
+#[test]
+fn the_last_offset_is_in_reach() {
+    let mut t = tree(&[owned(5, u64::MAX, 1, 1, false)]);
+    t.remove(ByteRange::from(7));
+    assert_eq!(t.iter().collect::<Vec<_>>(), [owned(5, 7, 1, 1, false)]);
+    assert_eq!(t.overlapping(ByteRange::new(6, 6)).count(), 0);
+}
+
+#[test]
+fn damaged_trees_are_refused() {
+    for bad in [
+        vec![owned(0, 0, 1, 1, false)],
+        vec![owned(0, 10, 1, 1, false), owned(9, 12, 2, 1, false)],
+        vec![owned(20, 30, 1, 1, false), owned(0, 10, 2, 1, false)],
+        vec![owned(0, 10, 0, 1, false)],
+    ] {
+        assert!(OwnershipTree::try_from(bad).is_err());
+    }
+}

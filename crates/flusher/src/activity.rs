@@ -264,9 +264,12 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         let idle = activity.idle_for();
         assert!(idle >= Duration::from_millis(30), "{idle:?}");
-        drop(activity.enter());
-        let again = activity.idle_for();
-        assert!(again < idle, "{again:?} after a new operation, {idle:?} before");
+        // More than one try: on a busy machine the thread may be off the CPU in between.
+        let restarted = (0..100).any(|_| {
+            drop(activity.enter());
+            activity.idle_for() < idle
+        });
+        assert!(restarted, "a new operation does not restart the idle time");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use ebb_types::Ino;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often the progress callback is called.
@@ -84,7 +85,7 @@ pub struct DrainReport {
     /// Of these, bytes that were read back and compared. Fewer when a background run that was
     /// under way brought some of them and does not verify.
     pub verified_bytes: u64,
-    /// Files that failed.
+    /// Files that failed and still have bytes that are not on the backing.
     pub failures: Vec<Failure>,
     /// Files of this drain that still have bytes that are not on the backing.
     pub remaining: Vec<Remaining>,
@@ -157,6 +158,7 @@ impl Shared {
 
     fn begin_drain(self: &Arc<Self>, dirty: &[DirtyFile], scope: &DrainScope) -> DrainId {
         let files: Vec<Ino> = dirty.iter().map(|f| f.ino).collect();
+        self.drains.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let id = state.queue.begin_drain(&files, *scope == DrainScope::All);
         self.settle(&mut state);
@@ -183,6 +185,7 @@ impl Shared {
     }
 
     fn end_drain(self: &Arc<Self>, id: DrainId, scope: &DrainScope, began: Instant) -> DrainReport {
+        self.drains.fetch_sub(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let Some(drain) = state.queue.end_drain(id) else { return DrainReport::default() };
         self.settle(&mut state);
@@ -198,13 +201,17 @@ impl Shared {
             }
         }
         drop(state);
+        let dirty = self.dirty_in(scope);
+        let left: HashSet<Ino> = dirty.iter().map(|f| f.ino).collect();
+        // A failure that was overcome (perhaps just now, by a background run) is none.
+        failed.retain(|(ino, _)| left.contains(ino));
         failed.sort_by_key(|(ino, _)| *ino);
         DrainReport {
             files: drain.files_done,
             bytes: drain.bytes,
             verified_bytes: drain.verified_bytes,
             failures: failed.iter().map(|(ino, e)| self.failure(*ino, e)).collect(),
-            remaining: self.remaining(scope),
+            remaining: self.remaining(&dirty),
             timed_out: !drain.pending.is_empty(),
             elapsed: began.elapsed(),
         }
@@ -219,8 +226,7 @@ impl Shared {
         }
     }
 
-    fn remaining(&self, scope: &DrainScope) -> Vec<Remaining> {
-        let dirty = self.dirty_in(scope);
+    fn remaining(&self, dirty: &[DirtyFile]) -> Vec<Remaining> {
         dirty.iter().map(|f| Remaining { path: self.source.label(f.ino), bytes: f.bytes }).collect()
     }
 }

@@ -214,22 +214,36 @@ impl Node {
         }
     }
 
-    /// The kernel holds no reference to the inode any more; what has no local bytes is dropped.
+    /// The kernel holds no reference to the inode any more: what has no local bytes is dropped,
+    /// and of what has some it is found out whether it was unlinked.
     pub fn forget(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
+        let Some(file) = shard.get(&ino) else { return };
         // Whoever is about to open it holds it as well; then it stays.
-        let idle = shard.get(&ino).is_some_and(|f| {
-            Arc::strong_count(f) == 1 && {
-                let state = f.state.read();
-                let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
-                state.opens == 0 && !state.registered && bytes == 0
-            }
-        });
-        if idle
-            && let Some(file) = shard.remove(&ino)
-            && file.cache_if_any().is_some()
-        {
+        let (in_use, bytes) = {
+            let state = file.state.read();
+            let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
+            (state.opens > 0 || state.registered || Arc::strong_count(file) > 2, bytes)
+        };
+        if in_use {
+            return;
+        }
+        if bytes == 0 && Arc::strong_count(file) == 1 {
+            shard.remove(&ino);
+            drop(shard);
             let _ = self.cache.remove(ino);
+        } else if let Some(node) = self.me_arc() {
+            drop(shard);
+            self.runtime.spawn(async move { node.discard_if_unlinked(ino).await });
+        }
+    }
+
+    async fn discard_if_unlinked(&self, ino: Ino) {
+        if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await
+            && let Some(file) = self.file(ino)
+        {
+            self.unlist(&file);
+            self.discard(ino);
         }
     }
 

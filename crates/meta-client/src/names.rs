@@ -156,12 +156,9 @@ impl MetaClient {
             kill_priv: set.kill_priv,
         });
         match self.call(op).await? {
-            Some(Body::Entry(entry)) => {
-                Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map: None })
-            }
-            Some(Body::Opened(opened)) => Ok(SetAttrDone {
-                attr: attr_for(ino, opened.attr)?,
-                map: opened.map.map(map_from_pb).transpose()?,
+            Some(Body::Entry(entry)) => Ok(SetAttrDone {
+                attr: attr_for(ino, entry.attr)?,
+                map: entry.map.map(map_from_pb).transpose()?,
             }),
             _ => Err(Errno::EPROTO),
         }

@@ -1,1 +1,27 @@
-//! The metadata service: namespace, ownership, sessions and locks behind one stream, and their journal.
+//! The metadata service: namespace, ownership, sessions and locks behind one stream, and their
+//! journal. Knows nothing of FUSE and of the nodes' caches.
+//!
+//! A node that is silent for one lease counts as gone: it is shown as not alive and its flush
+//! grants end. After three leases its locks and opens are given up ([`pb::Welcome`] tells it so
+//! when it comes back). What it owns stays its own: its cache file may come back.
+//!
+//! [`pb::Welcome`]: ebb_wire::pb::Welcome
+
+mod backing;
+mod config;
+mod core;
+mod engine;
+mod grants;
+mod journal;
+mod ops;
+#[cfg(test)]
+mod overlay_tests;
+mod server;
+mod sessions;
+mod state;
+mod stats;
+mod stream;
+
+pub use config::{Config, StartError};
+pub use journal::JournalError;
+pub use server::Server;

@@ -137,10 +137,10 @@ impl Node {
             let part = &mut buffer[at..at + piece.range.len() as usize];
             match piece.source {
                 Source::Zero => part.fill(0),
-                Source::Local => match handle.file.cache_if_any() {
-                    Some(cache) => read_padded(cache, part, piece.range.start())?,
-                    None => return Err(Errno::EIO),
-                },
+                Source::Local => {
+                    let cache = handle.file.cache(&self.cache)?;
+                    read_padded(&cache, part, piece.range.start())?;
+                }
                 Source::Peer { .. } | Source::Backing => return Ok(None),
             }
             filled = at + piece.range.len() as usize;

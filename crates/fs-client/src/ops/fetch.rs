@@ -81,8 +81,7 @@ impl Node {
                 Source::Zero => {}
                 Source::Local => {
                     let part = &mut bytes[at..at + piece.range.len() as usize];
-                    let cache = file.cache_if_any().ok_or(Errno::EIO)?;
-                    read_padded(cache, part, piece.range.start())?;
+                    read_padded(&*file.cache(&self.cache)?, part, piece.range.start())?;
                 }
                 Source::Peer { .. } | Source::Backing => missing.push(piece),
             }

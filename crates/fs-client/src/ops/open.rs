@@ -58,6 +58,8 @@ impl Node {
             return false;
         }
         state.opens += 1;
+        drop(state);
+        file.set_in_use(true);
         true
     }
 
@@ -93,6 +95,8 @@ impl Node {
         }
         state.opens += 1;
         state.registered = true;
+        drop(state);
+        file.set_in_use(true);
         Ok(true)
     }
 
@@ -175,12 +179,16 @@ impl Node {
         let file = &handle.file;
         self.release_flock(handle).await;
         let _turn = file.turn.lock().await;
-        let last = {
+        let (last, registered) = {
             let mut state = file.state.write();
             state.opens -= 1;
-            state.opens == 0 && std::mem::take(&mut state.registered)
+            let last = state.opens == 0;
+            (last, last && std::mem::take(&mut state.registered))
         };
-        if !last {
+        if last {
+            file.set_in_use(false);
+        }
+        if !registered {
             return;
         }
         match self.meta.release(file.ino).await {

@@ -102,10 +102,10 @@ impl Node {
 
     /// Drops the clean bytes of a file and frees their space.
     fn drop_clean(&self, file: &CachedFile) {
-        let Some(cache) = file.cache_if_any() else { return };
+        let Ok(cache) = file.cache(&self.cache) else { return };
         let mut state = file.state.write();
         for part in state.view.drop_clean(ByteRange::ALL) {
-            if let Err(e) = cache::punch(cache, part) {
+            if let Err(e) = cache::punch(&cache, part) {
                 tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
             }
         }

@@ -1,0 +1,83 @@
+//! What the service is told at start, and why it may not start.
+
+use crate::journal::JournalError;
+use ebb_transport::Token;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What a service is told.
+#[derive(Debug)]
+pub struct Config {
+    /// The directory that the job's file system overlays.
+    pub backing: PathBuf,
+    /// Where the journal is; one service at a time.
+    pub state_dir: PathBuf,
+    /// The secret of the job; without one only this machine is served.
+    pub token: Option<Token>,
+    /// What all nodes must agree on, when the first node shall not decide.
+    pub consistency: Option<String>,
+    /// A node that is silent for longer counts as gone.
+    pub lease: Duration,
+}
+
+impl Config {
+    /// The usual lease.
+    pub const LEASE: Duration = Duration::from_secs(10);
+
+    /// A configuration with the defaults.
+    #[must_use]
+    pub fn new(backing: impl Into<PathBuf>, state_dir: impl Into<PathBuf>) -> Config {
+        Config {
+            backing: backing.into(),
+            state_dir: state_dir.into(),
+            token: None,
+            consistency: None,
+            lease: Config::LEASE,
+        }
+    }
+}
+
+/// Why a service does not start, or stopped serving.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The backing directory cannot be used.
+    #[error("backing directory {}: {source}", path.display())]
+    Backing {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The state belongs to another directory.
+    #[error(
+        "state directory {} belongs to another backing directory than {}",
+        state_dir.display(), backing.display()
+    )]
+    OtherBacking {
+        /// The state directory.
+        state_dir: PathBuf,
+        /// The backing directory that was asked for.
+        backing: PathBuf,
+    },
+    /// The job runs under another consistency model.
+    #[error("this job's consistency is '{had}', not '{wanted}'")]
+    Consistency {
+        /// The job's.
+        had: String,
+        /// What was asked for.
+        wanted: String,
+    },
+    /// Without a token everybody who reaches the address could read and change the job's files.
+    #[error("refusing to listen on {address} without a job token (only loopback is safe)")]
+    NeedsToken {
+        /// Where it would have listened.
+        address: SocketAddr,
+    },
+    /// The listener failed.
+    #[error("metadata service: {0}")]
+    Serve(String),
+}

@@ -1,0 +1,301 @@
+//! The heart of the service: state, journal, backing, and the locks around them.
+//!
+//! Lock order: a claim of bytes ([`Core::claim`]) before the namespace turn ([`Core::turn`])
+//! before the state; the others (`grants`, `checked`, `waiting`, `errors`, `sessions`) are leaves
+//! and may be taken under the state. Only the claim and the turn are held across I/O.
+
+use crate::backing::Backing;
+use crate::config::{Config, StartError};
+use crate::grants::{ClaimId, Grants};
+use crate::journal::{Journal, JournalError, Lsn, StateDir};
+use crate::sessions::Sessions;
+use crate::state::{self, Entry, State};
+use crate::stats::Stats;
+use ebb_namespace::locks::{Granted, Ticket};
+use ebb_namespace::{Namespace, Record};
+use ebb_types::{ByteRange, Errno, Ino, NodeId};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, oneshot};
+
+/// A file or directory is compared with the backing at most this often.
+pub const FRESH: Duration = Duration::from_secs(1);
+
+/// Entries of `checked` above this are thrown away together.
+const CHECKED_MAX: usize = 1 << 20;
+
+/// How long a flush or truncate waits for others that write the same bytes.
+pub const CLAIM_WAIT: Duration = Duration::from_secs(30);
+
+/// Proof that the namespace turn is held.
+pub type Turn<'a> = tokio::sync::MutexGuard<'a, ()>;
+
+/// How a waiting lock request ends.
+pub type LockResult = Result<(), Errno>;
+
+/// Everything that operations work on.
+pub struct Core {
+    state: Mutex<State>,
+    turn: tokio::sync::Mutex<()>,
+    /// Where changes become lasting.
+    pub journal: Journal,
+    /// The backing directory.
+    pub backing: Arc<Backing>,
+    grants: Mutex<Grants>,
+    grants_changed: Notify,
+    /// When an inode was last compared with the backing.
+    checked: Mutex<HashMap<Ino, Instant>>,
+    waiting: Mutex<HashMap<Ticket, oneshot::Sender<LockResult>>>,
+    tickets: AtomicU64,
+    /// Which request of which node waits with which ticket.
+    pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
+    /// The nodes that are there now.
+    pub sessions: Sessions,
+    /// What is counted.
+    pub stats: Stats,
+    /// Lease of a node.
+    pub lease: Duration,
+    /// Told apart from the service that was here before.
+    pub instance: u64,
+}
+
+impl Core {
+    /// Opens backing and journal and brings the state back.
+    pub fn open(config: &Config) -> Result<Core, StartError> {
+        let backing = Backing::open(&config.backing)
+            .map_err(|source| StartError::Backing { path: config.backing.clone(), source })?;
+        let dir = StateDir::take(&config.state_dir)?;
+        let (job, mut state) = restore(&dir, config, &backing)?;
+        if let Some(wanted) = &config.consistency {
+            match &state.consistency {
+                None => state.consistency = Some(wanted.clone()),
+                Some(had) if had == wanted => {}
+                Some(had) => {
+                    return Err(StartError::Consistency {
+                        had: had.clone(),
+                        wanted: wanted.clone(),
+                    });
+                }
+            }
+        }
+        let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
+        Ok(Core {
+            sessions: Sessions::new(&state),
+            state: Mutex::new(state),
+            turn: tokio::sync::Mutex::new(()),
+            journal,
+            backing: Arc::new(backing),
+            grants: Mutex::default(),
+            grants_changed: Notify::new(),
+            checked: Mutex::default(),
+            waiting: Mutex::default(),
+            tickets: AtomicU64::new(1),
+            waits: Mutex::default(),
+            stats: Stats::default(),
+            lease: config.lease,
+            instance: random(),
+        })
+    }
+
+    /// The state, for a short look or a change; never held across anything that waits.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Applies entries that belong together and queues them for the journal.
+    pub fn commit(&self, state: &mut State, entries: &[Entry]) {
+        if entries.is_empty() {
+            return;
+        }
+        for entry in entries {
+            state.apply(entry).expect("an entry made from the state fits it");
+            if let Entry::Ns(Record::Free { ino }) = entry {
+                self.checked.lock().remove(ino);
+            }
+        }
+        for body in state::encode(entries) {
+            self.journal.append(&body);
+        }
+    }
+
+    /// The same for records of the namespace.
+    pub fn commit_ns(&self, state: &mut State, records: Vec<Record>) {
+        for record in &records {
+            if let Record::Free { ino } = record {
+                // Nobody can be granted a lock of a file that is gone.
+                let gone = state.locks.drop_file(*ino);
+                self.end_waiting(&gone, Err(Errno::ESTALE));
+            }
+        }
+        let entries: Vec<Entry> = records.into_iter().map(Entry::Ns).collect();
+        self.commit(state, &entries);
+    }
+
+    /// Waits for the turn to change names.
+    pub async fn turn(&self) -> Turn<'_> {
+        self.turn.lock().await
+    }
+
+    /// The turn, when nobody has it.
+    pub fn try_turn(&self) -> Option<Turn<'_>> {
+        self.turn.try_lock().ok()
+    }
+
+    /// Waits until everything that was true when asked is in the journal.
+    pub async fn settled(&self) -> Result<Lsn, Errno> {
+        let lsn = self.journal.tail();
+        if !self.journal.is_written(lsn) {
+            self.journal.written(lsn).await?;
+        }
+        Ok(lsn)
+    }
+
+    /// Replaces the journal by a snapshot when that pays (or when told to).
+    pub fn compact(&self, always: bool) {
+        if always || self.journal.wants_compaction() {
+            let state = self.state.lock();
+            self.journal.compact(state::encode_snapshot(&state.snapshot()));
+        }
+    }
+
+    // ---- freshness ---------------------------------------------------------------------------
+
+    /// True when the inode was compared with the backing a moment ago.
+    pub fn is_fresh(&self, ino: Ino) -> bool {
+        self.checked.lock().get(&ino).is_some_and(|t| t.elapsed() < FRESH)
+    }
+
+    /// It was compared now.
+    pub fn note_checked(&self, ino: Ino) {
+        let mut checked = self.checked.lock();
+        if checked.len() >= CHECKED_MAX {
+            checked.clear();
+        }
+        checked.insert(ino, Instant::now());
+    }
+
+    // ---- claims of bytes ---------------------------------------------------------------------
+
+    /// Claims bytes of a file for writing them to the backing, waiting for others at most
+    /// [`CLAIM_WAIT`].
+    pub async fn claim(
+        &self,
+        ino: Ino,
+        node: NodeId,
+        ranges: &[ByteRange],
+    ) -> Result<ClaimId, Errno> {
+        let work = async {
+            loop {
+                let changed = self.grants_changed.notified();
+                if let Some(id) = self.try_claim(ino, node, ranges) {
+                    return id;
+                }
+                changed.await;
+            }
+        };
+        tokio::time::timeout(CLAIM_WAIT, work).await.map_err(|_| Errno::ETIMEDOUT)
+    }
+
+    /// The same without waiting.
+    pub fn try_claim(&self, ino: Ino, node: NodeId, ranges: &[ByteRange]) -> Option<ClaimId> {
+        self.grants.lock().claim(ino, node, ranges)
+    }
+
+    /// What a claim was narrowed to.
+    pub fn narrow_claim(&self, ino: Ino, id: ClaimId, granted: Vec<ebb_consistency::Owned>) {
+        self.grants.lock().narrow(ino, id, granted);
+        self.grants_changed.notify_waiters();
+    }
+
+    /// Ends a claim.
+    pub fn end_claim(
+        &self,
+        ino: Ino,
+        id: ClaimId,
+        node: NodeId,
+    ) -> Option<Vec<ebb_consistency::Owned>> {
+        let granted = self.grants.lock().end(ino, id, node);
+        self.grants_changed.notify_waiters();
+        granted
+    }
+
+    /// Ends all claims of a node.
+    pub fn end_claims_of(&self, node: NodeId) {
+        if self.grants.lock().end_node(node) {
+            self.grants_changed.notify_waiters();
+        }
+    }
+
+    /// True when somebody may be writing to the file.
+    pub fn is_busy(&self, ino: Ino) -> bool {
+        self.grants.lock().is_busy(ino)
+    }
+
+    // ---- waiting for locks -------------------------------------------------------------------
+
+    /// A ticket for a lock request that may have to wait. Call it before asking the table.
+    pub fn new_ticket(&self) -> (Ticket, oneshot::Receiver<LockResult>) {
+        let ticket = Ticket(self.tickets.fetch_add(1, Ordering::Relaxed));
+        let (tell, told) = oneshot::channel();
+        self.waiting.lock().insert(ticket, tell);
+        (ticket, told)
+    }
+
+    /// These requests wait no longer.
+    pub fn end_waiting(&self, tickets: &[Ticket], result: LockResult) {
+        let mut waiting = self.waiting.lock();
+        for ticket in tickets {
+            if let Some(tell) = waiting.remove(ticket) {
+                // Nobody listens when the request itself was given up.
+                let _ = tell.send(result);
+            }
+        }
+    }
+
+    /// Journals locks that others got and tells them.
+    pub fn granted(&self, state: &mut State, granted: &[Granted]) {
+        let entries: Vec<Entry> =
+            granted.iter().map(|g| Entry::Lock(g.ino, g.space, g.lock)).collect();
+        self.commit(state, &entries);
+        let tickets: Vec<Ticket> = granted.iter().map(|g| g.ticket).collect();
+        self.end_waiting(&tickets, Ok(()));
+    }
+}
+
+/// Random bits for a job or an instance.
+pub fn random() -> u64 {
+    getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()) << 32 | 1)
+}
+
+fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, State), StartError> {
+    let root = backing
+        .stat(&ebb_namespace::BackingPath::ROOT)
+        .map_err(|e| StartError::Backing { path: config.backing.clone(), source: e.into() })?;
+    let Some((job, bodies)) = dir.read()? else {
+        let job = random();
+        // Part files are named by inode numbers; jobs that share a directory must not share those.
+        let first = Ino(((job >> 34).max(1)) << 32);
+        return Ok((job, State::new(Namespace::new(&root, first))));
+    };
+    let path = config.state_dir.join("journal");
+    let mut state = State::new(Namespace::empty());
+    for (at, body) in bodies.iter().enumerate() {
+        let replayed =
+            state::decode(body).and_then(|entries| entries.iter().try_for_each(|e| state.apply(e)));
+        replayed.map_err(|what| {
+            let what = format!("record {at}: {what}");
+            StartError::Journal(JournalError::Header { path: path.clone(), what })
+        })?;
+    }
+    let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|s| s.key.ino);
+    match had {
+        Some(had) if had == root.seen.key.ino => Ok((job, state)),
+        _ => Err(StartError::OtherBacking {
+            state_dir: config.state_dir.clone(),
+            backing: config.backing.clone(),
+        }),
+    }
+}

@@ -1,0 +1,338 @@
+//! How operations meet the backing: learning names, comparing what is known, carrying out plans.
+//! Which name means what is decided by the namespace; nothing here knows the wire.
+//!
+//! Look-ups are optimistic: the backing is asked without any lock, and the answer is taken in
+//! only when no name changed meanwhile (the directory's generation), else it is asked again, at
+//! last while holding the turn. A call that timed out may still take effect later; the next
+//! comparison finds it, as it finds what others did.
+
+use crate::backing::{Listing, Look};
+use crate::core::{Core, Turn};
+use crate::state::{Entry, State};
+use ebb_namespace::{Absence, BackingPath, Home, Inode, Plan, Record, Step};
+use ebb_types::{Errno, FileKind, Ino, Name, Time};
+use std::pin::Pin;
+
+/// Optimistic attempts before the turn is taken for the look itself.
+const OPTIMISTIC: usize = 3;
+
+/// A boxed future, for the one recursion (towards the root).
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+impl Core {
+    /// Makes sure that it is known, and freshly so, what `name` in `parent` is.
+    pub async fn learn(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
+        if self.is_known(parent, name)? { Ok(()) } else { self.look_again(parent, name).await }
+    }
+
+    /// True when the name needs no look at the backing.
+    pub fn is_known(&self, parent: Ino, name: &Name) -> Result<bool, Errno> {
+        let state = self.state();
+        Ok(match state.ns.look(parent, name)? {
+            Absence::Unknown => false,
+            Absence::Present(d) => {
+                let inode = state.ns.inode(d.ino)?;
+                !self.comparable(&state, inode) || self.is_fresh(d.ino)
+            }
+            Absence::Absent => {
+                name.is_reserved()
+                    || state.ns.get(parent).is_some_and(|p| p.home != Home::Own)
+                    || self.is_fresh(parent)
+            }
+        })
+    }
+
+    /// True when others could have changed it on the backing and that would matter.
+    fn comparable(&self, state: &State, inode: &Inode) -> bool {
+        inode.home == Home::Own
+            && !inode.due
+            && !state.is_dirty(inode.ino)
+            && !self.is_busy(inode.ino)
+    }
+
+    /// True when an inode is on the backing as far as we know, and others could change it there.
+    pub fn is_comparable(&self, ino: Ino) -> bool {
+        let state = self.state();
+        state.ns.get(ino).is_some_and(|inode| self.comparable(&state, inode))
+    }
+
+    /// True when what is known of an inode is good enough.
+    pub fn needs_no_compare(&self, ino: Ino) -> Result<bool, Errno> {
+        let state = self.state();
+        let inode = state.ns.inode(ino)?;
+        Ok(!self.comparable(&state, inode) || self.is_fresh(ino))
+    }
+
+    /// Asks the backing for a name, whatever is known.
+    pub async fn look_again(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
+        for attempt in 0.. {
+            let turn = if attempt < OPTIMISTIC { None } else { Some(self.turn().await) };
+            let Some((path, generation)) = self.dir_path(parent)? else { return Ok(()) };
+            let asked = name.clone();
+            let look = self.backing.run(move |b| b.look(&path, &asked)).await;
+            let _turn = match turn {
+                Some(turn) => turn,
+                None => self.turn().await,
+            };
+            let look = match look {
+                Ok(look) => look,
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE) => {
+                    drop(_turn);
+                    return self.dir_is_gone(parent).await;
+                }
+                Err(e) => return Err(e),
+            };
+            if self.state().ns.generation(parent) == generation {
+                return self.take_look(parent, name, &look);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    fn dir_path(&self, dir: Ino) -> Result<Option<(BackingPath, (u64, u64))>, Errno> {
+        let state = self.state();
+        let inode = state.ns.inode(dir)?;
+        match inode.kind {
+            FileKind::Directory if inode.home != Home::Own => Ok(None),
+            FileKind::Directory => {
+                let path = state.ns.path(dir).ok_or(Errno::ENOENT)?;
+                Ok(Some((path, state.ns.generation(dir))))
+            }
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn take_look(&self, parent: Ino, name: &Name, look: &Look) -> Result<(), Errno> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.ns.inode(parent)?.seen.map(|s| s.key) != Some(look.stamp.key) {
+            // Another directory is there now; whoever asks for it will find that out.
+            return Err(Errno::ESTALE);
+        }
+        let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
+        let found = look.found.as_ref();
+        let plan = state.ns.plan_found(parent, name, found, &dirty, Time::now())?;
+        let ino = plan.ino;
+        self.apply_local(state, plan);
+        if look.found.is_none() {
+            if look.settled {
+                state.ns.note_absent(parent, name, look.stamp);
+            }
+            self.note_checked(parent);
+        }
+        if let Some(ino) = ino {
+            self.note_checked(ino);
+        }
+        Ok(())
+    }
+
+    /// The way to a directory does not lead there any more: find out how far it does.
+    fn dir_is_gone(&self, dir: Ino) -> Boxed<'_, Result<(), Errno>> {
+        Box::pin(async move {
+            if dir == Ino::ROOT {
+                return Err(Errno::EIO);
+            }
+            let link = {
+                let state = self.state();
+                state.ns.inode(dir)?.links.first().cloned().ok_or(Errno::ENOENT)?
+            };
+            self.look_again(link.parent, &link.name).await?;
+            match self.state().ns.get(dir) {
+                Some(_) => Ok(()),
+                None => Err(Errno::ENOENT),
+            }
+        })
+    }
+
+    /// Compares an inode with the backing when that was not done a moment ago (or `now`).
+    pub async fn compare(&self, ino: Ino, now: bool) -> Result<(), Errno> {
+        let link = {
+            let state = self.state();
+            let inode = state.ns.inode(ino)?;
+            if !self.comparable(&state, inode) || (!now && self.is_fresh(ino)) {
+                return Ok(());
+            }
+            inode.links.first().cloned()
+        };
+        match link {
+            Some(link) => self.look_again(link.parent, &link.name).await,
+            None if ino == Ino::ROOT => self.compare_root().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn compare_root(&self) -> Result<(), Errno> {
+        let found = self.backing.run(|b| b.stat(&BackingPath::ROOT)).await?;
+        let _turn = self.turn().await;
+        let mut state = self.state();
+        let plan = state.ns.plan_root_found(&found, Time::now())?;
+        self.apply_local(&mut state, plan);
+        self.note_checked(Ino::ROOT);
+        Ok(())
+    }
+
+    /// Makes sure that all names of a directory are known and that nobody changed them.
+    pub async fn learn_all(&self, dir: Ino) -> Result<(), Errno> {
+        for attempt in 0.. {
+            let turn = if attempt < OPTIMISTIC { None } else { Some(self.turn().await) };
+            let Some((path, generation)) = self.dir_path(dir)? else { return Ok(()) };
+            let asked = path.clone();
+            let (stamp, settled) = match self.backing.run(move |b| b.stamp(&asked)).await {
+                Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {
+                    drop(turn);
+                    return self.dir_is_gone(dir).await;
+                }
+                other => other?,
+            };
+            {
+                let mut state = self.state();
+                if settled && state.ns.check_stamp(dir, stamp) && state.ns.is_complete(dir) {
+                    self.note_checked(dir);
+                    return Ok(());
+                }
+            }
+            let listing = self.backing.run(move |b| b.list(&path)).await?;
+            let _turn = match turn {
+                Some(turn) => turn,
+                None => self.turn().await,
+            };
+            if self.state().ns.generation(dir) == generation {
+                return self.take_listing(dir, &listing);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    fn take_listing(&self, dir: Ino, listing: &Listing) -> Result<(), Errno> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.ns.inode(dir)?.seen.map(|s| s.key) != Some(listing.stamp.key) {
+            return Err(Errno::ESTALE);
+        }
+        let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
+        let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, Time::now())?;
+        self.apply_local(state, plan);
+        if listing.settled {
+            state.ns.note_listed(dir, listing.stamp);
+        } else {
+            state.ns.forget_absence(dir);
+        }
+        self.note_checked(dir);
+        Ok(())
+    }
+
+    // ---- plans -------------------------------------------------------------------------------
+
+    /// Applies a plan that does nothing on the backing.
+    pub fn apply_local(&self, state: &mut State, plan: Plan) {
+        for step in plan.steps {
+            self.commit_ns(state, step.records);
+        }
+    }
+
+    /// Carries a plan out, step by step. `with` goes into the journal with the last step.
+    pub async fn execute(
+        &self,
+        _turn: &Turn<'_>,
+        plan: Plan,
+        with: Vec<Entry>,
+    ) -> Result<(), Errno> {
+        let mut with = Some(with);
+        let mut steps = plan.steps.into_iter().peekable();
+        if steps.peek().is_none() {
+            let mut state = self.state();
+            self.commit(&mut state, &with.take().unwrap_or_default());
+        }
+        while let Some(step) = steps.next() {
+            let mut records = step.records.clone();
+            records.extend(self.on_backing(step).await?);
+            let mut state = self.state();
+            self.commit_ns(&mut state, records);
+            if steps.peek().is_none() {
+                self.commit(&mut state, &with.take().unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
+    /// The effects of a step, and what the objects look like afterwards.
+    async fn on_backing(&self, step: Step) -> Result<Vec<Record>, Errno> {
+        if step.effects.is_empty() && step.restat.is_empty() {
+            return Ok(Vec::new());
+        }
+        let work = move |b: &crate::backing::Backing| {
+            for effect in &step.effects {
+                b.effect(effect).inspect_err(|e| tracing::debug!(?effect, errno = ?e, "failed"))?;
+            }
+            // What others took away in this moment is found missing when it is needed.
+            let seen = step.restat.iter().filter_map(|r| Some((r.ino, b.stat(&r.path).ok()?.seen)));
+            Ok(seen.map(|(ino, seen)| Record::Seen { ino, seen: Some(seen) }).collect())
+        };
+        self.backing.run(work).await
+    }
+
+    /// A change of names: makes sure that the names are known, plans, carries out. When the
+    /// backing turns out to be different from what was known, it is looked at and tried once more.
+    pub async fn change(
+        &self,
+        names: &[(Ino, &Name)],
+        plan: impl Fn(&State) -> Result<Plan, Errno> + Send,
+        with: impl Fn(&Plan) -> Vec<Entry> + Send,
+    ) -> Result<Option<Ino>, Errno> {
+        for (parent, name) in names {
+            self.learn(*parent, name).await?;
+        }
+        let first = self.change_once(names, &plan, &with).await;
+        match first {
+            Err((e, true)) if is_surprise(e) => {
+                for (parent, name) in names {
+                    self.look_again(*parent, name).await?;
+                }
+                self.change_once(names, &plan, &with).await.map_err(|(e, _)| e)
+            }
+            other => other.map_err(|(e, _)| e),
+        }
+    }
+
+    /// One attempt; an error says whether it came from the backing.
+    async fn change_once(
+        &self,
+        names: &[(Ino, &Name)],
+        plan: &(impl Fn(&State) -> Result<Plan, Errno> + Send),
+        with: &(impl Fn(&Plan) -> Vec<Entry> + Send),
+    ) -> Result<Option<Ino>, (Errno, bool)> {
+        let turn = self.turn().await;
+        for (parent, name) in names {
+            // It may have become unknown since it was learned; then the look happens here.
+            let unknown = matches!(self.state().ns.look(*parent, name), Ok(Absence::Unknown));
+            if unknown {
+                self.look_in_turn(&turn, *parent, name).await.map_err(|e| (e, false))?;
+            }
+        }
+        let planned = plan(&self.state()).map_err(|e| (e, false))?;
+        let entries = with(&planned);
+        let ino = planned.ino;
+        self.execute(&turn, planned, entries).await.map_err(|e| (e, true))?;
+        Ok(ino)
+    }
+
+    async fn look_in_turn(&self, _turn: &Turn<'_>, parent: Ino, name: &Name) -> Result<(), Errno> {
+        let Some((path, _)) = self.dir_path(parent)? else { return Ok(()) };
+        let asked = name.clone();
+        let look = self.backing.run(move |b| b.look(&path, &asked)).await?;
+        self.take_look(parent, name, &look)
+    }
+}
+
+/// Errors that mean that the backing is not what was known.
+fn is_surprise(e: Errno) -> bool {
+    matches!(
+        e,
+        Errno::ENOENT
+            | Errno::EEXIST
+            | Errno::ENOTDIR
+            | Errno::EISDIR
+            | Errno::ELOOP
+            | Errno::ESTALE
+    )
+}

@@ -1,0 +1,127 @@
+//! getattr, setattr, readlink, access, statfs.
+
+use super::{Call, OpResult, entry, size};
+use crate::core::{Core, Turn};
+use crate::state::{Entry, FileOp, State};
+use ebb_namespace::{AttrChange, Change, Effect, Plan, Record, Restat, SetTime, Step};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Time};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+impl Call {
+    pub(super) fn get_attr_fast(&self, op: &pb::GetAttr) -> Option<OpResult> {
+        let ino = Ino(op.ino);
+        let fresh = self.core.needs_no_compare(ino);
+        match fresh {
+            Err(e) => Some(Err(e.into())),
+            Ok(true) => Some(entry(&self.core.state(), ino)),
+            Ok(false) => None,
+        }
+    }
+
+    pub(super) async fn get_attr(&self, op: &pb::GetAttr) -> OpResult {
+        self.core.compare(Ino(op.ino), false).await?;
+        entry(&self.core.state(), Ino(op.ino))
+    }
+
+    pub(super) fn access(&self, op: &pb::Access) -> OpResult {
+        self.core.state().ns.inode(Ino(op.ino))?;
+        Ok(None)
+    }
+
+    pub(super) fn read_link(&self, op: &pb::ReadLink) -> OpResult {
+        let state = self.core.state();
+        let target = state.ns.inode(Ino(op.ino))?.target.as_ref().ok_or(Errno::EINVAL)?;
+        Ok(Some(Body::Bytes(pb::Bytes { data: target.to_vec() })))
+    }
+
+    pub(super) async fn stat_fs(&self) -> OpResult {
+        let s = self.core.backing.run(|b| b.stat_fs()).await?;
+        let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(Some(Body::StatFs(pb::StatFsReply {
+            blocks: s.f_blocks,
+            bfree: s.f_bfree,
+            bavail: s.f_bavail,
+            files: s.f_files,
+            ffree: s.f_ffree,
+            bsize: small(s.f_bsize),
+            namelen: small(s.f_namemax),
+            frsize: small(s.f_frsize),
+        })))
+    }
+
+    pub(super) async fn set_attr(&self, op: &pb::SetAttr) -> OpResult {
+        let ino = Ino(op.ino);
+        let change = change_of(op)?;
+        match op.size {
+            None => {
+                self.core.compare(ino, false).await?;
+                let plan = |state: &State| state.ns.plan_set_attr(ino, &change, Time::now());
+                self.core.change(&[], plan, |_| Vec::new()).await?;
+                entry(&self.core.state(), ino)
+            }
+            Some(len) => {
+                self.core.set_size(ino, size(len)?, &change).await?;
+                let state = self.core.state();
+                let map = super::bytes::map(&state, ino, ByteRange::ALL, 0)?;
+                let attr = ebb_wire::attr_to_pb(&state.attr(ino)?);
+                Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), map: Some(map) })))
+            }
+        }
+    }
+}
+
+fn change_of(op: &pb::SetAttr) -> Result<Change, Errno> {
+    let time = |t: &Option<pb::TimeSet>| match t {
+        None => Ok::<_, Errno>(None),
+        Some(t) if t.now => Ok(Some(SetTime::Now)),
+        Some(t) => {
+            let at = ebb_wire::time_from_pb(t.time.ok_or(Errno::EPROTO)?)?;
+            Ok(Some(SetTime::At(at)))
+        }
+    };
+    Ok(Change {
+        perm: op.mode.map(|m| m & 0o7777),
+        uid: op.uid,
+        gid: op.gid,
+        atime: time(&op.atime)?,
+        mtime: time(&op.mtime)?,
+        kill_priv: op.kill_priv,
+    })
+}
+
+impl Core {
+    /// Cuts or extends a file, for all nodes and on the backing, once nobody flushes what is cut.
+    pub async fn set_size(&self, ino: Ino, len: u64, change: &Change) -> Result<(), Errno> {
+        self.compare(ino, false).await?;
+        let had = self.state().file(ino)?.size();
+        let cut = [ByteRange::from(len.min(had))];
+        let claim = self.claim(ino, NodeId::NOBODY, &cut).await?;
+        let _claim = super::flush::Claim::new(self, ino, claim, NodeId::NOBODY);
+        let turn = self.turn().await;
+        self.cut(&turn, ino, len).await?;
+        if *change != Change::default() {
+            let plan = self.state().ns.plan_set_attr(ino, change, Time::now())?;
+            self.execute(&turn, plan, Vec::new()).await?;
+        }
+        Ok(())
+    }
+
+    async fn cut(&self, turn: &Turn<'_>, ino: Ino, len: u64) -> Result<(), Errno> {
+        let now = Time::now();
+        let (step, with) = {
+            let state = self.state();
+            let changes = state.file(ino)?.size() != len;
+            let mut step = Step::default();
+            if let Some(path) = state.ns.home_path(ino).filter(|_| changes) {
+                step.effects.push(Effect::SetSize { path: path.clone(), len });
+                step.restat.push(Restat { ino, path });
+            }
+            let times = AttrChange { mtime: Some(now), ctime: Some(now), ..AttrChange::default() };
+            step.records.push(Record::Attr { ino, change: times });
+            let with = if changes { vec![Entry::File(ino, FileOp::Truncate(len))] } else { vec![] };
+            (step, with)
+        };
+        self.execute(turn, Plan { steps: vec![step], ino: None }, with).await
+    }
+}

@@ -1,0 +1,177 @@
+//! open, release, query, attach, append, detach: who has which bytes.
+
+use super::{Call, OpResult, ranges, size};
+use crate::state::{Entry, FileOp, Outcome, State};
+use ebb_namespace::{AttrChange, Change, Home, Record};
+use ebb_types::{ByteRange, Errno, Ino, Time, Version};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+/// What is known of a part of a file, as sent.
+pub(super) fn map(
+    state: &State,
+    ino: Ino,
+    range: ByteRange,
+    known: u64,
+) -> Result<pb::FileMap, Errno> {
+    let answer = state.file(ino)?.query(range, Version(known));
+    let ranges = answer.ranges.iter().map(owned).collect();
+    Ok(pb::FileMap {
+        version: answer.version.0,
+        size: answer.size,
+        base_version: answer.base_version.0,
+        base_len: answer.base_len,
+        unchanged: answer.unchanged,
+        covers: Some(ebb_wire::range_to_pb(answer.covers)),
+        ranges,
+        mtime: Some(ebb_wire::time_to_pb(state.ns.inode(ino)?.mtime)),
+    })
+}
+
+pub(super) fn owned(o: &ebb_consistency::Owned) -> pb::OwnedRange {
+    pb::OwnedRange {
+        start: o.range.start(),
+        end: o.range.end(),
+        node: o.node.0,
+        version: o.version.0,
+        flushed: o.flushed,
+    }
+}
+
+pub(super) fn backing_ref(state: &State, ino: Ino) -> Option<pb::BackingRef> {
+    let path = state.ns.home_path(ino)?.to_bytes();
+    let ino = state.ns.get(ino)?.seen?.key.ino;
+    Some(pb::BackingRef { path, ino })
+}
+
+fn range_of(range: Option<pb::Range>) -> Result<ByteRange, Errno> {
+    range.map_or(Ok(ByteRange::ALL), ebb_wire::range_from_pb)
+}
+
+impl Call {
+    pub(super) fn opened(&self, state: &State, ino: Ino, known: u64) -> OpResult {
+        Ok(Some(Body::Opened(pb::Opened {
+            attr: Some(ebb_wire::attr_to_pb(&state.attr(ino)?)),
+            map: Some(map(state, ino, ByteRange::ALL, known)?),
+            backing: backing_ref(state, ino),
+            r#where: Some(super::describe::place(state, ino)),
+        })))
+    }
+
+    fn note_open(&self, op: &pb::Open) -> OpResult {
+        let mut state = self.core.state();
+        let ino = Ino(op.ino);
+        state.file(ino)?;
+        let records = state.ns.plan_open(self.who.node, ino);
+        self.core.commit_ns(&mut state, records);
+        self.opened(&state, ino, op.known_version)
+    }
+
+    /// A file that the job itself is writing needs no look at the backing.
+    pub(super) fn open_fast(&self, op: &pb::Open) -> Option<OpResult> {
+        if op.truncate || self.core.is_comparable(Ino(op.ino)) {
+            return None;
+        }
+        Some(self.note_open(op))
+    }
+
+    pub(super) async fn open(&self, op: &pb::Open) -> OpResult {
+        let ino = Ino(op.ino);
+        self.core.state().file(ino)?;
+        self.core.compare(ino, true).await?;
+        if op.truncate {
+            self.core.set_size(ino, 0, &Change::default()).await?;
+        }
+        self.note_open(op)
+    }
+
+    pub(super) fn release(&self, op: &pb::Release) -> OpResult {
+        let mut state = self.core.state();
+        let records = state.ns.plan_release(self.who.node, Ino(op.ino));
+        self.core.commit_ns(&mut state, records);
+        Ok(None)
+    }
+
+    pub(super) fn query(&self, op: &pb::Query) -> OpResult {
+        let state = self.core.state();
+        let map = map(&state, Ino(op.ino), range_of(op.range)?, op.known_version)?;
+        Ok(Some(Body::Map(map)))
+    }
+
+    pub(super) fn attach(&self, op: &pb::Attach) -> OpResult {
+        let ino = Ino(op.ino);
+        let ranges = ranges(&op.ranges)?;
+        let mtime = op.mtime.map(ebb_wire::time_from_pb).transpose()?;
+        let then = op.then_query.as_ref().map(|q| Ok::<_, Errno>((range_of(q.range)?, q)));
+        let then = then.transpose()?;
+        let mut state = self.core.state();
+        state.file(ino)?;
+        if let Some((_, q)) = then {
+            state.file(Ino(q.ino))?;
+        }
+        if ranges.iter().any(|r| !r.is_empty()) {
+            let entries = written(&state, ino, FileOp::Attach(self.who.node, ranges), mtime)?;
+            self.core.commit(&mut state, &entries);
+        }
+        let map = then.map(|(r, q)| map(&state, Ino(q.ino), r, q.known_version)).transpose()?;
+        let file = state.file(ino)?;
+        let (version, size) = (file.version().0, file.size());
+        Ok(Some(Body::Attached(pb::Attached { version, map, size })))
+    }
+
+    pub(super) async fn attach_durably(&self, op: &pb::Attach) -> OpResult {
+        let body = self.attach(op)?;
+        self.core.journal.synced(self.core.journal.tail()).await?;
+        Ok(body)
+    }
+
+    pub(super) fn append(&self, op: &pb::Append) -> OpResult {
+        let ino = Ino(op.ino);
+        let mtime = op.mtime.map(ebb_wire::time_from_pb).transpose()?;
+        let mut state = self.core.state();
+        let end = state.file(ino)?.size().checked_add(op.len).ok_or(Errno::EFBIG)?;
+        size(end)?;
+        let mut entries = written(&state, ino, FileOp::Append(self.who.node, op.len), mtime)?;
+        if op.len == 0 {
+            entries.clear();
+        }
+        self.core.commit(&mut state, &entries);
+        let file = state.file(ino)?;
+        let (version, size) = (file.version(), file.size());
+        let answered = self.answered(Outcome::Appended(size, version));
+        self.core.commit(&mut state, &[answered]);
+        Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))
+    }
+
+    pub(super) fn detach(&self, op: &pb::Detach) -> OpResult {
+        let ino = Ino(op.ino);
+        let ranges = ranges(&op.ranges)?;
+        let mut state = self.core.state();
+        // On a copy first: what is not flushed must not get into the journal.
+        let mut tried = state.file(ino)?.clone();
+        tried
+            .detach(self.who.node, &ranges)
+            .map_err(|e| super::OpError::new(Errno::EBUSY, e.to_string()))?;
+        let entry = Entry::File(ino, FileOp::Detach(self.who.node, ranges));
+        self.core.commit(&mut state, &[entry]);
+        let file = state.file(ino)?;
+        let (version, size) = (file.version().0, file.size());
+        Ok(Some(Body::Attached(pb::Attached { version, map: None, size })))
+    }
+}
+
+/// Bytes of a file became new: what happens to them, its times, and what is due on the backing.
+fn written(state: &State, ino: Ino, op: FileOp, mtime: Option<Time>) -> Result<Vec<Entry>, Errno> {
+    let inode = state.ns.inode(ino)?;
+    let mtime = mtime.unwrap_or_else(Time::now).max(inode.mtime);
+    let times = AttrChange {
+        mtime: Some(mtime),
+        ctime: Some(mtime.max(inode.ctime)),
+        ..AttrChange::default()
+    };
+    let mut entries = vec![Entry::File(ino, op), Entry::Ns(Record::Attr { ino, change: times })];
+    if inode.home == Home::Own && !inode.due {
+        entries.push(Entry::Ns(Record::Due { ino, due: true }));
+    }
+    Ok(entries)
+}

@@ -1,0 +1,178 @@
+//! Flushing: who may write to the backing, and what follows when nothing is missing there.
+
+use super::{Call, OpError, OpResult, ranges};
+use crate::core::Core;
+use crate::grants::ClaimId;
+use crate::state::{Entry, FileOp};
+use ebb_namespace::Home;
+use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Time};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+/// A claim that ends when it is dropped.
+pub(super) struct Claim<'a> {
+    core: &'a Core,
+    ino: Ino,
+    id: ClaimId,
+    node: NodeId,
+    kept: bool,
+}
+
+impl<'a> Claim<'a> {
+    pub fn new(core: &'a Core, ino: Ino, id: ClaimId, node: NodeId) -> Claim<'a> {
+        Claim { core, ino, id, node, kept: false }
+    }
+
+    /// It stays until somebody ends it.
+    fn keep(mut self) -> ClaimId {
+        self.kept = true;
+        self.id
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.core.end_claim(self.ino, self.id, self.node);
+        }
+    }
+}
+
+impl Call {
+    pub(super) async fn flush_begin(&self, op: &pb::FlushBegin) -> OpResult {
+        let ino = Ino(op.ino);
+        let node = self.who.node;
+        let wanted = ranges(&op.ranges)?;
+        if !self.may_flush(ino, &wanted)? {
+            return Ok(Some(Body::FlushGrant(self.nothing_to_flush(ino)?)));
+        }
+        let id = self.core.claim(ino, node, &wanted).await.map_err(|e| {
+            OpError::new(e, "others were writing these bytes to the backing for too long")
+        })?;
+        let claim = Claim::new(&self.core, ino, id, node);
+        self.place(ino).await?;
+        self.check_life()?;
+        let (granted, backing, size) = {
+            let state = self.core.state();
+            let file = state.file(ino)?;
+            let granted = file.grantable(node, &wanted);
+            (granted, super::bytes::backing_ref(&state, ino), file.size())
+        };
+        if granted.is_empty() {
+            return Ok(Some(Body::FlushGrant(self.nothing_to_flush(ino)?)));
+        }
+        let ranges = granted.iter().map(super::bytes::owned).collect();
+        self.core.narrow_claim(ino, id, granted);
+        let grant = claim.keep();
+        Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size })))
+    }
+
+    /// ENOENT for a file without a name: its bytes are needed on no backing.
+    fn may_flush(&self, ino: Ino, wanted: &[ByteRange]) -> Result<bool, OpError> {
+        let state = self.core.state();
+        let file = state.file(ino)?;
+        if state.ns.inode(ino)?.links.is_empty() {
+            return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
+        }
+        Ok(!file.grantable(self.who.node, wanted).is_empty())
+    }
+
+    fn nothing_to_flush(&self, ino: Ino) -> Result<pb::FlushGrant, OpError> {
+        let state = self.core.state();
+        let size = state.file(ino)?.size();
+        let backing = super::bytes::backing_ref(&state, ino);
+        Ok(pb::FlushGrant { grant: 0, ranges: Vec::new(), backing, size })
+    }
+
+    /// The file gets a place on the backing.
+    async fn place(&self, ino: Ino) -> Result<(), OpError> {
+        if self.core.state().ns.inode(ino)?.home != Home::None {
+            return Ok(());
+        }
+        let turn = self.core.turn().await;
+        let plan = self.core.state().ns.plan_place(ino, Time::now())?;
+        self.core
+            .execute(&turn, plan, Vec::new())
+            .await
+            .map_err(|e| OpError::new(e, "making the file on the backing failed"))
+    }
+
+    pub(super) async fn flush_end(&self, op: &pb::FlushEnd) -> OpResult {
+        let ino = Ino(op.ino);
+        let node = self.who.node;
+        {
+            let mut state = self.core.state();
+            // Under the state: nothing can be cut or claimed between the two.
+            let granted = self.core.end_claim(ino, op.grant, node).ok_or_else(|| {
+                OpError::new(Errno::ESTALE, "no such grant; it may have ended with the lease")
+            })?;
+            if op.done && state.file(ino).is_ok() {
+                let entry = Entry::File(ino, FileOp::Flushed(node, granted));
+                self.core.commit(&mut state, &[entry]);
+            }
+        }
+        if self.core.state().ns.get(ino).is_none_or(|i| i.links.is_empty()) {
+            return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
+        }
+        let published = match op.done {
+            false => false,
+            true => self.core.publish(ino).await.unwrap_or_else(|e| {
+                // The bytes are safe where they are; a drain tries again and reports.
+                self.core.report(ino, "publish", e);
+                false
+            }),
+        };
+        let version = self.core.state().file(ino).map_or(0, |f| f.version().0);
+        Ok(Some(Body::FlushDone(pb::FlushDone { published, version })))
+    }
+}
+
+impl Core {
+    /// A failure on the backing that status shows.
+    pub(super) fn report(&self, ino: Ino, operation: &str, errno: Errno) {
+        let path = self.state().ns.path(ino).map(|p| p.to_bytes()).unwrap_or_default();
+        tracing::warn!(path = %String::from_utf8_lossy(&path), operation, ?errno, "on the backing");
+        self.stats.failed(&path, operation, errno);
+    }
+
+    /// Brings to the backing what is missing of an inode; false when that must wait, because
+    /// bytes are unflushed or being written.
+    pub(super) async fn publish(&self, ino: Ino) -> Result<bool, Errno> {
+        let regular = self.state().ns.inode(ino)?.kind == FileKind::Regular;
+        let _claim = if regular {
+            let Some(id) = self.try_claim(ino, NodeId::NOBODY, &[ByteRange::ALL]) else {
+                return Ok(false);
+            };
+            Some(Claim::new(self, ino, id, NodeId::NOBODY))
+        } else {
+            None
+        };
+        match self.publish_once(ino).await {
+            Err(Errno::EEXIST | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {
+                // Others changed something there, or we did and could not note it.
+                let links = self.state().ns.inode(ino)?.links.clone();
+                for link in links {
+                    self.look_again(link.parent, &link.name).await?;
+                }
+                self.publish_once(ino).await
+            }
+            other => other,
+        }
+    }
+
+    async fn publish_once(&self, ino: Ino) -> Result<bool, Errno> {
+        let turn = self.turn().await;
+        let plan = {
+            let state = self.state();
+            let inode = state.ns.inode(ino)?;
+            let nameless = inode.links.is_empty() && ino != Ino::ROOT;
+            if nameless || state.is_dirty(ino) {
+                return Ok(false);
+            }
+            let size = state.files.get(&ino).map_or(0, ebb_consistency::FileState::size);
+            state.ns.plan_publish(ino, size, Time::now())?
+        };
+        self.execute(&turn, plan, Vec::new()).await?;
+        Ok(true)
+    }
+}

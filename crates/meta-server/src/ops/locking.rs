@@ -1,0 +1,154 @@
+//! Locks of files, across all nodes.
+
+use super::{Call, Fast, OpError, OpResult};
+use crate::core::Core;
+use crate::state::Entry;
+use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
+use ebb_types::{ByteRange, Errno, Ino, NodeId};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+const UNLOCK: u32 = 2;
+
+fn space(flock: bool) -> Space {
+    if flock { Space::Flock } else { Space::Posix }
+}
+
+fn range(flock: bool, range: Option<pb::Range>) -> Result<ByteRange, Errno> {
+    match range {
+        _ if flock => Ok(ByteRange::ALL),
+        None => Ok(ByteRange::ALL),
+        Some(r) => match ebb_wire::range_from_pb(r)? {
+            r if r.is_empty() => Err(Errno::EINVAL),
+            r => Ok(r),
+        },
+    }
+}
+
+impl Call {
+    fn owner(&self, id: u64) -> Owner {
+        Owner { node: self.who.node, id }
+    }
+
+    pub(super) fn set_lock(&self, op: &pb::SetLock) -> Fast {
+        match self.try_set_lock(op) {
+            Ok(fast) => fast,
+            Err(e) => Fast::Done(Err(e.into())),
+        }
+    }
+
+    fn try_set_lock(&self, op: &pb::SetLock) -> Result<Fast, Errno> {
+        let (ino, space) = (Ino(op.ino), space(op.flock));
+        let range = range(op.flock, op.range)?;
+        let owner = self.owner(op.owner);
+        let mut state = self.core.state();
+        state.ns.inode(ino)?;
+        let kind = match op.r#type {
+            READ => Kind::Read,
+            WRITE => Kind::Write,
+            UNLOCK => {
+                let granted = state.locks.unlock(ino, space, owner, range);
+                self.core.commit(&mut state, &[Entry::Unlock(ino, space, owner, range)]);
+                self.core.granted(&mut state, &granted);
+                return Ok(Fast::Done(Ok(None)));
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        let lock = Lock { owner, pid: op.pid, range, kind };
+        // flock(2) converts by giving up first, so that two converters cannot block each other.
+        if space == Space::Flock && op.wait {
+            let granted = state.locks.unlock(ino, space, owner, range);
+            self.core.commit(&mut state, &[Entry::Unlock(ino, space, owner, range)]);
+            self.core.granted(&mut state, &granted);
+        }
+        let waiting = op.wait.then(|| self.core.new_ticket());
+        let ticket = waiting.as_ref().map(|(t, _)| *t);
+        let outcome = state.locks.set(ino, space, lock, ticket);
+        if let (Some(ticket), false) = (ticket, outcome == Outcome::Waiting) {
+            self.core.end_waiting(&[ticket], Ok(()));
+        }
+        match (outcome, waiting) {
+            (Outcome::Granted(others), _) => {
+                self.core.commit(&mut state, &[Entry::Lock(ino, space, lock)]);
+                self.core.granted(&mut state, &others);
+                Ok(Fast::Done(Ok(None)))
+            }
+            (Outcome::Waiting, Some((ticket, told))) => {
+                self.core.waits.lock().insert((self.who.node, self.id), ticket);
+                Ok(Fast::Lock(told))
+            }
+            (Outcome::Deadlock, _) => Err(Errno::EDEADLK),
+            (Outcome::Conflict(_) | Outcome::Waiting, _) => Err(Errno::EAGAIN),
+        }
+    }
+
+    pub(super) fn get_lock(&self, op: &pb::GetLock) -> OpResult {
+        let range = range(op.flock, op.range)?;
+        let kind = match op.r#type {
+            READ => Kind::Read,
+            WRITE => Kind::Write,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let wanted = Lock { owner: self.owner(op.owner), pid: 0, range, kind };
+        let state = self.core.state();
+        state.ns.inode(Ino(op.ino))?;
+        let answer = match state.locks.conflict(Ino(op.ino), space(op.flock), &wanted) {
+            None => pb::LockState { r#type: UNLOCK, range: None, pid: 0, node: 0 },
+            Some(held) => pb::LockState {
+                r#type: if held.kind == Kind::Read { READ } else { WRITE },
+                range: Some(ebb_wire::range_to_pb(held.range)),
+                pid: held.pid,
+                node: held.owner.node.0,
+            },
+        };
+        Ok(Some(Body::LockState(answer)))
+    }
+
+    pub(super) fn release_locks(&self, op: &pb::ReleaseLocks) -> OpResult {
+        let (ino, space, owner) = (Ino(op.ino), space(op.flock), self.owner(op.owner));
+        let mut state = self.core.state();
+        let (gone, granted) = state.locks.release_owner(ino, space, owner);
+        self.core.commit(&mut state, &[Entry::Unlock(ino, space, owner, ByteRange::ALL)]);
+        self.core.end_waiting(&gone, Err(Errno::EINTR));
+        self.core.granted(&mut state, &granted);
+        Ok(None)
+    }
+
+    pub(super) fn cancel(&self, op: &pb::Cancel) -> OpResult {
+        let ticket = self.core.waits.lock().remove(&(self.who.node, op.request));
+        let Some(ticket) = ticket else { return Ok(None) };
+        let mut state = self.core.state();
+        if let Some(granted) = state.locks.cancel(ticket) {
+            self.core.end_waiting(&[ticket], Err(Errno::EINTR));
+            self.core.granted(&mut state, &granted);
+        }
+        Ok(None)
+    }
+
+    /// Waits until a lock request ends.
+    pub async fn lock_wait(
+        &self,
+        told: tokio::sync::oneshot::Receiver<crate::core::LockResult>,
+    ) -> OpResult {
+        let result = told.await;
+        self.core.waits.lock().remove(&(self.who.node, self.id));
+        match result {
+            Ok(Ok(())) => Ok(None),
+            Ok(Err(e)) => Err(e.into()),
+            Err(_service_ends) => Err(OpError::from(Errno::EINTR)),
+        }
+    }
+}
+
+impl Core {
+    /// A node loses its locks and what it waits for.
+    pub fn unlock_node(&self, node: NodeId) {
+        let mut state = self.state();
+        let (gone, granted) = state.locks.release_node(node);
+        self.commit(&mut state, &[Entry::UnlockNode(node)]);
+        self.end_waiting(&gone, Err(Errno::EINTR));
+        self.granted(&mut state, &granted);
+    }
+}

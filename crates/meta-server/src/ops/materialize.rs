@@ -1,0 +1,83 @@
+//! Bringing everything but unflushed bytes to the backing, a little at a time.
+
+use super::{Call, OpResult};
+use crate::sessions::Pass;
+use crate::state::State;
+use crate::stats::failure;
+use ebb_namespace::Home;
+use ebb_types::Ino;
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+/// Inodes to a call, when the node does not say, and at most.
+const BATCH: u32 = 256;
+const BATCH_MAX: u32 = 4096;
+
+impl Call {
+    /// One batch of this node's pass: first everything that is missing, then the times of the
+    /// directories, which what came into them has moved.
+    pub(super) async fn materialize(&self, op: &pb::Materialize) -> OpResult {
+        let limit = if op.limit == 0 { BATCH } else { op.limit.min(BATCH_MAX) } as usize;
+        let mut pass = self.core.sessions.pass(self.who.node);
+        let batch = self.batch(pass, limit);
+        let mut reply = pb::MaterializeReply::default();
+        for ino in &batch {
+            pass.after = Some(*ino);
+            let waits = unfinished(&self.core.state(), *ino);
+            if waits.is_empty() {
+                self.one(*ino, &mut reply).await;
+            } else {
+                reply.unfinished.extend(waits);
+            }
+        }
+        let full = batch.len() == limit;
+        let next = match (full, pass.directories) {
+            (true, _) => Some(pass),
+            (false, false) => Some(Pass { directories: true, after: None }),
+            (false, true) => None,
+        };
+        let left = next.is_some_and(|p| full || !self.batch(p, 1).is_empty());
+        if left {
+            reply.remaining = self.core.state().ns.pending_len().max(1) as u64;
+        }
+        let next = next.filter(|_| left).unwrap_or_default();
+        self.core.sessions.set_pass(self.who.node, next);
+        Ok(Some(Body::Materialize(reply)))
+    }
+
+    fn batch(&self, pass: Pass, limit: usize) -> Vec<Ino> {
+        let state = self.core.state();
+        let settled_last =
+            |ino: &Ino| state.ns.get(*ino).is_some_and(|i| i.is_dir() && i.home == Home::Own);
+        let pending = state.ns.pending_after(pass.after);
+        pending.filter(|i| settled_last(i) == pass.directories).take(limit).collect()
+    }
+
+    async fn one(&self, ino: Ino, reply: &mut pb::MaterializeReply) {
+        match self.core.publish(ino).await {
+            Ok(true) => reply.done += 1,
+            // Somebody is writing to it; who does publishes it, or has more to flush.
+            Ok(false) => {}
+            Err(errno) => {
+                let state = self.core.state();
+                // Deleted meanwhile: nothing is missing.
+                if let Some(path) = state.ns.path(ino) {
+                    reply.failures.push(failure(&path.to_bytes(), "materialize", errno));
+                }
+            }
+        }
+    }
+}
+
+/// Whose caches have bytes of this file that the backing lacks.
+fn unfinished(state: &State, ino: Ino) -> Vec<pb::Unfinished> {
+    let Some(file) = state.files.get(&ino) else { return Vec::new() };
+    let path = state.ns.path(ino).map(|p| p.to_bytes()).unwrap_or_default();
+    let by_node = file.unflushed_by_node();
+    let one = |(node, bytes): (ebb_types::NodeId, u64)| pb::Unfinished {
+        path: path.clone(),
+        bytes,
+        node: node.0,
+    };
+    by_node.into_iter().map(one).collect()
+}

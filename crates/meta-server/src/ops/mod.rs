@@ -1,0 +1,210 @@
+//! The operations of the stream. `fast` answers what needs neither the backing nor waiting,
+//! right where the request was read; `slow` does the rest in a task of its own.
+
+mod attrs;
+mod bytes;
+mod describe;
+mod dirs;
+mod flush;
+mod locking;
+mod materialize;
+mod names;
+mod nodes;
+mod xattrs;
+
+use crate::core::{Core, LockResult};
+use crate::sessions::Who;
+use crate::state::{Entry, Outcome, State};
+use ebb_types::{ByteRange, Errno, Ino, Name};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// Why an operation failed; `text` where the errno alone does not explain it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpError {
+    /// What the application sees.
+    pub errno: Errno,
+    /// For people.
+    pub text: String,
+}
+
+impl From<Errno> for OpError {
+    fn from(errno: Errno) -> OpError {
+        OpError { errno, text: String::new() }
+    }
+}
+
+impl OpError {
+    pub(crate) fn new(errno: Errno, text: impl Into<String>) -> OpError {
+        OpError { errno, text: text.into() }
+    }
+}
+
+/// How an operation ends.
+pub type OpResult = Result<Option<Body>, OpError>;
+
+/// What became of a request at once.
+pub enum Fast {
+    /// Answered.
+    Done(OpResult),
+    /// A lock request that waits.
+    Lock(oneshot::Receiver<LockResult>),
+    /// Needs the backing, or patience.
+    Slow(Op),
+}
+
+/// One operation on its way.
+#[derive(Clone)]
+pub struct Call {
+    pub(crate) core: Arc<Core>,
+    pub(crate) who: Who,
+    pub(crate) id: u64,
+}
+
+/// More ranges than this in one request are not a file but an attack.
+const RANGES_MAX: usize = 1 << 20;
+
+/// Largest offset that a file has.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+impl Call {
+    /// Operations that must not be done twice when they are sent again.
+    pub fn is_once(op: &Op) -> bool {
+        match op {
+            Op::Make(_) | Op::Unlink(_) | Op::Rename(_) | Op::Link(_) | Op::Append(_) => true,
+            Op::RemoveXattr(_) | Op::FlushBegin(_) | Op::FlushEnd(_) | Op::SetLock(_) => true,
+            Op::SetXattr(x) => x.flags != 0,
+            _ => false,
+        }
+    }
+
+    /// Does it at once, if that is possible.
+    pub fn fast(&self, op: Op) -> Fast {
+        if let Err(e) = self.check_life() {
+            return Fast::Done(Err(e));
+        }
+        let done = match &op {
+            Op::Heartbeat(h) => {
+                self.core.sessions.heard(self.who.node, Some(h.dirty_bytes));
+                Some(Ok(None))
+            }
+            Op::NodeInfo(n) => Some(self.node_info(n)),
+            Op::Lookup(l) => self.lookup_fast(l),
+            Op::GetAttr(g) => self.get_attr_fast(g),
+            Op::Make(m) => self.make_fast(m),
+            Op::Unlink(u) => self.unlink_fast(u),
+            Op::ReadLink(r) => Some(self.read_link(r)),
+            Op::GetXattr(x) => self.get_xattr_fast(x),
+            Op::Access(a) => Some(self.access(a)),
+            Op::Describe(d) => Some(self.describe(d)),
+            Op::SetXattr(x) if describe::is_model(&x.name) => {
+                Some(self.choose_model(Ino(x.ino), Some(&x.value)))
+            }
+            Op::RemoveXattr(x) if describe::is_model(&x.name) => {
+                Some(self.choose_model(Ino(x.ino), None))
+            }
+            Op::Open(o) => self.open_fast(o),
+            Op::Release(r) => Some(self.release(r)),
+            Op::Query(q) => Some(self.query(q)),
+            Op::Attach(a) if !a.durable => Some(self.attach(a)),
+            Op::Append(a) => Some(self.append(a)),
+            Op::Detach(d) => Some(self.detach(d)),
+            Op::SetLock(l) => return self.set_lock(l),
+            Op::GetLock(l) => Some(self.get_lock(l)),
+            Op::ReleaseLocks(l) => Some(self.release_locks(l)),
+            Op::Cancel(c) => Some(self.cancel(c)),
+            Op::Hello(_) | Op::Prove(_) => {
+                Some(Err(OpError::new(Errno::EPROTO, "the handshake is over")))
+            }
+            _ => None,
+        };
+        done.map_or(Fast::Slow(op), Fast::Done)
+    }
+
+    /// Does it, waiting as long as it takes.
+    pub async fn slow(&self, op: Op) -> OpResult {
+        match &op {
+            Op::Lookup(l) => self.lookup(l).await,
+            Op::GetAttr(g) => self.get_attr(g).await,
+            Op::SetAttr(s) => self.set_attr(s).await,
+            Op::Make(m) => self.make(m).await,
+            Op::Unlink(u) => self.unlink(u).await,
+            Op::Rename(r) => self.rename(r).await,
+            Op::Link(l) => self.link(l).await,
+            Op::ReadDir(r) => self.read_dir(r).await,
+            Op::GetXattr(x) => self.get_xattr(x).await,
+            Op::SetXattr(x) => self.set_xattr(x).await,
+            Op::ListXattr(x) => self.list_xattr(x).await,
+            Op::RemoveXattr(x) => self.remove_xattr(x).await,
+            Op::StatFs(_) => self.stat_fs().await,
+            Op::Open(o) => self.open(o).await,
+            Op::Attach(a) => self.attach_durably(a).await,
+            Op::FlushBegin(f) => self.flush_begin(f).await,
+            Op::FlushEnd(f) => self.flush_end(f).await,
+            Op::Materialize(m) => self.materialize(m).await,
+            Op::SyncMeta(_) => {
+                self.core.journal.synced(self.core.journal.tail()).await?;
+                Ok(None)
+            }
+            Op::Goodbye(_) => self.goodbye(),
+            _ => Err(OpError::new(Errno::EPROTO, "not an operation")),
+        }
+    }
+
+    /// A daemon that was replaced must not change anything any more.
+    fn check_life(&self) -> Result<(), OpError> {
+        let state = self.core.state();
+        match state.nodes.get(&self.who.node) {
+            Some(n) if n.incarnation == self.who.incarnation => Ok(()),
+            _ => Err(OpError::new(Errno::ESTALE, "this node has left or was replaced")),
+        }
+    }
+
+    /// What was answered before the service was restarted.
+    pub fn answered_before(&self) -> Option<OpResult> {
+        let state = self.core.state();
+        let outcome = *state.answered.get(&self.who.node)?.get(&self.id)?;
+        Some(match outcome {
+            Outcome::Plain => Ok(None),
+            Outcome::Inode(ino) => match state.file(ino) {
+                Ok(_) => self.opened(&state, ino, 0),
+                Err(_) => entry(&state, ino),
+            },
+            Outcome::Appended(size, version) => {
+                Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))
+            }
+        })
+    }
+
+    fn answered(&self, outcome: Outcome) -> Entry {
+        Entry::Answered(self.who.node, self.id, outcome)
+    }
+}
+
+pub(crate) fn name(bytes: &[u8]) -> Result<Name, Errno> {
+    Name::new(bytes)
+}
+
+pub(crate) fn entry(state: &State, ino: Ino) -> OpResult {
+    let attr = ebb_wire::attr_to_pb(&state.attr(ino)?);
+    Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), map: None })))
+}
+
+pub(crate) fn ranges(sent: &[pb::Range]) -> Result<Vec<ByteRange>, Errno> {
+    if sent.len() > RANGES_MAX {
+        return Err(Errno::E2BIG);
+    }
+    sent.iter().map(|r| checked(*r)).collect()
+}
+
+fn checked(r: pb::Range) -> Result<ByteRange, Errno> {
+    let range = ebb_wire::range_from_pb(r)?;
+    if range.end() > OFFSET_MAX { Err(Errno::EFBIG) } else { Ok(range) }
+}
+
+pub(crate) fn size(len: u64) -> Result<u64, Errno> {
+    if len > OFFSET_MAX { Err(Errno::EFBIG) } else { Ok(len) }
+}

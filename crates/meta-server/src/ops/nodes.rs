@@ -1,0 +1,75 @@
+//! Nodes: who is there, who leaves, who was silent for too long.
+
+use super::{Call, OpResult};
+use crate::core::Core;
+use crate::state::{Entry, State};
+use ebb_types::{Errno, NodeId};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+impl Call {
+    pub(super) fn node_info(&self, op: &pb::NodeInfo) -> OpResult {
+        let mut nodes = self.core.node_records(&self.core.state());
+        nodes.retain(|n| op.node == 0 || n.id == op.node);
+        Ok(Some(Body::NodeInfo(pb::NodeInfoReply { nodes })))
+    }
+
+    /// The node leaves: what it flushed is the backing's, what it did not is lost and said so.
+    pub(super) fn goodbye(&self) -> OpResult {
+        self.check_life()?;
+        let node = self.who.node;
+        self.core.give_up(node);
+        let lost: Vec<_> = {
+            let mut state = self.core.state();
+            let mine = |f: &ebb_consistency::FileState| f.unflushed_by_node().contains_key(&node);
+            let lost = state.files.iter().filter(|(_, f)| mine(f)).map(|(i, _)| *i).collect();
+            self.core.commit(&mut state, &[Entry::NodeLeft(node)]);
+            lost
+        };
+        for ino in lost {
+            self.core.report(ino, "bytes lost with the node that left", Errno::EIO);
+        }
+        self.core.sessions.remove(node);
+        Ok(None)
+    }
+}
+
+impl Core {
+    /// Locks, opens and grants of a node go.
+    pub fn give_up(&self, node: NodeId) {
+        self.end_claims_of(node);
+        self.unlock_node(node);
+        let mut state = self.state();
+        let records = state.ns.plan_release_all(node);
+        self.commit_ns(&mut state, records);
+    }
+
+    /// Looks for nodes that were silent for too long.
+    pub fn check_leases(&self) {
+        let (silent, lost) = self.sessions.overdue(self.lease);
+        for node in silent {
+            tracing::warn!(%node, "no sign of life for a whole lease");
+            self.end_claims_of(node);
+        }
+        for node in lost {
+            tracing::warn!(%node, "locks and opens given up");
+            self.give_up(node);
+        }
+    }
+
+    /// All nodes, as sent.
+    pub fn node_records(&self, state: &State) -> Vec<pb::NodeRecord> {
+        let record = |n: &crate::state::NodeRecord| {
+            let (alive, dirty_bytes) = self.sessions.is_alive(n.id);
+            pb::NodeRecord {
+                id: n.id.0,
+                name: n.name.clone(),
+                peer_address: n.peer_address.clone(),
+                alive,
+                incarnation: n.incarnation.0,
+                dirty_bytes,
+            }
+        };
+        state.nodes.values().map(record).collect()
+    }
+}

@@ -1,0 +1,495 @@
+//! Random operations on an overlay of a real directory, beside the same operations on another
+//! real directory: every errno must be the same, and after everything was brought to the backing
+//! both trees must be the same. The journal, replayed, must give the state that was there.
+
+use crate::config::Config;
+use crate::core::Core;
+use crate::journal::StateDir;
+use crate::ops::{Call, OpResult};
+use crate::sessions::Who;
+use crate::state::{self, Entry, NodeRecord, State};
+use ebb_namespace::{Home, Namespace, Under};
+use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
+use proptest::prelude::*;
+use rustix::fs::{AtFlags, CWD, RenameFlags, XattrFlags};
+use std::collections::BTreeMap;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const NODE: NodeId = NodeId(1);
+
+#[derive(Clone, Debug)]
+enum Act {
+    Mkdir(Vec<u8>),
+    /// Creates and writes: length and fill.
+    Write(Vec<u8>, u16, u8),
+    Symlink(Vec<u8>),
+    Fifo(Vec<u8>),
+    Unlink(Vec<u8>),
+    Rmdir(Vec<u8>),
+    Rename(Vec<u8>, Vec<u8>, u32),
+    Link(Vec<u8>, Vec<u8>),
+    Chmod(Vec<u8>, u32),
+    Truncate(Vec<u8>, u16),
+    SetXattr(Vec<u8>, u8),
+    List(Vec<u8>),
+    Flush,
+    Materialize,
+    Restart,
+}
+
+/// A path of one to three components out of few, so that they often meet.
+fn path() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(0u8..4, 1..4)
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => path().prop_map(Act::Mkdir),
+        5 => (path(), 0u16..9000, any::<u8>()).prop_map(|(p, n, b)| Act::Write(p, n, b)),
+        1 => path().prop_map(Act::Symlink),
+        1 => path().prop_map(Act::Fifo),
+        2 => path().prop_map(Act::Unlink),
+        2 => path().prop_map(Act::Rmdir),
+        6 => (path(), path(), 0u32..3).prop_map(|(a, b, f)| Act::Rename(a, b, f)),
+        2 => (path(), path()).prop_map(|(a, b)| Act::Link(a, b)),
+        1 => (path(), 0u32..0o1000).prop_map(|(p, m)| Act::Chmod(p, m)),
+        1 => (path(), 0u16..9000).prop_map(|(p, n)| Act::Truncate(p, n)),
+        1 => (path(), any::<u8>()).prop_map(|(p, v)| Act::SetXattr(p, v)),
+        1 => path().prop_map(Act::List),
+        2 => Just(Act::Flush),
+        1 => Just(Act::Materialize),
+        1 => Just(Act::Restart),
+    ]
+}
+
+fn component(c: u8) -> String {
+    ["a", "b", "c", "d"][c as usize].to_owned()
+}
+
+/// What both sides begin with.
+fn populate(dir: &Path) {
+    std::fs::create_dir_all(dir.join("a/b")).unwrap();
+    std::fs::write(dir.join("a/b/c"), b"old content").unwrap();
+    std::fs::write(dir.join("a/c"), b"other").unwrap();
+    std::fs::write(dir.join("b"), vec![7u8; 5000]).unwrap();
+    std::fs::hard_link(dir.join("b"), dir.join("a/d")).unwrap();
+    std::os::unix::fs::symlink("a/c", dir.join("d")).unwrap();
+}
+
+/// The overlay, with a cache that has what was written and not flushed.
+struct Overlay {
+    core: Arc<Core>,
+    config: (PathBuf, PathBuf),
+    cache: BTreeMap<Ino, Vec<u8>>,
+    next: u64,
+}
+
+impl Overlay {
+    fn open(backing: &Path, state: &Path) -> Overlay {
+        let core = Arc::new(Core::open(&Config::new(backing, state)).unwrap());
+        let record = NodeRecord {
+            id: NODE,
+            name: "n".into(),
+            incarnation: Incarnation(1),
+            peer_address: String::new(),
+        };
+        core.commit(&mut core.state(), &[Entry::Node(record)]);
+        let who = Who { node: NODE, incarnation: Incarnation(1) };
+        core.sessions.attach(who, tokio::sync::mpsc::channel(1).0);
+        let config = (backing.to_owned(), state.to_owned());
+        Overlay { core, config, cache: BTreeMap::new(), next: 0 }
+    }
+
+    async fn ask(&mut self, op: Op) -> OpResult {
+        self.next += 1;
+        let who = Who { node: NODE, incarnation: Incarnation(1) };
+        let call = Call { core: Arc::clone(&self.core), who, id: self.next };
+        match call.fast(op) {
+            crate::ops::Fast::Done(result) => result,
+            crate::ops::Fast::Slow(op) => call.slow(op).await,
+            crate::ops::Fast::Lock(_) => unreachable!("no locks here"),
+        }
+    }
+
+    async fn ask_errno(&mut self, op: Op) -> Result<(), Errno> {
+        self.ask(op).await.map(drop).map_err(|e| e.errno)
+    }
+
+    async fn lookup(&mut self, parent: u64, name: &str) -> Result<pb::Attr, Errno> {
+        let op = Op::Lookup(pb::Lookup { parent, name: name.into() });
+        match self.ask(op).await.map_err(|e| e.errno)? {
+            Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the kernel does: every component but the last must be a directory. The test's
+    /// symbolic links are followed by neither side, as intermediate ones are refused first.
+    async fn parent(&mut self, path: &[u8]) -> Result<(u64, String), Errno> {
+        let (last, dirs) = path.split_last().unwrap();
+        let mut at = Ino::ROOT.0;
+        for c in dirs {
+            let attr = self.lookup(at, &component(*c)).await?;
+            if FileKind::from_mode(attr.mode) != Some(FileKind::Directory) {
+                return Err(Errno::ENOTDIR);
+            }
+            at = attr.ino;
+        }
+        Ok((at, component(*last)))
+    }
+
+    async fn find(&mut self, path: &[u8]) -> Result<pb::Attr, Errno> {
+        let (parent, name) = self.parent(path).await?;
+        self.lookup(parent, &name).await
+    }
+
+    async fn make(&mut self, path: &[u8], mode: u32, target: &[u8]) -> Result<Ino, Errno> {
+        let (parent, name) = self.parent(path).await?;
+        let op = pb::Make {
+            parent,
+            name: name.into(),
+            mode,
+            target: target.into(),
+            ..Default::default()
+        };
+        match self.ask(Op::Make(op)).await.map_err(|e| e.errno)? {
+            Some(Body::Entry(e)) => Ok(Ino(e.attr.unwrap().ino)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn write(&mut self, path: &[u8], data: &[u8]) -> Result<(), Errno> {
+        let ino = match self.find(path).await {
+            Ok(a) if FileKind::from_mode(a.mode) == Some(FileKind::Regular) => Ino(a.ino),
+            Ok(_) => return Err(Errno::EINVAL),
+            Err(Errno::ENOENT) => self.make(path, libc::S_IFREG | 0o644, b"").await?,
+            Err(e) => return Err(e),
+        };
+        if data.is_empty() {
+            return Ok(());
+        }
+        let ranges = vec![pb::Range { start: 0, end: data.len() as u64 }];
+        self.ask_errno(Op::Attach(pb::Attach { ino: ino.0, ranges, ..Default::default() })).await?;
+        let cached = self.cache.entry(ino).or_default();
+        if cached.len() < data.len() {
+            cached.resize(data.len(), 0);
+        }
+        cached[..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    async fn flush_all(&mut self) {
+        for (ino, data) in std::mem::take(&mut self.cache) {
+            let ranges = vec![pb::Range { start: 0, end: 1 << 40 }];
+            let begin = Op::FlushBegin(pb::FlushBegin { ino: ino.0, ranges });
+            let grant = match self.ask(begin).await {
+                Ok(Some(Body::FlushGrant(g))) => g,
+                Err(e) if matches!(e.errno, Errno::ENOENT | Errno::ESTALE) => continue,
+                other => panic!("{other:?}"),
+            };
+            if grant.grant == 0 {
+                continue;
+            }
+            let backing = grant.backing.unwrap();
+            let path = self.config.0.join(String::from_utf8(backing.path).unwrap());
+            let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            assert_eq!(file.metadata().unwrap().ino(), backing.ino);
+            for r in &grant.ranges {
+                let (start, end) = (r.start as usize, r.end as usize);
+                file.write_all_at(&data[start..end], r.start).unwrap();
+            }
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true };
+            match self.ask(Op::FlushEnd(end)).await {
+                Ok(Some(Body::FlushDone(d))) => assert!(d.published),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    async fn materialize(&mut self) -> Vec<pb::Unfinished> {
+        let mut unfinished = Vec::new();
+        for _ in 0..1000 {
+            match self.ask(Op::Materialize(pb::Materialize { limit: 3 })).await {
+                Ok(Some(Body::Materialize(m))) => {
+                    assert_eq!(m.failures, Vec::new());
+                    unfinished.extend(m.unfinished);
+                    if m.remaining == 0 {
+                        return unfinished;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("materialising never ends");
+    }
+
+    fn restart(&mut self) {
+        let before = snapshot(&self.core.state());
+        self.core.journal.stop();
+        let (backing, state) = self.config.clone();
+        // The old one gives the directory up only when it is dropped.
+        let old = std::mem::replace(&mut self.core, dummy());
+        drop(old);
+        let replayed = replay(&state);
+        assert_eq!(before, snapshot(&replayed));
+        self.core = Arc::new(Core::open(&Config::new(&backing, &state)).unwrap());
+        assert_eq!(before, snapshot(&self.core.state()));
+    }
+
+    fn check_invariants(&self) {
+        let state = self.core.state();
+        for inode in state.ns.inodes() {
+            for link in &inode.links {
+                let dentry = state.ns.dentry(link.parent, &link.name).unwrap().unwrap();
+                assert_eq!(dentry.ino, inode.ino);
+                assert_eq!(dentry.under == Under::This, inode.home == Home::Own, "{inode:?}");
+                let parent = state.ns.get(link.parent).unwrap();
+                assert!(inode.home == Home::None || parent.home == Home::Own, "{inode:?}");
+            }
+            if let Home::Part { dir } = inode.home {
+                assert!(inode.links.iter().any(|l| l.parent == dir), "{inode:?}");
+            }
+            if let Some(path) = state.ns.home_path(inode.ino) {
+                let path = self.config.0.join(String::from_utf8(path.to_bytes()).unwrap());
+                let meta = std::fs::symlink_metadata(&path).expect("what is at home is there");
+                assert_eq!(Some(meta.ino()), inode.seen.map(|s| s.key.ino), "{inode:?}");
+            }
+        }
+    }
+}
+
+fn dummy() -> Arc<Core> {
+    let dir = scratch();
+    Arc::new(Core::open(&Config::new(dir.path(), dir.path().join("s"))).unwrap())
+}
+
+fn snapshot(state: &State) -> Vec<u8> {
+    state::encode_snapshot(&state.snapshot())
+}
+
+fn replay(dir: &Path) -> State {
+    let (_, bodies) = StateDir::take(dir).unwrap().read().unwrap().unwrap();
+    let mut state = State::new(Namespace::empty());
+    for body in bodies {
+        for entry in state::decode(&body).unwrap() {
+            state.apply(&entry).unwrap();
+        }
+    }
+    state
+}
+
+fn real(root: &Path, path: &[u8]) -> PathBuf {
+    path.iter().fold(root.to_owned(), |p, c| p.join(component(*c)))
+}
+
+fn os(result: std::io::Result<()>) -> Result<(), Errno> {
+    result.map_err(Errno::from)
+}
+
+/// The real kernel does it. Nothing goes through symbolic links, as nothing does above.
+fn reference(root: &Path, act: &Act) -> Result<(), Errno> {
+    let r = |p: &[u8]| real(root, p);
+    for p in paths(act) {
+        let mut at = root.to_owned();
+        for c in &p[..p.len() - 1] {
+            at = at.join(component(*c));
+            let meta = std::fs::symlink_metadata(&at).map_err(Errno::from)?;
+            if !meta.is_dir() {
+                return Err(Errno::ENOTDIR);
+            }
+        }
+    }
+    match act {
+        Act::Mkdir(p) => os(std::fs::create_dir(r(p)).and_then(|()| chmod(&r(p), 0o755))),
+        Act::Write(p, len, fill) => {
+            match std::fs::symlink_metadata(r(p)) {
+                Ok(m) if !m.is_file() => return Err(Errno::EINVAL),
+                _ => {}
+            }
+            let fresh = !r(p).exists();
+            let mut options = std::fs::OpenOptions::new();
+            let options = options.create(true).truncate(false).write(true);
+            let file = options.open(r(p)).map_err(Errno::from)?;
+            file.write_all_at(&vec![*fill; *len as usize], 0).map_err(Errno::from)?;
+            if fresh { os(chmod(&r(p), 0o644)) } else { Ok(()) }
+        }
+        Act::Symlink(p) => os(std::os::unix::fs::symlink("x/y", r(p))),
+        Act::Fifo(p) => {
+            let mode = rustix::fs::Mode::from_raw_mode(0o640);
+            rustix::fs::mknodat(CWD, r(p), rustix::fs::FileType::Fifo, mode, 0)
+                .map_err(|e| Errno(e.raw_os_error()))
+        }
+        Act::Unlink(p) => os(std::fs::remove_file(r(p))),
+        Act::Rmdir(p) => os(std::fs::remove_dir(r(p))),
+        Act::Rename(a, b, flags) => {
+            let flags = RenameFlags::from_bits_retain(*flags);
+            rustix::fs::renameat_with(CWD, r(a), CWD, r(b), flags)
+                .map_err(|e| Errno(e.raw_os_error()))
+        }
+        Act::Link(a, b) => rustix::fs::linkat(CWD, r(a), CWD, r(b), AtFlags::empty())
+            .map_err(|e| Errno(e.raw_os_error())),
+        Act::Chmod(p, mode) => {
+            let meta = std::fs::symlink_metadata(r(p)).map_err(Errno::from)?;
+            if meta.is_symlink() { Err(Errno::EOPNOTSUPP) } else { os(chmod(&r(p), *mode)) }
+        }
+        Act::Truncate(p, len) => {
+            let meta = std::fs::symlink_metadata(r(p)).map_err(Errno::from)?;
+            if meta.is_dir() {
+                return Err(Errno::EISDIR);
+            }
+            if !meta.is_file() {
+                return Err(Errno::EINVAL);
+            }
+            let file = std::fs::OpenOptions::new().write(true).open(r(p)).map_err(Errno::from)?;
+            os(file.set_len(u64::from(*len)))
+        }
+        Act::SetXattr(p, v) => rustix::fs::lsetxattr(r(p), "user.t", &[*v], XattrFlags::empty())
+            .map_err(|e| Errno(e.raw_os_error())),
+        Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Ok(()),
+    }
+}
+
+fn chmod(path: &Path, mode: u32) -> std::io::Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+fn paths(act: &Act) -> Vec<&[u8]> {
+    match act {
+        Act::Mkdir(p) | Act::Write(p, ..) | Act::Symlink(p) | Act::Fifo(p) | Act::Unlink(p) => {
+            vec![p]
+        }
+        Act::Rmdir(p) | Act::Chmod(p, _) | Act::Truncate(p, _) | Act::SetXattr(p, _) => vec![p],
+        Act::Rename(a, b, _) | Act::Link(a, b) => vec![a, b],
+        Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Vec::new(),
+    }
+}
+
+async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
+    match act {
+        Act::Mkdir(p) => o.make(p, libc::S_IFDIR | 0o755, b"").await.map(drop),
+        Act::Write(p, len, fill) => o.write(p, &vec![*fill; *len as usize]).await,
+        Act::Symlink(p) => o.make(p, libc::S_IFLNK | 0o777, b"x/y").await.map(drop),
+        Act::Fifo(p) => o.make(p, libc::S_IFIFO | 0o640, b"").await.map(drop),
+        Act::Unlink(p) | Act::Rmdir(p) => {
+            let (parent, name) = o.parent(p).await?;
+            let dir = matches!(act, Act::Rmdir(_));
+            o.ask_errno(Op::Unlink(pb::Unlink { parent, name: name.into(), dir })).await
+        }
+        Act::Rename(a, b, flags) => {
+            let (parent, name) = o.parent(a).await?;
+            let (new_parent, new_name) = o.parent(b).await?;
+            let (name, new_name, flags) = (name.into(), new_name.into(), *flags);
+            o.ask_errno(Op::Rename(pb::Rename { parent, name, new_parent, new_name, flags })).await
+        }
+        Act::Link(a, b) => {
+            let (parent, name) = o.parent(a).await?;
+            let (new_parent, new_name) = o.parent(b).await?;
+            let ino = o.lookup(parent, &name).await?.ino;
+            o.ask_errno(Op::Link(pb::Link { ino, new_parent, new_name: new_name.into() })).await
+        }
+        Act::Chmod(p, mode) => {
+            let ino = o.find(p).await?.ino;
+            let set = pb::SetAttr { ino, mode: Some(*mode), ..Default::default() };
+            o.ask_errno(Op::SetAttr(set)).await
+        }
+        Act::Truncate(p, len) => {
+            let ino = o.find(p).await?.ino;
+            let set = pb::SetAttr { ino, size: Some(u64::from(*len)), ..Default::default() };
+            o.ask_errno(Op::SetAttr(set)).await?;
+            if let Some(cached) = o.cache.get_mut(&Ino(ino)) {
+                cached.truncate(*len as usize);
+            }
+            Ok(())
+        }
+        Act::SetXattr(p, v) => {
+            let ino = o.find(p).await?.ino;
+            let set = pb::SetXattr { ino, name: b"user.t".to_vec(), value: vec![*v], flags: 0 };
+            o.ask_errno(Op::SetXattr(set)).await
+        }
+        Act::List(p) => {
+            if let Ok(a) = o.find(p).await {
+                let _ = o.ask(Op::ReadDir(pb::ReadDir { ino: a.ino, ..Default::default() })).await;
+            }
+            Ok(())
+        }
+        Act::Flush => {
+            o.flush_all().await;
+            Ok(())
+        }
+        Act::Materialize => {
+            o.materialize().await;
+            Ok(())
+        }
+        Act::Restart => {
+            o.restart();
+            Ok(())
+        }
+    }
+}
+
+/// Everything about a tree that both sides must agree on.
+fn tree(root: &Path, at: &Path, out: &mut BTreeMap<PathBuf, String>) {
+    for entry in std::fs::read_dir(at).unwrap() {
+        let path = entry.unwrap().path();
+        let meta = std::fs::symlink_metadata(&path).unwrap();
+        let content = if meta.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+        let target = std::fs::read_link(&path).ok();
+        let mut value = [0u8; 8];
+        let xattr = rustix::fs::lgetxattr(&path, "user.t", &mut value[..]).unwrap_or(0);
+        let text = format!(
+            "mode {:o} nlink {} size {} sum {} to {target:?} xattr {:?}",
+            meta.mode(),
+            if meta.is_dir() { 0 } else { meta.nlink() },
+            content.len(),
+            crc32c::crc32c(&content),
+            &value[..xattr],
+        );
+        out.insert(path.strip_prefix(root).unwrap().to_owned(), text);
+        if meta.is_dir() {
+            tree(root, &path, out);
+        }
+    }
+}
+
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn run(acts: &[Act]) {
+    let dir = scratch();
+    let (backing, other) = (dir.path().join("backing"), dir.path().join("reference"));
+    populate(&backing);
+    populate(&other);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut o = Overlay::open(&backing, &dir.path().join("state"));
+        for (i, act) in acts.iter().enumerate() {
+            let (got, wanted) = (overlay(&mut o, act).await, reference(&other, act));
+            assert_eq!(got, wanted, "step {i}: {act:?}");
+            o.check_invariants();
+        }
+        o.flush_all().await;
+        assert_eq!(o.materialize().await, Vec::new());
+        o.check_invariants();
+        assert_eq!(o.core.state().ns.pending_len(), 0);
+        o.restart();
+    });
+    let (mut ours, mut theirs) = (BTreeMap::new(), BTreeMap::new());
+    tree(&backing, &backing, &mut ours);
+    tree(&other, &other, &mut theirs);
+    assert_eq!(ours, theirs);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_overlay_is_what_the_kernel_would_have_made(acts in prop::collection::vec(act(), 1..50)) {
+        run(&acts);
+    }
+}

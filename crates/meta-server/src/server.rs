@@ -1,0 +1,190 @@
+//! The service from outside: open, serve, status, shutdown.
+
+use crate::config::{Config, StartError};
+use crate::core::Core;
+use crate::stream;
+use ebb_transport::Token;
+use ebb_wire::pb;
+use ebb_wire::pb::metadata_server::{Metadata, MetadataServer};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+
+/// HTTP/2 flow control: the defaults of 64 KiB would make bursts of small requests wait.
+const WINDOW_BYTES: u32 = 16 << 20;
+
+/// Streams that nobody reads are noticed.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// How often leases and the size of the journal are looked at, at least.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// After the word to stop, streams get this long to send what they have.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Largest payload of an echo.
+const ECHO_MAX: usize = 1 << 20;
+
+/// Role and metadata key of the proof that unary calls from elsewhere carry:
+/// `Token::prove("admin", &[])`.
+const ADMIN_ROLE: &str = "admin";
+const ADMIN_KEY: &str = "ebb-proof-bin";
+
+/// The metadata service of one job.
+pub struct Server {
+    core: Arc<Core>,
+    token: Arc<Option<Token>>,
+}
+
+impl Server {
+    /// Opens backing and journal; what was known before is known again.
+    pub fn open(config: Config) -> Result<Arc<Server>, StartError> {
+        let core = Arc::new(Core::open(&config)?);
+        Ok(Arc::new(Server { core, token: Arc::new(config.token) }))
+    }
+
+    /// Serves nodes until `shutdown` resolves. Without a token only on loopback.
+    pub async fn serve(
+        self: &Arc<Self>,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), StartError> {
+        let failed = |e: &dyn std::fmt::Display| StartError::Serve(e.to_string());
+        let address = listener.local_addr().map_err(|e| failed(&e))?;
+        if self.token.is_none() && !address.ip().is_loopback() {
+            return Err(StartError::NeedsToken { address });
+        }
+        let service = MetadataServer::new(Service { server: Arc::clone(self) })
+            .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
+        let (stop, mut stopping) = tokio::sync::watch::channel(false);
+        let serving = tonic::transport::Server::builder()
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .tcp_nodelay(true)
+            .add_service(service)
+            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+                // The sender lives as long as this function.
+                let _ = stopping.wait_for(|s| *s).await;
+            });
+        tokio::pin!(serving, shutdown);
+        let housekeeping = self.keep_house();
+        tokio::pin!(housekeeping);
+        tokio::select! {
+            result = &mut serving => return result.map_err(|e| failed(&e)),
+            () = &mut housekeeping => {}
+            () = &mut shutdown => {}
+        }
+        stop.send_replace(true);
+        self.core.sessions.end_all();
+        match tokio::time::timeout(GRACE, serving).await {
+            Ok(result) => result.map_err(|e| failed(&e)),
+            // Whoever does not hang up is hung up on.
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn keep_house(&self) {
+        let mut tick = tokio::time::interval(HOUSEKEEPING.min(self.core.lease / 4));
+        loop {
+            tick.tick().await;
+            self.core.check_leases();
+            self.core.compact(false);
+        }
+    }
+
+    /// What there is to know about the service.
+    #[must_use]
+    pub fn status(&self) -> pb::StatusReply {
+        let core = &self.core;
+        let state = core.state();
+        pb::StatusReply {
+            backing: core.backing.path().display().to_string(),
+            consistency: state.consistency.clone().unwrap_or_default(),
+            nodes: core.node_records(&state),
+            inodes: state.ns.len() as u64,
+            owned_ranges: state.files.values().map(|f| f.entries() as u64).sum(),
+            unflushed_bytes: state.files.values().map(|f| f.unflushed_bytes()).sum(),
+            journal_bytes: core.journal.bytes(),
+            rpc: core.stats.requests(),
+            errors: core.stats.errors(),
+            uptime_ms: core.stats.uptime_ms(),
+        }
+    }
+
+    /// Compacts the journal, brings it to stable storage and closes it. Blocks; nothing can be
+    /// changed afterwards.
+    pub fn shutdown(&self) {
+        self.core.compact(true);
+        self.core.journal.stop();
+    }
+
+    fn admit(&self, peer: Option<std::net::SocketAddr>) -> Result<(), Status> {
+        let local = peer.is_some_and(|p| p.ip().is_loopback());
+        if self.token.is_some() || local {
+            return Ok(());
+        }
+        Err(Status::permission_denied("without a job token only this machine is served"))
+    }
+
+    fn admit_admin<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        self.admit(request.remote_addr())?;
+        let local = request.remote_addr().is_some_and(|p| p.ip().is_loopback());
+        let proof = request.metadata().get_bin(ADMIN_KEY).and_then(|v| v.to_bytes().ok());
+        match (&*self.token, proof) {
+            _ if local => Ok(()),
+            (Some(token), Some(proof)) if token.verify(ADMIN_ROLE, &[], &proof) => Ok(()),
+            _ => Err(Status::permission_denied("no proof of the job token")),
+        }
+    }
+}
+
+/// The generated trait on a type of ours.
+struct Service {
+    server: Arc<Server>,
+}
+
+#[tonic::async_trait]
+impl Metadata for Service {
+    type SessionStream =
+        Pin<Box<dyn tokio_stream::Stream<Item = Result<pb::ServerFrame, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<pb::ClientFrame>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        self.server.admit(request.remote_addr())?;
+        // Frames that wait for HTTP/2; what waits for frames is bounded elsewhere.
+        let (to_node, frames) = mpsc::channel(16);
+        let core = Arc::clone(&self.server.core);
+        let token = Arc::clone(&self.server.token);
+        tokio::spawn(stream::serve(core, token, request.into_inner(), to_node));
+        Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
+    }
+
+    async fn status(
+        &self,
+        request: Request<pb::StatusRequest>,
+    ) -> Result<Response<pb::StatusReply>, Status> {
+        self.server.admit_admin(&request)?;
+        Ok(Response::new(self.server.status()))
+    }
+
+    async fn echo(
+        &self,
+        request: Request<pb::EchoMessage>,
+    ) -> Result<Response<pb::EchoMessage>, Status> {
+        self.server.admit_admin(&request)?;
+        let message = request.into_inner();
+        if message.payload.len() > ECHO_MAX {
+            return Err(Status::invalid_argument("an echo carries at most 1 MiB"));
+        }
+        Ok(Response::new(message))
+    }
+}

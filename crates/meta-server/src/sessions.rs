@@ -1,0 +1,245 @@
+//! The nodes as they are now: which stream is theirs, when they were heard last, what they were
+//! answered recently. Nothing here is journalled.
+
+use crate::state::State;
+use ebb_types::{Incarnation, Ino, NodeId};
+use ebb_wire::pb;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
+
+/// Answers remembered per node: more than a node has requests in flight.
+const REMEMBERED_MAX: usize = 4096;
+
+/// What a stream sends.
+#[derive(Debug)]
+pub enum Out {
+    /// Answers.
+    Replies(Vec<pb::Reply>),
+    /// Something that was not asked.
+    Notice(pb::Notice),
+}
+
+/// Who asks: a node in one of its lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// The node.
+    pub node: NodeId,
+    /// Its life.
+    pub incarnation: Incarnation,
+}
+
+/// A request that must not be done twice.
+#[derive(Debug)]
+enum Remembered {
+    Running(watch::Receiver<Option<pb::Reply>>),
+    Done(pb::Reply),
+}
+
+/// What to do with a request that must not be done twice.
+#[derive(Debug)]
+pub enum Turnout {
+    /// Do it, and tell the sender what was answered.
+    Do(watch::Sender<Option<pb::Reply>>),
+    /// It is being done; the answer will come here.
+    Wait(watch::Receiver<Option<pb::Reply>>),
+    /// It was done.
+    Done(pb::Reply),
+}
+
+#[derive(Debug)]
+struct Session {
+    incarnation: Incarnation,
+    /// The stream, as long as it is open.
+    stream: Option<(u64, mpsc::Sender<Out>, watch::Sender<bool>)>,
+    heard: Instant,
+    dirty_bytes: u64,
+    alive: bool,
+    expired: bool,
+    remembered: HashMap<u64, Remembered>,
+    order: VecDeque<u64>,
+    /// Where this node's materialising goes on.
+    pass: Pass,
+}
+
+/// How far a node's materialising has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pass {
+    /// Everything else is done, the times of directories come now.
+    pub directories: bool,
+    /// The last inode that was dealt with.
+    pub after: Option<Ino>,
+}
+
+/// A node's place in the table of sessions, while a stream uses it.
+#[derive(Debug)]
+pub struct Attached {
+    /// Distinguishes this stream from a later one of the same node.
+    pub serial: u64,
+    /// Becomes true when the stream must end.
+    pub ended: watch::Receiver<bool>,
+    /// The node lost its locks and opens since it was here last.
+    pub expired: bool,
+}
+
+/// All sessions.
+#[derive(Debug)]
+pub struct Sessions {
+    inner: Mutex<BTreeMap<NodeId, Session>>,
+    serial: std::sync::atomic::AtomicU64,
+}
+
+impl Session {
+    fn new(incarnation: Incarnation) -> Session {
+        Session {
+            incarnation,
+            stream: None,
+            heard: Instant::now(),
+            dirty_bytes: 0,
+            alive: true,
+            expired: false,
+            remembered: HashMap::new(),
+            order: VecDeque::new(),
+            pass: Pass::default(),
+        }
+    }
+}
+
+impl Sessions {
+    /// The nodes of the journal, each with a whole lease to come back.
+    pub fn new(state: &State) -> Sessions {
+        let inner = state.nodes.values().map(|n| (n.id, Session::new(n.incarnation))).collect();
+        Sessions { inner: Mutex::new(inner), serial: 1.into() }
+    }
+
+    /// True when another life of this node is there and well.
+    pub fn is_taken(&self, who: Who, lease: Duration) -> bool {
+        self.inner.lock().get(&who.node).is_some_and(|s| {
+            let open = s.stream.as_ref().is_some_and(|(_, out, _)| !out.is_closed());
+            s.incarnation != who.incarnation && open && s.heard.elapsed() < lease
+        })
+    }
+
+    /// A stream becomes the node's; an older one is told so and ended.
+    pub fn attach(&self, who: Who, out: mpsc::Sender<Out>) -> Attached {
+        let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut inner = self.inner.lock();
+        let session = inner.entry(who.node).or_insert_with(|| Session::new(who.incarnation));
+        let takeover = session.incarnation != who.incarnation;
+        if let Some((_, old, end)) = session.stream.take() {
+            if takeover {
+                let reason = "another daemon took this node's name".to_owned();
+                let what = Some(pb::notice::What::Fenced(pb::Fenced { reason }));
+                // A stream that does not read its notices finds out when it is closed.
+                let _ = old.try_send(Out::Notice(pb::Notice { what }));
+            }
+            end.send_replace(true);
+        }
+        if takeover {
+            *session = Session::new(who.incarnation);
+        }
+        let expired = std::mem::take(&mut session.expired);
+        let (end, ended) = watch::channel(false);
+        session.stream = Some((serial, out, end));
+        session.heard = Instant::now();
+        session.alive = true;
+        Attached { serial, ended, expired }
+    }
+
+    /// A stream ended. The node may come back within its lease.
+    pub fn detach(&self, node: NodeId, serial: u64) {
+        if let Some(session) = self.inner.lock().get_mut(&node)
+            && session.stream.as_ref().is_some_and(|(s, ..)| *s == serial)
+        {
+            session.stream = None;
+        }
+    }
+
+    /// The service ends: so do all streams.
+    pub fn end_all(&self) {
+        for session in self.inner.lock().values_mut() {
+            if let Some((_, _, end)) = session.stream.take() {
+                end.send_replace(true);
+            }
+        }
+    }
+
+    /// A sign of life.
+    pub fn heard(&self, node: NodeId, dirty_bytes: Option<u64>) {
+        if let Some(session) = self.inner.lock().get_mut(&node) {
+            session.heard = Instant::now();
+            session.alive = true;
+            session.dirty_bytes = dirty_bytes.unwrap_or(session.dirty_bytes);
+        }
+    }
+
+    /// The node is gone for good; its stream ends after what is queued.
+    pub fn remove(&self, node: NodeId) {
+        self.inner.lock().remove(&node);
+    }
+
+    /// Nodes whose lease ended since the last call, and nodes whose locks and opens go now.
+    pub fn overdue(&self, lease: Duration) -> (Vec<NodeId>, Vec<NodeId>) {
+        let (mut silent, mut lost) = (Vec::new(), Vec::new());
+        for (node, session) in self.inner.lock().iter_mut() {
+            let silence = session.heard.elapsed();
+            if silence > lease && session.alive {
+                session.alive = false;
+                silent.push(*node);
+            }
+            if silence > lease * 3 && !session.expired {
+                session.expired = true;
+                lost.push(*node);
+            }
+        }
+        (silent, lost)
+    }
+
+    /// True within the lease; and what the node said it has to flush.
+    pub fn is_alive(&self, node: NodeId) -> (bool, u64) {
+        self.inner.lock().get(&node).map_or((false, 0), |s| (s.alive, s.dirty_bytes))
+    }
+
+    /// Has this request been done before?
+    pub fn once(&self, who: Who, id: u64) -> Option<Turnout> {
+        let mut inner = self.inner.lock();
+        let session = inner.get_mut(&who.node).filter(|s| s.incarnation == who.incarnation)?;
+        match session.remembered.get(&id) {
+            Some(Remembered::Done(reply)) => return Some(Turnout::Done(reply.clone())),
+            Some(Remembered::Running(wait)) => return Some(Turnout::Wait(wait.clone())),
+            None => {}
+        }
+        let (tell, told) = watch::channel(None);
+        session.remembered.insert(id, Remembered::Running(told));
+        session.order.push_back(id);
+        while session.order.len() > REMEMBERED_MAX {
+            let oldest = session.order.pop_front().unwrap_or_default();
+            session.remembered.remove(&oldest);
+        }
+        Some(Turnout::Do(tell))
+    }
+
+    /// The answer of a request that must not be done twice.
+    pub fn remember(&self, who: Who, reply: &pb::Reply) {
+        let mut inner = self.inner.lock();
+        if let Some(session) = inner.get_mut(&who.node)
+            && session.incarnation == who.incarnation
+            && let Some(slot) = session.remembered.get_mut(&reply.id)
+        {
+            *slot = Remembered::Done(reply.clone());
+        }
+    }
+
+    /// Where this node's materialising goes on.
+    pub fn pass(&self, node: NodeId) -> Pass {
+        self.inner.lock().get(&node).map(|s| s.pass).unwrap_or_default()
+    }
+
+    /// See [`Sessions::pass`].
+    pub fn set_pass(&self, node: NodeId, pass: Pass) {
+        if let Some(session) = self.inner.lock().get_mut(&node) {
+            session.pass = pass;
+        }
+    }
+}

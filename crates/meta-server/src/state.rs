@@ -1,0 +1,264 @@
+//! Everything that the service knows and must not forget, and the one way to change it: entries,
+//! which are applied and journalled together. Replay applies the same entries.
+
+use ebb_consistency::{FileState, Owned};
+use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
+use ebb_namespace::{Namespace, Record};
+use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+/// One change. A journal record is a list of them that belong together.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Entry {
+    /// All nodes of the job agree on this.
+    Consistency(String),
+    /// A change of names, inodes or opens.
+    Ns(Record),
+    /// A change of the bytes of a file.
+    File(Ino, FileOp),
+    /// A node joined, or came back as another incarnation.
+    Node(NodeRecord),
+    /// A node left for good.
+    NodeLeft(NodeId),
+    /// Numbers of nodes below this one are taken.
+    NextNode(u32),
+    /// A lock is held.
+    Lock(Ino, Space, Lock),
+    /// A range is not locked by this owner.
+    Unlock(Ino, Space, Owner, ByteRange),
+    /// A node holds no locks.
+    UnlockNode(NodeId),
+    /// Everything below this directory has that model, or its own way again.
+    Model(Ino, Option<String>),
+    /// A request that must not be done twice has been done.
+    Answered(NodeId, u64, Outcome),
+}
+
+/// What a repeated request is answered with after the service was restarted in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Success, nothing to tell.
+    Plain,
+    /// The inode that was made, linked or changed.
+    Inode(Ino),
+    /// The end of the file after an append, and its version.
+    Appended(u64, Version),
+}
+
+/// What happens to the bytes of a file; see [`FileState`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum FileOp {
+    State(Box<FileState>),
+    Attach(NodeId, Vec<ByteRange>),
+    Append(NodeId, u64),
+    Detach(NodeId, Vec<ByteRange>),
+    Truncate(u64),
+    Flushed(NodeId, Vec<Owned>),
+}
+
+/// A node as the journal keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Its number.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Which life of its daemon.
+    pub incarnation: Incarnation,
+    /// Where it serves its bytes.
+    pub peer_address: String,
+}
+
+/// Answers remembered across a restart, per node.
+const ANSWERED_MAX: usize = 1024;
+
+/// The state.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// Names and inodes.
+    pub ns: Namespace,
+    /// The bytes of every regular file.
+    pub files: HashMap<Ino, FileState>,
+    /// The nodes of the job.
+    pub nodes: BTreeMap<NodeId, NodeRecord>,
+    /// All locks.
+    pub locks: LockTable,
+    /// What all nodes agreed on.
+    pub consistency: Option<String>,
+    /// Models that directories ask for.
+    pub models: HashMap<Ino, String>,
+    /// Recent answers of operations that must not be done twice.
+    pub answered: BTreeMap<NodeId, BTreeMap<u64, Outcome>>,
+    next_node: u32,
+}
+
+/// The journal says something that cannot be.
+pub type Misfit = String;
+
+impl State {
+    /// A state that knows only the root of the backing.
+    pub fn new(ns: Namespace) -> State {
+        State {
+            ns,
+            files: HashMap::new(),
+            nodes: BTreeMap::new(),
+            locks: LockTable::new(),
+            consistency: None,
+            models: HashMap::new(),
+            answered: BTreeMap::new(),
+            next_node: 1,
+        }
+    }
+
+    /// The number that the next new node gets.
+    pub fn next_node(&self) -> NodeId {
+        NodeId(self.next_node)
+    }
+
+    /// The bytes of a regular file, or the errno of what is not one.
+    pub fn file(&self, ino: Ino) -> Result<&FileState, Errno> {
+        let inode = self.ns.inode(ino)?;
+        match inode.kind {
+            FileKind::Regular => self.files.get(&ino).ok_or(Errno::EIO),
+            FileKind::Directory => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Attributes with the size.
+    pub fn attr(&self, ino: Ino) -> Result<ebb_types::Attr, Errno> {
+        let mut attr = self.ns.attr(ino)?;
+        if let Some(file) = self.files.get(&ino) {
+            attr.size = file.size();
+        }
+        Ok(attr)
+    }
+
+    /// True when some node's cache has bytes of it that the backing lacks.
+    pub fn is_dirty(&self, ino: Ino) -> bool {
+        self.files.get(&ino).is_some_and(|f| !f.is_clean())
+    }
+
+    /// Makes an entry true.
+    pub fn apply(&mut self, entry: &Entry) -> Result<(), Misfit> {
+        match entry {
+            Entry::Consistency(text) => self.consistency = Some(text.clone()),
+            Entry::Ns(record) => self.apply_ns(record)?,
+            Entry::File(ino, op) => self.apply_file(*ino, op)?,
+            Entry::Node(node) => {
+                self.next_node = self.next_node.max(node.id.0.saturating_add(1));
+                let old = self.nodes.insert(node.id, node.clone());
+                if old.is_some_and(|o| o.incarnation != node.incarnation) {
+                    self.answered.remove(&node.id);
+                }
+            }
+            Entry::NodeLeft(node) => {
+                self.nodes.remove(node);
+                self.answered.remove(node);
+                self.files.values_mut().for_each(|f| drop(f.node_gone(*node)));
+            }
+            Entry::NextNode(next) => self.next_node = self.next_node.max(*next),
+            Entry::Lock(ino, space, lock) => self.locks.force(*ino, *space, *lock),
+            Entry::Unlock(ino, space, owner, range) => {
+                self.locks.force_unlock(*ino, *space, *owner, *range);
+            }
+            // The live table has let its waiting requests go before; replay has none.
+            Entry::UnlockNode(node) => drop(self.locks.release_node(*node)),
+            Entry::Model(ino, Some(model)) => drop(self.models.insert(*ino, model.clone())),
+            Entry::Model(ino, None) => drop(self.models.remove(ino)),
+            Entry::Answered(node, id, outcome) => {
+                let answered = self.answered.entry(*node).or_default();
+                answered.insert(*id, *outcome);
+                if answered.len() > ANSWERED_MAX {
+                    answered.pop_first();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_ns(&mut self, record: &Record) -> Result<(), Misfit> {
+        self.ns.apply(record).map_err(|e| e.to_string())?;
+        match record {
+            Record::Inode(new) if new.kind == FileKind::Regular => {
+                self.files.insert(new.ino, FileState::new(new.size));
+            }
+            Record::Base { ino, len } => drop(self.need(*ino)?.base_changed(*len)),
+            Record::Free { ino } => {
+                self.files.remove(ino);
+                self.models.remove(ino);
+                self.locks.drop_file(*ino);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn need(&mut self, ino: Ino) -> Result<&mut FileState, Misfit> {
+        self.files.get_mut(&ino).ok_or_else(|| format!("{ino} is not a regular file"))
+    }
+
+    fn apply_file(&mut self, ino: Ino, op: &FileOp) -> Result<(), Misfit> {
+        let file = self.need(ino)?;
+        match op {
+            FileOp::State(state) => *file = (**state).clone(),
+            FileOp::Attach(node, ranges) => drop(file.attach(*node, ranges)),
+            FileOp::Append(node, len) => {
+                file.append(*node, *len).ok_or("an append beyond the largest offset")?;
+            }
+            FileOp::Detach(node, ranges) => {
+                file.detach(*node, ranges).map_err(|e| e.to_string())?;
+            }
+            FileOp::Truncate(len) => drop(file.truncate(*len)),
+            FileOp::Flushed(node, owned) => drop(file.mark_flushed(*node, owned)),
+        }
+        Ok(())
+    }
+
+    /// The whole state as entries: applied to an empty state they give an equal one.
+    pub fn snapshot(&self) -> Vec<Entry> {
+        let mut out = vec![Entry::NextNode(self.next_node)];
+        out.extend(self.consistency.iter().cloned().map(Entry::Consistency));
+        out.extend(self.nodes.values().cloned().map(Entry::Node));
+        out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));
+        let files: BTreeMap<_, _> = self.files.iter().collect();
+        let whole =
+            |(ino, f): (&Ino, &FileState)| Entry::File(*ino, FileOp::State(Box::new(f.clone())));
+        out.extend(files.into_iter().map(|(i, f)| whole((i, f))));
+        out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
+        let models: BTreeMap<_, _> = self.models.iter().collect();
+        out.extend(models.into_iter().map(|(i, m)| Entry::Model(*i, Some(m.clone()))));
+        for (node, answered) in &self.answered {
+            out.extend(answered.iter().map(|(id, o)| Entry::Answered(*node, *id, *o)));
+        }
+        out
+    }
+}
+
+/// How entries become record bodies: as many to a body as belong together, none above the limit.
+pub fn encode(entries: &[Entry]) -> Vec<Vec<u8>> {
+    let body = postcard::to_stdvec(entries).expect("entries have no types that postcard refuses");
+    if body.len() <= crate::journal::BODY_BYTES_MAX || entries.len() < 2 {
+        return vec![body];
+    }
+    let (left, right) = entries.split_at(entries.len() / 2);
+    let mut out = encode(left);
+    out.extend(encode(right));
+    out
+}
+
+/// A snapshot as framed records, in bodies of moderate size.
+pub fn encode_snapshot(entries: &[Entry]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for chunk in entries.chunks(4096) {
+        encode(chunk).iter().for_each(|body| crate::journal::frame(&mut out, body));
+    }
+    out
+}
+
+/// The entries of a record body.
+pub fn decode(body: &[u8]) -> Result<Vec<Entry>, Misfit> {
+    postcard::from_bytes(body).map_err(|e| format!("not a list of entries: {e}"))
+}

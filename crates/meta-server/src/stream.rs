@@ -1,0 +1,409 @@
+//! One node's stream: the handshake, then requests in and answers out.
+//!
+//! Consistency: an answer is sent only when everything that was true when it was made is in the
+//! journal, so nobody ever learns what a crash of the service could take back.
+//! Retries: a request that comes again after a reconnect is answered from what is remembered, or
+//! joins the one that still runs.
+//! Cancellation: operations run on when their stream breaks; their answers are remembered where
+//! it matters and dropped where it does not.
+//! Completion: the stream ends when the node ends it, is replaced, or says goodbye.
+
+use crate::core::Core;
+use crate::ops::{Call, Fast, OpError, OpResult};
+use crate::sessions::{Out, Turnout, Who};
+use crate::state::{Entry, NodeRecord};
+use ebb_transport::Token;
+use ebb_transport::auth::{self, SessionHandshake};
+use ebb_types::{Errno, Incarnation};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tonic::{Status, Streaming};
+
+/// Frames that wait for a slow reader before its requests are read no further.
+const OUT_FRAMES: usize = 1024;
+
+/// Answers put into one frame at most.
+const REPLIES_PER_FRAME: usize = 512;
+
+/// Operations of one node that wait for the backing at the same time; more are read later.
+const SLOW_MAX: usize = 4096;
+
+/// The handshake takes no longer.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+
+/// Longest name of a node, address or consistency text.
+const TEXT_MAX: usize = 4096;
+
+/// Sends frames of a stream.
+pub type FrameSender = mpsc::Sender<Result<pb::ServerFrame, Status>>;
+
+/// Serves a stream to its end.
+pub async fn serve(
+    core: Arc<Core>,
+    token: Arc<Option<Token>>,
+    mut frames: Streaming<pb::ClientFrame>,
+    to_node: FrameSender,
+) {
+    let greeting = greet(&core, &token, &mut frames, &to_node);
+    let greeted = match tokio::time::timeout(HANDSHAKE_MAX, greeting).await {
+        Ok(Some(greeted)) => greeted,
+        Ok(None) | Err(_) => return,
+    };
+    let Greeted { who, serial, ended, out, more } = greeted;
+    let mut stream =
+        Stream { core: Arc::clone(&core), who, out, slow: Arc::new(Semaphore::new(SLOW_MAX)) };
+    stream.run(more, frames, ended).await;
+    core.sessions.detach(who.node, serial);
+    tracing::debug!(node = %who.node, "stream ended");
+}
+
+struct Greeted {
+    who: Who,
+    serial: u64,
+    ended: watch::Receiver<bool>,
+    out: mpsc::Sender<Out>,
+    /// Requests that came in the same frame as the last word of the handshake.
+    more: Vec<pb::Request>,
+}
+
+/// Why a handshake ends without a session: an answer for the node, or silence.
+type Refusal = Option<(u64, OpError)>;
+
+async fn greet(
+    core: &Arc<Core>,
+    token: &Option<Token>,
+    frames: &mut Streaming<pb::ClientFrame>,
+    to_node: &FrameSender,
+) -> Option<Greeted> {
+    match try_greet(core, token, frames, to_node).await {
+        Ok(greeted) => Some(greeted),
+        Err(None) => None,
+        Err(Some((id, error))) => {
+            tracing::debug!(errno = ?error.errno, text = error.text, "a node was refused");
+            // The node may be gone already.
+            let _ = to_node.send(Ok(frame_of(vec![reply(id, Err(error))]))).await;
+            None
+        }
+    }
+}
+
+async fn try_greet(
+    core: &Arc<Core>,
+    token: &Option<Token>,
+    frames: &mut Streaming<pb::ClientFrame>,
+    to_node: &FrameSender,
+) -> Result<Greeted, Refusal> {
+    let mut requests = next_requests(frames).await?;
+    let first = requests.remove(0);
+    let Some(Op::Hello(hello)) = first.op else {
+        return Err(Some((first.id, OpError::new(Errno::EPROTO, "the first request is Hello"))));
+    };
+    let refuse = |id: u64| move |e: OpError| Some((id, e));
+    check_hello(&hello).map_err(refuse(first.id))?;
+    let mut id = first.id;
+    if let Some(token) = token {
+        let nonce = auth::nonce();
+        let shake = SessionHandshake {
+            hello_nonce: &hello.nonce,
+            service_nonce: &nonce,
+            node: &hello.node,
+            incarnation: Incarnation(hello.incarnation),
+        };
+        let challenge =
+            pb::Challenge { nonce: nonce.to_vec(), proof: shake.service_proof(token).to_vec() };
+        let answer = reply(id, Ok(Some(Body::Challenge(challenge))));
+        to_node.send(Ok(frame_of(vec![answer]))).await.map_err(|_| None)?;
+        requests = next_requests(frames).await?;
+        let second = requests.remove(0);
+        id = second.id;
+        let proof = match second.op {
+            Some(Op::Prove(p)) if shake.node_proof_is(token, &p.proof) => Ok(()),
+            Some(Op::Prove(_)) => Err(OpError::new(Errno::EACCES, "the job token differs")),
+            _ => Err(OpError::new(Errno::EPROTO, "the answer to a challenge is Prove")),
+        };
+        proof.map_err(refuse(id))?;
+    }
+    let (out, outgoing) = mpsc::channel(OUT_FRAMES);
+    let joined = join(core, &hello, out.clone()).map_err(refuse(id))?;
+    core.settled().await.map_err(|e| Some((id, e.into())))?;
+    let welcome = reply(id, Ok(Some(Body::Welcome(joined.welcome))));
+    to_node.send(Ok(frame_of(vec![welcome]))).await.map_err(|_| None)?;
+    tokio::spawn(pump(outgoing, to_node.clone(), joined.ended.clone()));
+    Ok(Greeted { who: joined.who, serial: joined.serial, ended: joined.ended, out, more: requests })
+}
+
+/// The next frame that has requests.
+async fn next_requests(
+    frames: &mut Streaming<pb::ClientFrame>,
+) -> Result<Vec<pb::Request>, Refusal> {
+    loop {
+        match frames.message().await {
+            Ok(Some(frame)) if frame.requests.is_empty() => {}
+            Ok(Some(frame)) => return Ok(frame.requests),
+            Ok(None) | Err(_) => return Err(None),
+        }
+    }
+}
+
+fn check_hello(hello: &pb::Hello) -> Result<(), OpError> {
+    let refuse = |text: String| Err(OpError::new(Errno::EPROTO, text));
+    if hello.protocol != ebb_wire::PROTOCOL {
+        return refuse(format!(
+            "protocol {} is not spoken here, only {}",
+            hello.protocol,
+            ebb_wire::PROTOCOL
+        ));
+    }
+    if hello.node.is_empty() || hello.node.len() > 255 || hello.node.contains('\0') {
+        return refuse("a node needs a name of 1 to 255 bytes".to_owned());
+    }
+    if hello.peer_address.len() > TEXT_MAX || hello.consistency.len() > TEXT_MAX {
+        return refuse("peer address or consistency text is too long".to_owned());
+    }
+    Ok(())
+}
+
+struct Joined {
+    who: Who,
+    serial: u64,
+    ended: watch::Receiver<bool>,
+    welcome: pb::Welcome,
+}
+
+/// The node becomes (again) one of the job.
+fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<Joined, OpError> {
+    let incarnation = Incarnation(hello.incarnation);
+    let mut state = core.state();
+    match &state.consistency {
+        Some(ours) if *ours != hello.consistency => {
+            let text = format!(
+                "this job's consistency is '{ours}', the node asks for '{}'",
+                hello.consistency
+            );
+            return Err(OpError::new(Errno::EINVAL, text));
+        }
+        _ => {}
+    }
+    let known = state.nodes.values().find(|n| n.name == hello.node).cloned();
+    let id = known.as_ref().map_or(state.next_node(), |n| n.id);
+    let who = Who { node: id, incarnation };
+    if core.sessions.is_taken(who, core.lease) {
+        let text = format!("a node named '{}' is alive in this job", hello.node);
+        return Err(OpError::new(Errno::EBUSY, text));
+    }
+    let mut entries = Vec::new();
+    if state.consistency.is_none() {
+        entries.push(Entry::Consistency(hello.consistency.clone()));
+    }
+    let record = NodeRecord {
+        id,
+        name: hello.node.clone(),
+        incarnation,
+        peer_address: hello.peer_address.clone(),
+    };
+    let replaced = known.as_ref().is_some_and(|k| k.incarnation != incarnation);
+    if known.as_ref() != Some(&record) {
+        entries.push(Entry::Node(record));
+    }
+    core.commit(&mut state, &entries);
+    drop(state);
+    if replaced {
+        core.give_up(id);
+    }
+    let attached = core.sessions.attach(who, out);
+    tracing::debug!(node = %id, name = hello.node, resume = hello.resume, "joined");
+    let root = core.state().ns.get(ebb_types::Ino::ROOT).and_then(|r| r.seen);
+    let welcome = pb::Welcome {
+        node_id: id.0,
+        service_instance: core.instance,
+        lease_ms: u32::try_from(core.lease.as_millis()).unwrap_or(u32::MAX),
+        backing_dev_ino: root.map_or(0, |s| s.key.ino),
+        expired: attached.expired,
+    };
+    Ok(Joined { who, serial: attached.serial, ended: attached.ended, welcome })
+}
+
+/// Puts what there is to send into frames, several answers to one.
+async fn pump(
+    mut outgoing: mpsc::Receiver<Out>,
+    to_node: FrameSender,
+    mut ended: watch::Receiver<bool>,
+) {
+    let mut batch = Vec::new();
+    loop {
+        batch.clear();
+        let n = tokio::select! {
+            biased;
+            n = outgoing.recv_many(&mut batch, REPLIES_PER_FRAME) => n,
+            _ = ended.wait_for(|e| *e) => 0,
+        };
+        if n == 0 {
+            return;
+        }
+        let mut frame = pb::ServerFrame::default();
+        for out in batch.drain(..) {
+            match out {
+                Out::Replies(replies) => frame.replies.extend(replies),
+                Out::Notice(notice) => frame.notices.push(notice),
+            }
+        }
+        if to_node.send(Ok(frame)).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn frame_of(replies: Vec<pb::Reply>) -> pb::ServerFrame {
+    pb::ServerFrame { replies, notices: Vec::new() }
+}
+
+fn reply(id: u64, result: OpResult) -> pb::Reply {
+    match result {
+        Ok(body) => pb::Reply { id, errno: 0, text: String::new(), body },
+        Err(e) => pb::Reply { id, errno: e.errno.0, text: e.text, body: None },
+    }
+}
+
+struct Stream {
+    core: Arc<Core>,
+    who: Who,
+    out: mpsc::Sender<Out>,
+    slow: Arc<Semaphore>,
+}
+
+impl Stream {
+    async fn run(
+        &mut self,
+        first: Vec<pb::Request>,
+        mut frames: Streaming<pb::ClientFrame>,
+        mut ended: watch::Receiver<bool>,
+    ) {
+        self.requests(first).await;
+        loop {
+            let frame = tokio::select! {
+                biased;
+                _ = ended.wait_for(|e| *e) => return,
+                frame = frames.message() => frame,
+            };
+            match frame {
+                Ok(Some(frame)) => {
+                    self.core.sessions.heard(self.who.node, None);
+                    self.requests(frame.requests).await;
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Answers what it can at once, in one frame; the rest goes its own way.
+    async fn requests(&mut self, requests: Vec<pb::Request>) {
+        let mut replies = Vec::with_capacity(requests.len());
+        for request in requests {
+            let Some(op) = request.op else {
+                let error = OpError::new(Errno::ENOSYS, "an operation that is not known here");
+                replies.push(reply(request.id, Err(error)));
+                continue;
+            };
+            self.core.stats.count(&op);
+            let call = Call { core: Arc::clone(&self.core), who: self.who, id: request.id };
+            if Call::is_once(&op) {
+                self.once(call, op, &mut replies).await;
+            } else {
+                self.start(call, op, None, &mut replies).await;
+            }
+        }
+        if !replies.is_empty() {
+            send(&self.core, &self.out, replies).await;
+        }
+    }
+
+    /// An operation that must not be done twice.
+    async fn once(&self, call: Call, op: Op, replies: &mut Vec<pb::Reply>) {
+        match self.core.sessions.once(self.who, call.id) {
+            None => {
+                let gone = OpError::new(Errno::ESTALE, "this node has left or was replaced");
+                replies.push(reply(call.id, Err(gone)));
+            }
+            Some(Turnout::Done(answer)) => replies.push(answer),
+            Some(Turnout::Wait(mut told)) => {
+                let (core, out) = (Arc::clone(&self.core), self.out.clone());
+                tokio::spawn(async move {
+                    let answer = told.wait_for(Option::is_some).await.ok().and_then(|r| r.clone());
+                    if let Some(answer) = answer {
+                        send(&core, &out, vec![answer]).await;
+                    }
+                });
+            }
+            Some(Turnout::Do(tell)) => match call.answered_before() {
+                Some(result) => {
+                    let answer = reply(call.id, result);
+                    self.core.sessions.remember(self.who, &answer);
+                    replies.push(answer);
+                }
+                None => self.start(call, op, Some(tell), replies).await,
+            },
+        }
+    }
+
+    async fn start(
+        &self,
+        call: Call,
+        op: Op,
+        tell: Option<watch::Sender<Option<pb::Reply>>>,
+        replies: &mut Vec<pb::Reply>,
+    ) {
+        let name = crate::stats::name(&op);
+        match call.fast(op) {
+            Fast::Done(result) => {
+                let answer = reply(call.id, result);
+                finish(&call, tell, &answer);
+                replies.push(answer);
+            }
+            Fast::Lock(told) => {
+                let out = self.out.clone();
+                tokio::spawn(async move {
+                    let answer = reply(call.id, call.lock_wait(told).await);
+                    finish(&call, tell, &answer);
+                    send(&call.core, &out, vec![answer]).await;
+                });
+            }
+            Fast::Slow(op) => {
+                let slow = Arc::clone(&self.slow);
+                let Ok(permit) = slow.acquire_owned().await else { return };
+                let out = self.out.clone();
+                tokio::spawn(async move {
+                    let result = call.slow(op).await;
+                    tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
+                    let answer = reply(call.id, result);
+                    finish(&call, tell, &answer);
+                    drop(permit);
+                    send(&call.core, &out, vec![answer]).await;
+                });
+            }
+        }
+    }
+}
+
+/// Remembers an answer and tells whoever asked again meanwhile.
+fn finish(call: &Call, tell: Option<watch::Sender<Option<pb::Reply>>>, answer: &pb::Reply) {
+    if let Some(tell) = tell {
+        call.core.sessions.remember(call.who, answer);
+        tell.send_replace(Some(answer.clone()));
+    }
+}
+
+/// Sends answers once what they tell is in the journal; without a journal they are failures.
+async fn send(core: &Core, out: &mpsc::Sender<Out>, mut replies: Vec<pb::Reply>) {
+    if core.settled().await.is_err() {
+        let text = "the journal of the metadata service cannot be written";
+        for answer in &mut replies {
+            *answer = reply(answer.id, Err(OpError::new(Errno::EIO, text)));
+        }
+    }
+    // The stream may have ended; the node asks again when it is back.
+    let _ = out.send(Out::Replies(replies)).await;
+}

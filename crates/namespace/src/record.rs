@@ -1,0 +1,245 @@
+//! The two vocabularies of the namespace: effects on the backing, and records of what is true.
+
+use crate::inode::{Home, Seen, Under};
+use ebb_types::{FileKind, Ino, Name, NodeId, Time};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A path relative to the backing directory, made of checked names; empty for the root itself.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct BackingPath(Vec<Name>);
+
+impl BackingPath {
+    /// The backing directory itself.
+    pub const ROOT: BackingPath = BackingPath(Vec::new());
+
+    pub(crate) fn from_reversed(mut names: Vec<Name>) -> BackingPath {
+        names.reverse();
+        BackingPath(names)
+    }
+
+    /// The path of `name` in this directory.
+    #[must_use]
+    pub fn join(&self, name: &Name) -> BackingPath {
+        let mut names = self.0.clone();
+        names.push(name.clone());
+        BackingPath(names)
+    }
+
+    /// The directory part and the last name; `None` for the root.
+    #[must_use]
+    pub fn split(&self) -> Option<(&[Name], &Name)> {
+        self.0.split_last().map(|(last, dir)| (dir, last))
+    }
+
+    /// Its components.
+    #[must_use]
+    pub fn names(&self) -> &[Name] {
+        &self.0
+    }
+
+    /// The components joined by slashes.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b'/')
+    }
+}
+
+impl fmt::Debug for BackingPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", String::from_utf8_lossy(&self.to_bytes()))
+    }
+}
+
+impl fmt::Display for BackingPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", String::from_utf8_lossy(&self.to_bytes()))
+    }
+}
+
+/// What becomes of an object that is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replace {
+    /// It is replaced atomically.
+    Yes,
+    /// The effect fails with EEXIST.
+    No,
+    /// The two change places.
+    Exchange,
+}
+
+/// Something to be done on the backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Effect {
+    /// Fine when it is a directory already.
+    Mkdir {
+        path: BackingPath,
+        perm: u32,
+    },
+    Rmdir {
+        path: BackingPath,
+    },
+    Unlink {
+        path: BackingPath,
+    },
+    Rename {
+        from: BackingPath,
+        to: BackingPath,
+        replace: Replace,
+    },
+    Link {
+        from: BackingPath,
+        to: BackingPath,
+    },
+    Symlink {
+        path: BackingPath,
+        target: Box<[u8]>,
+    },
+    Mknod {
+        path: BackingPath,
+        kind: FileKind,
+        perm: u32,
+        rdev: u32,
+    },
+    /// An empty regular file of mode 0600; what a crash left under that name is emptied.
+    CreatePart {
+        path: BackingPath,
+    },
+    Chmod {
+        path: BackingPath,
+        perm: u32,
+    },
+    /// `strict` is false where the owner of a new object is set: a service without privileges
+    /// cannot, and the bytes matter more.
+    Chown {
+        path: BackingPath,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        strict: bool,
+    },
+    Utimens {
+        path: BackingPath,
+        atime: Option<Time>,
+        mtime: Option<Time>,
+    },
+    SetXattr {
+        path: BackingPath,
+        name: Box<[u8]>,
+        value: Box<[u8]>,
+        mode: crate::XattrMode,
+    },
+    RemoveXattr {
+        path: BackingPath,
+        name: Box<[u8]>,
+    },
+    SetSize {
+        path: BackingPath,
+        len: u64,
+    },
+    /// Content and attributes of a file reach stable storage.
+    SyncFile {
+        path: BackingPath,
+    },
+    /// The names of a directory reach stable storage.
+    SyncDir {
+        path: BackingPath,
+    },
+}
+
+/// Attributes that change; `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct AttrChange {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub atime: Option<Time>,
+    pub mtime: Option<Time>,
+    pub ctime: Option<Time>,
+}
+
+/// A whole inode without its names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct NewInode {
+    pub ino: Ino,
+    pub kind: FileKind,
+    pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub target: Option<Box<[u8]>>,
+    pub xattrs: Vec<(Box<[u8]>, Box<[u8]>)>,
+    pub home: Home,
+    pub seen: Option<Seen>,
+    pub due: bool,
+    /// Size of a regular file that was found on the backing; the driver keeps sizes.
+    pub size: u64,
+}
+
+/// Something that is true from here on. Small and absolute, so that replay needs no rules.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Record {
+    /// The numbers below this one are taken.
+    NextIno(Ino),
+    Inode(Box<NewInode>),
+    /// `name` in `parent` is `ino`; replaces what it was.
+    Dentry {
+        parent: Ino,
+        name: Name,
+        ino: Ino,
+        under: Under,
+    },
+    NoDentry {
+        parent: Ino,
+        name: Name,
+    },
+    Attr {
+        ino: Ino,
+        change: AttrChange,
+    },
+    Xattr {
+        ino: Ino,
+        name: Box<[u8]>,
+        value: Option<Box<[u8]>>,
+    },
+    /// The backing has the extended attributes now.
+    XattrsMoved {
+        ino: Ino,
+    },
+    Home {
+        ino: Ino,
+        home: Home,
+    },
+    Seen {
+        ino: Ino,
+        seen: Option<Seen>,
+    },
+    Due {
+        ino: Ino,
+        due: bool,
+    },
+    /// Others changed the backing file: unowned bytes are new and end at `len`. Means something
+    /// only to the driver, which keeps the bytes.
+    Base {
+        ino: Ino,
+        len: u64,
+    },
+    Open {
+        node: NodeId,
+        ino: Ino,
+    },
+    Close {
+        node: NodeId,
+        ino: Ino,
+    },
+    /// The inode is gone for good.
+    Free {
+        ino: Ino,
+    },
+}
