@@ -84,7 +84,9 @@ impl Service {
         };
         let served = Arc::clone(&server);
         let serving =
-            tokio::spawn(async move { served.serve(listener, until).await.map_err(|e| e.to_string()) });
+            tokio::spawn(
+                async move { served.serve(listener, until).await.map_err(|e| e.to_string()) },
+            );
         let address = advertised(listen, port);
         tracing::info!("metadata service listens on {address}");
         Ok(Service { server, address, stop, serving })
@@ -148,10 +150,12 @@ fn refusal(error: &StartError, state: &Path) -> Failure {
     let text = format!("metadata service: {error}");
     let state = state.display();
     match error {
-        StartError::OtherBacking { .. } | StartError::Consistency { .. } => Failure::usage(format!(
-            "{text} (what {state} holds is of another job: name another --state, or remove that \
+        StartError::OtherBacking { .. } | StartError::Consistency { .. } => {
+            Failure::usage(format!(
+                "{text} (what {state} holds is of another job: name another --state, or remove that \
              directory when the job is over)"
-        )),
+            ))
+        }
         StartError::NeedsToken { .. } => Failure::usage(text),
         StartError::Journal(JournalError::Locked { .. }) => Failure::usage(text),
         _ => Failure::failed(text),

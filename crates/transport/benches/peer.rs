@@ -1,6 +1,6 @@
 //! What the peer transport costs: reads of one file over loopback against a bare loop of pread,
 //! write and read on one TCP connection, in the same run. `lent` compares copying with sending
-//! from the page cache, which decides `COPY_BYTES`.
+//! from the page cache, which decides `PAGES_BYTES_MIN`.
 
 #![allow(clippy::unwrap_used)] // a failure here is a failed test or bench
 
@@ -169,9 +169,9 @@ fn peers(c: &mut Criterion) {
     peer_read(c, "8MiB", "peer, held", true, 8 << 20);
 }
 
-/// Below `COPY_BYTES` both are copied; set it to 0 and to the largest of these to find it anew.
+/// Below `PAGES_BYTES_MIN` both are copied; set that to 0 to find it anew.
 fn lent(c: &mut Criterion) {
-    for kib in [32, 64, 128, 256, 512] {
+    for kib in [128, 256, 512, 1024] {
         let group = format!("lent {kib}KiB");
         peer_read(c, &group, "held", true, kib << 10);
         peer_read(c, &group, "copied", false, kib << 10);
