@@ -91,7 +91,8 @@ fn a_node_with_another_model_or_the_wrong_token_is_refused() {
     if skip_reason().is_some() {
         return;
     }
-    let cluster = Cluster::builder().nodes(2).separate_meta().token().consistency("session").prepare();
+    let cluster =
+        Cluster::builder().nodes(2).separate_meta().token().consistency("session").prepare();
     cluster.node(0).mount();
     let other = cluster.node(1).mount_command(&["--consistency", "posix"]).output().expect("ebb");
     assert_ne!(other.status.code(), Some(0), "clap takes the last one");
@@ -99,7 +100,10 @@ fn a_node_with_another_model_or_the_wrong_token_is_refused() {
     assert!(cluster.run_ebb(&["token", &fresh]).status.success());
     let mut wrong = cluster.ebb();
     wrong.args(["mount", "--token-file", &fresh, "--meta"]);
-    wrong.arg(cluster.meta_address().expect("a service")).arg("--cache").arg(cluster.node(1).cache());
+    wrong
+        .arg(cluster.meta_address().expect("a service"))
+        .arg("--cache")
+        .arg(cluster.node(1).cache());
     wrong.arg(cluster.backing()).arg(cluster.node(1).mountpoint());
     let wrong = wrong.output().expect("ebb");
     assert_eq!(wrong.status.code(), Some(2), "{}", describe(&wrong));

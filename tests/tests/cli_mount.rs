@@ -151,7 +151,8 @@ fn a_start_that_fails_leaves_nothing() {
     std::fs::remove_file(node.path("occupied")).expect("remove");
     nothing_is_left(&cluster, node);
     std::fs::create_dir(&missing).expect("mkdir");
-    let odd = std::fs::File::create(cluster.root().join("file")).map(|_| cluster.root().join("file"));
+    let odd =
+        std::fs::File::create(cluster.root().join("file")).map(|_| cluster.root().join("file"));
     let odd = odd.expect("file").display().to_string();
     ended_with(&start(&["--state", &odd]), 1, &[&odd]);
     nothing_is_left(&cluster, node);
@@ -193,7 +194,11 @@ fn the_mount_of_a_dead_daemon_is_cleared_and_its_data_is_named() {
     ended_with(&node.ebb("drain", &[], &[]), 1, &["dead"]);
     let in_the_way = node.mount_command(&[]).output().expect("ebb");
     ended_with(&in_the_way, 2, &["dead", "ebb umount"]);
-    ended_with(&node.ebb("umount", &[], &[]), 3, &[&cache, "data may remain".to_uppercase().get(..0).unwrap_or("")]);
+    ended_with(
+        &node.ebb("umount", &[], &[]),
+        3,
+        &[&cache, "data may remain".to_uppercase().get(..0).unwrap_or("")],
+    );
     nothing_is_left(&cluster, node);
     // The data is still there, so the cache is not given to anybody else.
     let refused = node.mount_command(&[]).output().expect("ebb");

@@ -17,7 +17,8 @@ fn run_command(cluster: &Cluster, node: &Node, options: &[&str], script: &str) -
 fn run(cluster: &Cluster, options: &[&str], script: &str) -> Output {
     let node = cluster.node(0);
     let output = run_command(cluster, node, options, script).output().expect("ebb can be started");
-    let clear = mounts::wait_until(Duration::from_secs(5), || !mounts::is_mounted(node.mountpoint()));
+    let clear =
+        mounts::wait_until(Duration::from_secs(5), || !mounts::is_mounted(node.mountpoint()));
     assert!(clear || output.status.code() != Some(0), "still mounted: {}", describe(&output));
     output
 }

@@ -171,7 +171,11 @@ fn unknown_keys_and_units_are_errors_that_name_them() {
         refused(&mut place.ebb(&["config", "--show", "--config", &file]), 2, &[word]);
     }
     refused(place.ebb(&["config", "--show"]).env("EBB_CONSISTENCE", "x"), 2, &["EBB_CONSISTENCE"]);
-    refused(place.ebb(&["config", "--show"]).env("EBB_WAIT_INTERVAL", "1"), 2, &["EBB_WAIT_INTERVAL"]);
+    refused(
+        place.ebb(&["config", "--show"]).env("EBB_WAIT_INTERVAL", "1"),
+        2,
+        &["EBB_WAIT_INTERVAL"],
+    );
 }
 
 #[test]
@@ -179,7 +183,14 @@ fn a_model_of_the_config_file_can_be_named() {
     let place = Place::new();
     let file = place.config_file("[models.mine]\nbase = 'session'\nwrite = ['attach range']\n");
     let shown = settings(&mut place.ebb(&[
-        "config", "--show", "--json", "--config", &file, "--consistency", "mine", "--rule",
+        "config",
+        "--show",
+        "--json",
+        "--config",
+        &file,
+        "--consistency",
+        "mine",
+        "--rule",
         "*.x=mine",
     ]));
     assert_eq!(shown["consistency"]["value"], "mine");
@@ -197,7 +208,11 @@ fn a_token_is_private_and_never_overwritten() {
     assert_eq!(std::fs::read(&file).expect("readable"), before);
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).expect("chmod");
     let (backing, mnt) = (place.path("backing"), place.path("mnt"));
-    refused(&mut place.ebb(&["mount", "--token-file", &file, &backing, &mnt]), 2, &[&file, "chmod"]);
+    refused(
+        &mut place.ebb(&["mount", "--token-file", &file, &backing, &mnt]),
+        2,
+        &[&file, "chmod"],
+    );
 }
 
 #[test]
