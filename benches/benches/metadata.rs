@@ -31,12 +31,10 @@ fn main() {
         let bare_dir = tempfile::tempdir().expect("tempdir");
         let (bare, mount) = (bare_dir.path().to_path_buf(), cluster.nodes()[0].path(""));
         for threads in [1, 8] {
-            let create = |dir: &Path| {
-                each(dir, threads, |p| std::fs::write(p, [7; 4096]).expect("write"))
-            };
-            let unlink = |dir: &Path| {
-                each(dir, threads, |p| std::fs::remove_file(p).expect("unlink"))
-            };
+            let create =
+                |dir: &Path| each(dir, threads, |p| std::fs::write(p, [7; 4096]).expect("write"));
+            let unlink =
+                |dir: &Path| each(dir, threads, |p| std::fs::remove_file(p).expect("unlink"));
             let stat = |dir: &Path| {
                 each(dir, threads, |p| {
                     std::fs::symlink_metadata(p).expect("stat");
@@ -61,7 +59,9 @@ fn main() {
             create(&mount);
             report.compare(label("stat"), "op/s", || stat(&bare), || stat(&mount));
             let list = |dir: &Path| {
-                rate(|| std::fs::read_dir(dir).expect("list").map(|e| e.expect("entry")).count() as f64)
+                rate(|| {
+                    std::fs::read_dir(dir).expect("list").map(|e| e.expect("entry")).count() as f64
+                })
             };
             report.compare(label("readdir"), "names/s", || list(&bare), || list(&mount));
             report.compare(

@@ -46,8 +46,7 @@ fn main() {
     for model in ["session", "commit", "posix"] {
         let cluster = Cluster::builder().nodes(1).consistency(model).flush("end").start();
         let bare_dir = tempfile::tempdir().expect("tempdir");
-        let (bare, mount) =
-            (open(&bare_dir.path().join("f")), open(&cluster.nodes()[0].path("f")));
+        let (bare, mount) = (open(&bare_dir.path().join("f")), open(&cluster.nodes()[0].path("f")));
         write(&bare, 1 << 20, FILE_BYTES);
         write(&mount, 1 << 20, FILE_BYTES);
         for (record, bytes) in [(8 << 10, 4 << 20), (64 << 10, 16 << 20), (1 << 20, FILE_BYTES)] {

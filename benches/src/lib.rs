@@ -88,8 +88,9 @@ impl Report {
 
     /// Writes `out/NAME.csv`.
     pub fn save(&self) -> std::io::Result<PathBuf> {
-        let mut csv =
-            String::from("what,unit,bare_median,bare_min,bare_max,mount_median,mount_min,mount_max,ratio\n");
+        let mut csv = String::from(
+            "what,unit,bare_median,bare_min,bare_max,mount_median,mount_min,mount_max,ratio\n",
+        );
         for r in &self.rows {
             let ratio = r.mount.median / r.bare.median;
             let _ = writeln!(

@@ -255,8 +255,15 @@ fn session_does_not_publish_before_close() {
     let (a, b) = (cluster.nodes()[0].path("f"), cluster.nodes()[1].path("f"));
     std::fs::write(&a, [0; 100]).expect("prepare");
     let (wa, rb) = (open(&a), open(&b));
-    wa.write_all_at(&[1; 100], 0).expect("write");
     let mut got = [9; 100];
     rb.read_exact_at(&mut got, 0).expect("read");
     assert_eq!(got, [0; 100]);
+    wa.write_all_at(&[1; 100], 0).expect("write");
+    rb.read_exact_at(&mut got, 0).expect("read");
+    assert_eq!(got, [0; 100], "published before close");
+    drop(wa);
+    rb.read_exact_at(&mut got, 0).expect("read");
+    assert_eq!(got, [0; 100], "looked up without an open");
+    open(&b).read_exact_at(&mut got, 0).expect("read");
+    assert_eq!(got, [1; 100]);
 }

@@ -27,6 +27,13 @@ pub fn job_text(config: &MountConfig) -> Result<String, Failure> {
     Ok(rules.describe())
 }
 
+/// A built-in model as the text that nodes without rules agree on.
+pub fn describe(name: &str) -> Result<String, Failure> {
+    let table = table("")?;
+    known(&table, name, "--consistency")?;
+    Ok(table.get(name).map(|m| m.describe()).unwrap_or_default())
+}
+
 /// Checks the models that settings name, before there is anything to mount.
 pub fn check_names(settings: &Settings) -> Result<(), Failure> {
     let table = table(&settings.models_toml)?;

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// How often the progress callback is called.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
+/// A call that has not come back for so long when the deadline passes is named in the report.
+const SUSPICIOUS: Duration = Duration::from_secs(5);
+
 /// Which files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainScope {
@@ -193,8 +196,11 @@ impl Shared {
         for (ino, file) in &drain.pending {
             let waiting = || {
                 let stuck = state.slots.iter().find_map(|s| s.working_on(*ino))?;
-                let seconds = stuck.since.elapsed().as_secs();
-                Some(FlushError::Hanging { operation: stuck.operation, seconds })
+                let waited = stuck.since.elapsed();
+                // Out of time in the middle of healthy work is no failure of the backing.
+                let hangs = waited >= self.options.hang_after.min(SUSPICIOUS);
+                let (operation, seconds) = (stuck.operation, waited.as_secs());
+                hangs.then_some(FlushError::Hanging { operation, seconds })
             };
             if let Some(error) = file.last_error.clone().or_else(waiting) {
                 failed.push((*ino, error));

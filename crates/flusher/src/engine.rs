@@ -328,6 +328,18 @@ impl Shared {
         if state.queue.run_halt().is_none() { Next::Look(Duration::ZERO) } else { self.pace() }
     }
 
+    /// Stops a run under pressure when there is none any more. Called between grants, so that
+    /// the run overshoots the low watermark by no more than what is being written.
+    pub(crate) fn relieve(self: &Arc<Self>) {
+        let (dirty_bytes, capacity) = (self.source.dirty_bytes(), self.source.capacity());
+        let mut state = self.state.lock();
+        state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
+        if state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed {
+            state.queue.stop_run();
+            self.settle(&mut state);
+        }
+    }
+
     fn pace(&self) -> Next {
         Next::Look(WATCHFUL.min(self.options.observe_every))
     }

@@ -125,6 +125,10 @@ impl Worker {
     /// Waits for work; None when the thread is to end.
     fn next(&self) -> Option<Ask> {
         let shared = &self.shared;
+        let background = self.slot.lane == Lane::Background;
+        if background {
+            shared.relieve();
+        }
         let deadline = Instant::now() + UNEMPLOYED;
         let mut expired = false;
         let mut state = shared.state.lock();
@@ -132,7 +136,6 @@ impl Worker {
             if shared.is_stopping() {
                 return None;
             }
-            let background = self.slot.lane == Lane::Background;
             if background && state.queue.give_way(shared.activity.epoch()) {
                 shared.settle(&mut state);
             }

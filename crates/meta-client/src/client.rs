@@ -16,8 +16,8 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 /// Calls in flight at most; others wait their turn. Far more than a kernel hands to one mount,
-/// so it only bounds the memory of a stalled session.
-const CALLS_MAX: usize = 16 << 10;
+/// so it only bounds what a stalled session holds, and how many answers the service must remember.
+const CALLS_MAX: usize = 2048;
 /// Events that a listener may be behind before it misses some (it is told so).
 const EVENTS_MAX: usize = 64;
 

@@ -170,7 +170,9 @@ impl Inner {
     fn heartbeat(&self) {
         if self.exchange.is_up() {
             let dirty_bytes = self.dirty_bytes.load(Relaxed);
-            self.post(Op::Heartbeat(pb::Heartbeat { dirty_bytes }), Patience::Connection);
+            let until = Instant::now() + self.options.request_timeout;
+            let patience = Patience::Connection(until.into_std());
+            self.post(Op::Heartbeat(pb::Heartbeat { dirty_bytes }), patience);
         }
     }
 

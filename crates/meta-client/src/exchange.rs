@@ -28,8 +28,8 @@ pub(crate) enum Patience {
     Until(Instant),
     /// A lock that somebody else holds: as long as the service can be reached.
     Granted,
-    /// A heartbeat: of no use on another connection.
-    Connection,
+    /// A heartbeat: until then, and of no use on another connection.
+    Connection(Instant),
 }
 
 struct Pending {
@@ -183,7 +183,7 @@ impl Exchange {
     pub fn down(&self) {
         let mut state = self.state.lock();
         let waker = state.down();
-        let lost = state.take_where(|p| p.patience == Patience::Connection);
+        let lost = state.take_where(|p| matches!(p.patience, Patience::Connection(_)));
         drop(state);
         wake(waker);
         fail(lost, &CallError::new(Errno::ENOTCONN, ""));
@@ -207,9 +207,8 @@ impl Exchange {
     pub fn expire(&self, now: Instant, waits_too: bool) -> usize {
         let mut state = self.state.lock();
         let lost = state.take_where(|p| match p.patience {
-            Patience::Until(deadline) => deadline <= now,
+            Patience::Until(deadline) | Patience::Connection(deadline) => deadline <= now,
             Patience::Granted => waits_too,
-            Patience::Connection => false,
         });
         drop(state);
         let count = lost.len();
@@ -360,3 +359,6 @@ fn fail(lost: Vec<Pending>, error: &CallError) {
         let _ = pending.done.send(Err(error.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -211,7 +211,10 @@ struct Queue {
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     lsn: Lsn,
+    /// Nobody knows what the disk has.
     failed: bool,
+    /// Nothing more will be done.
+    closed: bool,
 }
 
 struct Shared {
@@ -348,9 +351,9 @@ impl Drop for Journal {
 }
 
 async fn wait(mut progress: watch::Receiver<Progress>, lsn: Lsn) -> Result<(), Errno> {
-    let there = progress.wait_for(|p| p.failed || p.lsn >= lsn);
+    let there = progress.wait_for(|p| p.failed || p.closed || p.lsn >= lsn);
     match tokio::time::timeout(WAIT_MAX, there).await {
-        Ok(Ok(p)) if !p.failed => Ok(()),
+        Ok(Ok(p)) if !p.failed && p.lsn >= lsn => Ok(()),
         _ => Err(Errno::EIO),
     }
 }
@@ -383,7 +386,7 @@ fn write_loop(shared: &Shared) {
         if let Err(error) = result {
             tracing::error!(%error, "the journal cannot be written; every change fails from here on");
         }
-        shared.written.send_replace(Progress { lsn, failed });
+        shared.written.send_replace(Progress { lsn, failed, closed: stop });
         if stop {
             shared.sync.notify_one();
             return;
@@ -430,12 +433,13 @@ fn sync_loop(shared: &Shared) {
         // The position first: what is written after it is not covered by this sync.
         let written = *shared.written.borrow();
         let file = Arc::clone(&shared.file.lock());
-        if written.lsn > shared.synced.borrow().lsn {
-            let failed = written.failed || file.sync_data().is_err();
+        let synced = *shared.synced.borrow();
+        if written.lsn > synced.lsn || stop {
+            let failed = synced.failed || written.failed || file.sync_data().is_err();
             if failed {
                 shared.written.send_modify(|p| p.failed = true);
             }
-            shared.synced.send_replace(Progress { lsn: written.lsn, failed });
+            shared.synced.send_replace(Progress { lsn: written.lsn, failed, closed: stop });
         }
         if stop {
             return;

@@ -360,3 +360,7 @@ impl LockTable {
         Some(self.files.get_mut(&key)?.waiting.remove(at))
     }
 }
+
+#[cfg(test)]
+#[path = "locks_tests.rs"]
+mod tests;

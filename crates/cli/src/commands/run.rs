@@ -23,8 +23,11 @@ const FORWARDED: [Signal; 6] =
 /// Mount, run CMD, drain, unmount; exits with CMD's status (128 + signal when one killed it),
 /// or 3 or 4 when not everything reached the backing
 #[derive(clap::Args)]
-#[command(after_help = "Example:
-  ebb run --consistency commit /lustre/proj/run7 /local/run7 -- mpirun ./solver /local/run7/out")]
+#[command(
+    args_override_self = true,
+    after_help = "Example:
+  ebb run --consistency commit /lustre/proj/run7 /local/run7 -- mpirun ./solver /local/run7/out"
+)]
 pub struct Args {
     #[command(flatten)]
     options: MountOptions,

@@ -21,6 +21,7 @@ impl Node {
         self.handles.insert_file(OpenFile {
             file,
             read_ahead: Mutex::new(ReadAhead::default()),
+            record_owners: Mutex::new(Vec::new()),
             flock_owner: AtomicU64::new(0),
         })
     }
@@ -177,7 +178,7 @@ impl Node {
     /// The last descriptor of a handle is gone.
     pub async fn release(&self, handle: &OpenFile) {
         let file = &handle.file;
-        self.release_flock(handle).await;
+        self.release_locks_of(handle).await;
         let _turn = file.turn.lock().await;
         let (last, registered) = {
             let mut state = file.state.write();

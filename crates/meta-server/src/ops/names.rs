@@ -2,8 +2,8 @@
 
 use super::{Call, OpError, OpResult, entry, name};
 use crate::state::{Outcome, State};
-use ebb_namespace::{New, Plan, RenameMode};
-use ebb_types::{Errno, FileKind, Ino, Time};
+use ebb_namespace::{Home, New, Plan, RenameMode};
+use ebb_types::{Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb;
 
 impl Call {
@@ -105,7 +105,10 @@ impl Call {
                 self.core.learn_all(dir).await?;
             }
         }
-        let plan = |state: &State| state.ns.plan_remove(parent, &gone, op.dir, Time::now());
+        let plan = |state: &State| {
+            keeps_bytes(state, parent, &gone)?;
+            state.ns.plan_remove(parent, &gone, op.dir, Time::now())
+        };
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[(parent, &gone)], plan, done).await?;
         Ok(None)
@@ -128,7 +131,12 @@ impl Call {
         {
             self.core.learn_all(d.ino).await?;
         }
-        let plan = |state: &State| state.ns.plan_rename(from, to, mode, Time::now());
+        let plan = |state: &State| {
+            if mode == RenameMode::Replace {
+                keeps_bytes(state, to.0, to.1)?;
+            }
+            state.ns.plan_rename(from, to, mode, Time::now())
+        };
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[from, to], plan, done).await?;
         Ok(None)
@@ -141,6 +149,19 @@ impl Call {
         self.core.change(&[(parent, &new)], plan, |plan| self.outcome(plan)).await?;
         entry(&self.core.state(), ino)
     }
+}
+
+/// The last name that is known of a file must not go while bytes of it are unflushed and the
+/// backing has more names for it: they would have to show those bytes. EBUSY: flush first.
+fn keeps_bytes(state: &State, parent: Ino, gone: &Name) -> Result<(), Errno> {
+    let Some(dentry) = state.ns.dentry(parent, gone)? else { return Ok(()) };
+    let inode = state.ns.inode(dentry.ino)?;
+    let there = inode.seen.map_or(0, |s| s.nlink as usize);
+    let hidden = inode.home == Home::Own && there > inode.links.len();
+    if hidden && inode.links.len() == 1 && !inode.is_dir() && state.is_dirty(inode.ino) {
+        return Err(Errno::EBUSY);
+    }
+    Ok(())
 }
 
 fn plan_make(state: &State, op: &pb::Make) -> Result<Plan, Errno> {

@@ -1,0 +1,203 @@
+//! Joining, leaving, being replaced, being silent, and what survives the service.
+
+mod common;
+
+use common::{Node, ROOT, Service, lock, make};
+use ebb_meta_server::StartError;
+use ebb_transport::Token;
+use ebb_types::Errno;
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
+use std::time::Duration;
+
+fn hello(name: &str, incarnation: u64) -> pb::Hello {
+    pb::Hello {
+        protocol: ebb_wire::PROTOCOL,
+        node: name.to_owned(),
+        incarnation,
+        peer_address: "h:1".to_owned(),
+        consistency: "session".to_owned(),
+        nonce: vec![1; 32],
+        resume: false,
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_replaced_only_when_it_is_gone() {
+    let s = Service::start_with(|c| c.lease = Duration::from_secs(2)).await;
+    let mut first = s.node("a").await;
+    let ino = first.create(ROOT, "f").await;
+    let refused = Node::join(s.address, "a", 2, None).await.err().unwrap();
+    assert_eq!(refused.errno, Errno::EBUSY.0);
+    assert!(refused.text.contains("'a'"), "{}", refused.text);
+
+    // Silent for longer than its lease: another daemon of that name takes its place.
+    tokio::time::sleep(Duration::from_millis(2300)).await;
+    let mut second = Node::join(s.address, "a", 2, None).await.unwrap();
+    assert_eq!(second.id, first.id, "what the node owns is in a cache that both know");
+    while first.receive().await {}
+    assert!(matches!(first.notices[0].what, Some(pb::notice::What::Fenced(_))));
+    second.attach(ino, 0, 5).await;
+    assert_eq!(second.query(ino).await.ranges[0].node, second.id);
+}
+
+#[tokio::test]
+async fn a_broken_stream_frees_the_name_at_once() {
+    let s = Service::start().await;
+    drop(s.node("a").await);
+    for _ in 0..100 {
+        if Node::join(s.address, "a", 2, None).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never admitted");
+}
+
+#[tokio::test]
+async fn all_nodes_agree_on_the_consistency() {
+    let s = Service::start().await;
+    let _first = s.node("a").await;
+    let other = pb::Hello { consistency: "posix".to_owned(), ..hello("b", 1) };
+    let refused = Node::join_as(s.address, other, None).await.err().unwrap();
+    assert_eq!(refused.errno, Errno::EINVAL.0);
+    assert!(refused.text.contains("'session'") && refused.text.contains("'posix'"));
+    let old = pb::Hello { protocol: 99, ..hello("b", 1) };
+    assert_eq!(Node::join_as(s.address, old, None).await.err().unwrap().errno, Errno::EPROTO.0);
+}
+
+#[tokio::test]
+async fn only_the_token_opens_the_door() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    Token::generate_to(&path).unwrap();
+    let other = Token::generate_to(dir.path().join("other")).unwrap();
+    let s = Service::start_with(|c| c.token = Some(Token::load(&path).unwrap())).await;
+    let token = Token::load(&path).unwrap();
+    let refused = Node::join(s.address, "a", 1, Some(&other)).await.err().unwrap();
+    assert_eq!(refused.errno, Errno::EACCES.0);
+    let mut node = Node::join(s.address, "a", 1, Some(&token)).await.unwrap();
+    node.create(ROOT, "f").await;
+    // Without Hello there is nothing to be had.
+    assert_eq!(s.server.status().nodes.len(), 1);
+}
+
+#[tokio::test]
+async fn without_a_token_only_loopback_is_served() {
+    let s = Service::start().await;
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let refused = s.server.serve(listener, std::future::pending()).await;
+    assert!(matches!(refused, Err(StartError::NeedsToken { .. })));
+}
+
+#[tokio::test]
+async fn the_state_survives_a_crash_of_the_service() {
+    let s = Service::start().await;
+    let mut a = s.node("a").await;
+    let dir = a.make(ROOT, "d", libc::S_IFDIR | 0o750).await.unwrap();
+    let file = a.create(dir, "f").await;
+    let version = a.attach(file, 0, 4096).await;
+    assert_eq!(a.ask(lock(file, 7, 1, false)).await, Ok(None));
+    let op = Op::Append(pb::Append { ino: file, len: 4, mtime: None });
+    a.send_as(900, op.clone()).await;
+    assert_eq!(a.wait(900).await.errno, 0);
+    a.send_as(901, make(dir, "g", libc::S_IFREG | 0o600)).await;
+    assert_eq!(a.wait(901).await.errno, 0);
+    let instance = a.welcome.service_instance;
+
+    let s = s.crash_and_restart(|_| {}).await;
+    let mut a = s.node("a").await;
+    assert_ne!(a.welcome.service_instance, instance);
+    assert_eq!(a.lookup(ROOT, "d").await.unwrap().ino, dir);
+    assert_eq!(a.attr(dir).await.unwrap().mode & 0o7777, 0o750);
+    // Sent again, because the answers might have been lost: done once all the same.
+    a.send_as(900, op).await;
+    match a.wait(900).await.body {
+        Some(Body::Attached(done)) => assert_eq!((done.size, done.version), (4100, version + 1)),
+        other => panic!("{other:?}"),
+    }
+    a.send_as(901, make(dir, "g", libc::S_IFREG | 0o600)).await;
+    assert_eq!(a.wait(901).await.errno, 0);
+    assert_eq!(a.names(dir).await, ["f", "g"]);
+    let map = a.query(file).await;
+    assert_eq!((map.size, map.version), (4100, version + 1));
+    assert!(map.ranges.iter().all(|r| r.node == a.id));
+
+    let mut b = s.node("b").await;
+    assert_eq!(b.ask(lock(file, 1, 0, false)).await, Err(Errno::EAGAIN));
+    s.server.shutdown();
+    assert_eq!(b.ask(make(dir, "late", libc::S_IFREG | 0o600)).await, Err(Errno::EIO));
+}
+
+#[tokio::test]
+async fn a_request_sent_twice_is_done_once() {
+    let s = Service::start().await;
+    let mut a = s.node("a").await;
+    let file = a.create(ROOT, "f").await;
+    for _ in 0..3 {
+        a.send_as(77, Op::Append(pb::Append { ino: file, len: 10, mtime: None })).await;
+        match a.wait(77).await.body {
+            Some(Body::Attached(done)) => assert_eq!(done.size, 10),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(a.query(file).await.size, 10);
+}
+
+#[tokio::test]
+async fn a_silent_node_loses_grants_then_locks_and_opens() {
+    let s = Service::start_with(|c| c.lease = Duration::from_millis(400)).await;
+    let mut a = s.node("a").await;
+    let file = a.create(ROOT, "f").await;
+    a.open(file).await.unwrap();
+    a.attach(file, 0, 10).await;
+    assert_eq!(a.ask(lock(file, 1, 1, false)).await, Ok(None));
+    assert_ne!(a.begin(file, 0, 10).await.unwrap().grant, 0);
+
+    let mut b = s.node("b").await;
+    b.attach(file, 5, 10).await;
+    let waiting = b.send(lock(file, 9, 1, true)).await;
+    let flush = b.send(common::begin(file, 0, 10)).await;
+    // The grant ends with the lease, the lock after three.
+    let mut granted = false;
+    for _ in 0..40 {
+        b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 5 })).await.unwrap();
+        granted |= !b.is_quiet(flush).await;
+        if !b.is_quiet(waiting).await {
+            break;
+        }
+    }
+    assert!(granted);
+    assert_eq!(b.wait(waiting).await.errno, 0);
+    match b.ask(Op::NodeInfo(pb::NodeInfo { node: 0 })).await {
+        Ok(Some(Body::NodeInfo(n))) => {
+            assert_eq!(n.nodes.iter().map(|n| n.alive).collect::<Vec<_>>(), [false, true]);
+            assert_eq!(n.nodes[1].dirty_bytes, 5);
+        }
+        other => panic!("{other:?}"),
+    }
+    // What it owns is still its own; and it is told what it lost.
+    assert!(b.query(file).await.ranges.iter().any(|r| r.node == a.id));
+    drop(a);
+    let again = Node::join_as(s.address, pb::Hello { resume: true, ..hello("a", 1) }, None).await;
+    assert!(again.unwrap().welcome.expired);
+}
+
+#[tokio::test]
+async fn goodbye_gives_the_flushed_bytes_to_the_backing() {
+    let s = Service::start().await;
+    let mut a = s.node("a").await;
+    let kept = a.create(ROOT, "kept").await;
+    let lost = a.create(ROOT, "lost").await;
+    a.attach(kept, 0, 10).await;
+    a.attach(lost, 0, 10).await;
+    assert!(a.flush(&s.backing(), kept, 3).await.published);
+    assert_eq!(a.ask(Op::Goodbye(pb::Goodbye {})).await, Ok(None));
+    let mut b = s.node("b").await;
+    let map = b.query(kept).await;
+    assert_eq!((map.ranges.len(), map.base_len), (0, 10));
+    let errors = s.server.status().errors;
+    assert_eq!(errors.len(), 1, "bytes that are lost are named");
+    assert_eq!(errors[0].path, b"lost");
+}
