@@ -57,7 +57,9 @@ impl World {
         let mut steps = Vec::new();
         for (i, node) in self.nodes.iter().enumerate() {
             let flush = match &node.flusher {
-                Flusher::Idle => self.left.flushes > 0 && node.view.unflushed_bytes() > 0,
+                Flusher::Idle => {
+                    self.left.flushes > 0 && node.view.unflushed_bytes() > 0 && !node.cutting
+                }
                 Flusher::Attached => !self.others_hold(i),
                 _ => true,
             };
