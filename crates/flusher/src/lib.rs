@@ -1,1 +1,37 @@
 //! Decides when dirty bytes go to the backing and moves them there.
+//!
+//! The daemon owns an [`Engine`], counts its foreground operations in an [`Activity`] and
+//! implements [`FlushSource`]. Rooms:
+//!
+//! * `activity`: is the application doing I/O?
+//! * `policy`: should a run start now? A table and a pure function.
+//! * `queue`: which file is next, who is on it, what a drain still waits for. Pure.
+//! * `engine`, `worker`: the threads.
+//! * `plan`, `copy`: from the ranges of one grant to large ordered writes, synced and verified.
+//! * `drain`: everything now, and the truth about it.
+//!
+//! Nothing here knows FUSE, gRPC or who owns which byte.
+
+mod activity;
+mod copy;
+mod drain;
+mod engine;
+mod errors;
+mod nice;
+mod options;
+mod plan;
+mod policy;
+mod queue;
+mod source;
+mod status;
+mod throttle;
+mod worker;
+
+pub use activity::{Activity, ActivityGuard, BypassSource, Epoch, OwnedActivityGuard};
+pub use drain::{DrainReport, DrainScope, Failure, Progress, Remaining};
+pub use engine::Engine;
+pub use errors::ErrorRecord;
+pub use options::{IoClass, Options};
+pub use policy::{Decision, Halt, Policy, PolicyError, PolicyKind, Scope, Situation, decide};
+pub use source::{DirtyFile, FileUse, FlushError, FlushSource, Grant};
+pub use status::{FlushState, Status, StopLatency};

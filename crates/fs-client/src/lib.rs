@@ -1,1 +1,31 @@
 //! The per-node daemon: FUSE adapter, operations, local cache, control socket.
+//!
+//! `fuse` decodes and replies, `ops` decides (as methods of `node::Node`), `file` holds what is
+//! known of one file, `cache` the bytes; `drain` and `flush_source` bring them to the backing,
+//! `peer_source` lends them to other nodes; `daemon` is the life of the whole.
+
+mod busy;
+mod cache;
+pub mod config;
+pub mod control;
+mod control_server;
+mod daemon;
+mod drain;
+mod file;
+mod flush_source;
+mod fuse;
+mod handles;
+pub mod hash;
+mod interrupt;
+mod metrics;
+mod node;
+mod ops;
+mod peer_source;
+pub mod registry;
+mod rules;
+mod status;
+mod virtual_files;
+
+pub use daemon::{Ready, RunError, run};
+pub use fuse::unmount;
+pub use rules::{Rules, RulesError};

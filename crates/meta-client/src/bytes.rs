@@ -1,9 +1,9 @@
 //! Calls about the bytes of files, flushes, and the node itself.
 
-use crate::answer::Owned;
 use crate::client::{CallError, MetaClient};
 use crate::map::{Mapped, map_from_pb, owned_from_pb};
 use crate::names::{attr_for, attr_of, expect_body};
+use ebb_consistency::Owned;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{range_to_pb, time_to_pb};
@@ -17,6 +17,16 @@ pub struct Backing {
     pub ino: u64,
 }
 
+/// Where an inode is in the mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// One of its paths, without a leading slash; empty when it has no name left. For messages
+    /// and rules only.
+    pub path: Vec<u8>,
+    /// The model that the nearest directory above asks for; empty: none does.
+    pub model: String,
+}
+
 /// What [`MetaClient::open`] gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
@@ -26,6 +36,8 @@ pub struct Opened {
     pub map: Mapped,
     /// `None` when nothing of it is on the backing.
     pub backing: Option<Backing>,
+    /// Where it is in the mount.
+    pub place: Place,
 }
 
 /// A question about the owners of bytes.
@@ -120,7 +132,12 @@ pub(crate) fn opened_from_pb(opened: pb::Opened) -> Result<Opened, Errno> {
         attr: attr_of(opened.attr)?,
         map: map_from_pb(opened.map.ok_or(Errno::EPROTO)?)?,
         backing: opened.backing.map(backing_from_pb).transpose()?,
+        place: place_from_pb(opened.r#where.unwrap_or_default()),
     })
+}
+
+fn place_from_pb(d: pb::Description) -> Place {
+    Place { path: d.path, model: d.model }
 }
 
 fn attached_from_pb(attached: pb::Attached) -> Result<Attached, Errno> {
@@ -148,6 +165,12 @@ impl MetaClient {
         let opened = expect_body!(self.call(op).await?, Opened);
         attr_for(ino, opened.attr)?;
         opened_from_pb(opened)
+    }
+
+    /// Where an inode is in the mount.
+    pub async fn describe(&self, ino: Ino) -> Result<Place, Errno> {
+        let reply = self.call(Op::Describe(pb::Describe { ino: ino.0 })).await?;
+        Ok(place_from_pb(expect_body!(reply, Description)))
     }
 
     /// The last local handle was closed.
@@ -248,8 +271,13 @@ impl MetaClient {
         Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
     }
 
-    /// Leaves the job for good.
+    /// Leaves the job for good: no call succeeds afterwards.
     pub async fn goodbye(&self) -> Result<(), Errno> {
-        self.call(Op::Goodbye(pb::Goodbye {})).await.map(drop)
+        self.inner.leaving.store(true, std::sync::atomic::Ordering::Relaxed);
+        match self.call(Op::Goodbye(pb::Goodbye {})).await {
+            // The service ends the stream of a node that leaves; its answer may be lost with it.
+            Ok(_) | Err(Errno::ENOTCONN) => Ok(()),
+            Err(e) => Err(e),
+        }
     }
 }

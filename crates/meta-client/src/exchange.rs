@@ -1,9 +1,9 @@
 //! The requests that have no answer yet: who waits for them, what goes into the next frame, and
-//! what happens to them when the connection or the service goes. No sockets, no clock, no tasks;
+//! what happens to them when the connection goes. No sockets, no clock, no tasks;
 //! one short lock, under which nothing is awaited and nobody is woken.
 
 use crate::client::CallError;
-use crate::ops::{Again, UNLOCK, describe};
+use crate::ops::UNLOCK;
 use ebb_types::Errno;
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use parking_lot::Mutex;
@@ -28,8 +28,8 @@ pub(crate) enum Patience {
     Until(Instant),
     /// A lock that somebody else holds: as long as the service can be reached.
     Granted,
-    /// A heartbeat: of no use on another connection.
-    Connection,
+    /// A heartbeat: until then, and of no use on another connection.
+    Connection(Instant),
 }
 
 struct Pending {
@@ -158,15 +158,12 @@ impl Exchange {
     }
 
     /// The session is welcome: everything unanswered goes out again, under its old ids and in
-    /// their order. When the service is a new one, what it must not be asked twice fails.
-    pub fn up(&self, session: u64, new_service: bool) {
+    /// their order. What must not be done twice the service knows by its id, even after a restart:
+    /// it journals such answers together with what was done.
+    pub fn up(&self, session: u64) {
         let mut state = self.state.lock();
         if state.session != session || state.phase != Phase::Down {
             return;
-        }
-        let mut lost = Vec::new();
-        if new_service {
-            lost = state.take_where(|p| p.sent && describe(&p.op).1 == Again::Never);
         }
         let mut ids: Vec<u64> = state.pending.keys().copied().collect();
         ids.sort_unstable();
@@ -175,15 +172,13 @@ impl Exchange {
         let waker = state.waker.take();
         drop(state);
         wake(waker);
-        let error = CallError::new(Errno::EIO, "the metadata service was restarted meanwhile");
-        fail(lost, &error);
     }
 
     /// The connection of the current session is gone.
     pub fn down(&self) {
         let mut state = self.state.lock();
         let waker = state.down();
-        let lost = state.take_where(|p| p.patience == Patience::Connection);
+        let lost = state.take_where(|p| matches!(p.patience, Patience::Connection(_)));
         drop(state);
         wake(waker);
         fail(lost, &CallError::new(Errno::ENOTCONN, ""));
@@ -207,9 +202,8 @@ impl Exchange {
     pub fn expire(&self, now: Instant, waits_too: bool) -> usize {
         let mut state = self.state.lock();
         let lost = state.take_where(|p| match p.patience {
-            Patience::Until(deadline) => deadline <= now,
+            Patience::Until(deadline) | Patience::Connection(deadline) => deadline <= now,
             Patience::Granted => waits_too,
-            Patience::Connection => false,
         });
         drop(state);
         let count = lost.len();
@@ -360,3 +354,6 @@ fn fail(lost: Vec<Pending>, error: &CallError) {
         let _ = pending.done.send(Err(error.clone()));
     }
 }
+
+#[cfg(test)]
+mod tests;

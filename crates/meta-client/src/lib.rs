@@ -7,7 +7,6 @@
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
 //! * [`client`], [`names`], [`bytes`], [`locks`]: the calls.
 
-mod answer;
 mod bytes;
 mod client;
 mod driver;
@@ -20,7 +19,8 @@ mod ops;
 mod session;
 
 pub use bytes::{
-    AttachRequest, Attached, Backing, FlushDone, FlushGrant, Materialized, Opened, QueryRequest,
+    AttachRequest, Attached, Backing, FlushDone, FlushGrant, Materialized, Opened, Place,
+    QueryRequest,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use driver::Event;

@@ -1,7 +1,7 @@
 //! Ownership maps as received, checked: what comes out keeps the order that the view of a file
 //! relies on.
 
-use crate::answer::{MapAnswer, Owned};
+use ebb_consistency::{MapAnswer, Owned};
 use ebb_types::{ByteRange, Errno, NodeId, Time, Version};
 use ebb_wire::{pb, range_from_pb, time_from_pb};
 

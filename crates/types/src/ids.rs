@@ -29,9 +29,7 @@ pub struct Incarnation(pub u64);
 /// A point in the history of one file, counted by the metadata service: every attach, detach,
 /// truncate and change of the backing file takes the next one. Bytes fetched as of version `v`
 /// are still good when nothing newer than `v` touched them.
-#[derive(
-    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Version(pub u64);
 
 impl Version {

@@ -3,6 +3,7 @@
 
 mod attrs;
 mod bytes;
+mod describe;
 mod dirs;
 mod flush;
 mod locking;
@@ -98,6 +99,13 @@ impl Call {
             Op::ReadLink(r) => Some(self.read_link(r)),
             Op::GetXattr(x) => self.get_xattr_fast(x),
             Op::Access(a) => Some(self.access(a)),
+            Op::Describe(d) => Some(self.describe(d)),
+            Op::SetXattr(x) if describe::is_model(&x.name) => {
+                Some(self.choose_model(Ino(x.ino), Some(&x.value)))
+            }
+            Op::RemoveXattr(x) if describe::is_model(&x.name) => {
+                Some(self.choose_model(Ino(x.ino), None))
+            }
             Op::Open(o) => self.open_fast(o),
             Op::Release(r) => Some(self.release(r)),
             Op::Query(q) => Some(self.query(q)),

@@ -1,0 +1,203 @@
+//! The buffer directory as seen from outside the daemon: private to its user, one daemon at a
+//! time, and never reused while it holds what a dead daemon left.
+
+use crate::exit::{Context, Failure};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Name of the directory under $TMPDIR that holds the caches of one user.
+#[must_use]
+pub fn user_directory(uid: u32) -> String {
+    format!("ebb-{uid}")
+}
+
+/// Makes the directory when it is missing (and, private too, the user's directory above it);
+/// refuses one that is not this user's alone.
+pub fn prepare(dir: &Path) -> Result<(), Failure> {
+    let what = format!("cache {}", dir.display());
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(dir).or_usage(&what)?;
+    let uid = rustix::process::geteuid().as_raw();
+    if let Some(parent) = dir.parent() {
+        let meta = std::fs::symlink_metadata(parent).or_usage(&what)?;
+        let open_to_others = meta.is_dir() && meta.mode() & 0o1002 == 0o002;
+        // In a shared /tmp somebody could have been faster to make the directory of this user.
+        let ours = parent.file_name() == Some(user_directory(uid).as_ref());
+        if open_to_others || (ours && !(meta.is_dir() && meta.uid() == uid)) {
+            let parent = parent.display();
+            return Err(Failure::usage(format!("{what}: others may change {parent}")));
+        }
+    }
+    let meta = std::fs::symlink_metadata(dir).or_usage(&what)?;
+    if !meta.is_dir() || meta.uid() != uid {
+        return Err(Failure::usage(format!("{what}: not a directory of this user's own")));
+    }
+    if meta.mode() & 0o1002 != 0 {
+        return Err(Failure::usage(format!("{what}: shared with others; name one below it")));
+    }
+    std::fs::set_permissions(dir, Permissions::from_mode(0o700)).or_usage(&what)
+}
+
+/// The right to use a cache directory; ends with the process, however it ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the directory; refuses when another daemon has it.
+    pub fn take(dir: &Path, purpose: &str) -> Result<Lock, Failure> {
+        let path = dir.join("lock");
+        let what = format!("{}", path.display());
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .or_usage(&what)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                let holder = holder.trim();
+                let shown = dir.display();
+                return Err(Failure::usage(format!("{shown} is in use by {holder}")));
+            }
+            Err(e) => return Err(e).or_failed(&what),
+        }
+        file.set_len(0).or_failed(&what)?;
+        writeln!(file, "process {} ({purpose})", std::process::id()).or_failed(&what)?;
+        Ok(Lock { _file: file })
+    }
+}
+
+/// Data files that a daemon which is no more left in its cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leftover {
+    /// Files with content.
+    pub files: u64,
+    /// Bytes on disk.
+    pub bytes: u64,
+}
+
+/// What a cache directory holds. Which of it never reached the backing cannot be told without
+/// the job's metadata, so all of it counts.
+pub fn leftover(dir: &Path) -> io::Result<Leftover> {
+    let mut found = Leftover::default();
+    for (_, bytes) in data_files(dir)? {
+        found.files += 1;
+        found.bytes += bytes;
+    }
+    Ok(found)
+}
+
+/// The data files with content, one line each; the first ones when there are many.
+#[must_use]
+pub fn listing(dir: &Path) -> String {
+    const MOST: usize = 20;
+    let files = data_files(dir).unwrap_or_default();
+    let line = |(path, bytes): &(PathBuf, u64)| format!("  {}: {bytes} bytes", path.display());
+    let mut lines: Vec<String> = files.iter().take(MOST).map(line).collect();
+    if files.len() > MOST {
+        lines.push(format!("  ... and {} more", files.len() - MOST));
+    }
+    lines.join("\n")
+}
+
+/// Files with blocks on disk, and how many bytes that is.
+fn data_files(dir: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    for shard in entries(&dir.join("data"))? {
+        for file in entries(&shard)? {
+            let meta = std::fs::symlink_metadata(&file)?;
+            if meta.is_file() && meta.blocks() > 0 {
+                found.push((file, meta.blocks() * 512));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(dir) {
+        Ok(list) => list.map(|e| e.map(|e| e.path())).collect(),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(Vec::new())
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Refuses a cache that still holds data of a daemon that is gone. Asked under the lock.
+pub fn refuse_leftover(dir: &Path) -> Result<(), Failure> {
+    let shown = dir.display();
+    let found = leftover(dir).or_failed(format!("cache {shown}"))?;
+    if found.files == 0 {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "cache {shown}: {} of {} file(s) of an earlier daemon are still there and may not be on \
+         the backing; save what you need from {shown}/data, then remove it, or name another --cache",
+        ebb_types::units::Size(found.bytes),
+        found.files
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_is_made_private_and_a_shared_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("user/cache");
+        prepare(&cache).unwrap();
+        assert_eq!(std::fs::metadata(&cache).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(std::fs::metadata(dir.path().join("user")).unwrap().mode() & 0o7777, 0o700);
+        std::fs::set_permissions(&cache, Permissions::from_mode(0o755)).unwrap();
+        prepare(&cache).unwrap();
+        assert_eq!(std::fs::metadata(&cache).unwrap().mode() & 0o7777, 0o700);
+        for mode in [0o1777, 0o777] {
+            std::fs::set_permissions(&cache, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(prepare(&cache).unwrap_err().status, 2, "{mode:o}");
+        }
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("user", &link).unwrap();
+        assert_eq!(prepare(&link).unwrap_err().status, 2);
+        let trap = dir.path().join(user_directory(rustix::process::geteuid().as_raw()));
+        std::os::unix::fs::symlink("user", &trap).unwrap();
+        assert_eq!(prepare(&trap.join("new")).unwrap_err().status, 2);
+    }
+
+    #[test]
+    fn one_daemon_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Lock::take(dir.path(), "mount of /m").unwrap();
+        let e = Lock::take(dir.path(), "mount of /n").unwrap_err();
+        assert!(e.text.contains("/m") && e.text.contains(&std::process::id().to_string()), "{e}");
+        drop(first);
+        Lock::take(dir.path(), "mount of /n").unwrap();
+    }
+
+    #[test]
+    fn only_files_with_content_are_left_over() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(leftover(dir.path()).unwrap(), Leftover::default());
+        let shard = dir.path().join("data/0a");
+        std::fs::create_dir_all(&shard).unwrap();
+        std::fs::write(shard.join("empty"), "").unwrap();
+        refuse_leftover(dir.path()).unwrap();
+        std::fs::write(shard.join("full"), vec![1; 5000]).unwrap();
+        let found = leftover(dir.path()).unwrap();
+        assert!(found.files == 1 && found.bytes >= 5000, "{found:?}");
+        let e = refuse_leftover(dir.path()).unwrap_err();
+        assert!(e.text.contains(&dir.path().display().to_string()), "{e}");
+    }
+}

@@ -1,0 +1,65 @@
+//! The hidden command that `ebb mount` starts in the background: reads its plan from standard
+//! input and reports through standard output. Not for users.
+
+use crate::exit::{Code, Context, Failure};
+use crate::launch::Report;
+use crate::plan::Plan;
+use crate::{daemon, logging};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+/// (started by `ebb mount`)
+#[derive(clap::Args)]
+pub struct Args {
+    /// Shown in process lists; the plan says the same.
+    #[arg(hide = true)]
+    _mountpoint: PathBuf,
+}
+
+impl Args {
+    /// Runs the daemon to its end.
+    pub fn run(self) -> Result<(), Failure> {
+        // Not the process group that a terminal or a job step signals.
+        let _ = rustix::process::setsid();
+        let outcome = read_plan().and_then(|plan| {
+            logging::start(&plan.log_level, None)?;
+            daemon::run(&plan, report)
+        });
+        if let Err(failure) = &outcome {
+            tracing::error!("{failure}");
+            // Nobody reads this any more when the mount was up before.
+            report(Report::Failed { status: failure.status.into(), text: failure.text.clone() });
+        }
+        outcome
+    }
+}
+
+fn read_plan() -> Result<Plan, Failure> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).or_usage("standard input")?;
+    let plan = serde_json::from_str(&text).or_usage("standard input (use `ebb mount`)")?;
+    redirect(|null| rustix::stdio::dup2_stdin(null))?;
+    Ok(plan)
+}
+
+/// Says how the start went, and lets go of the pipe. When nobody is there to hear that the
+/// mount is up, `ebb mount` was killed: then nobody wants the mount either.
+fn report(report: Report) {
+    let mut line = serde_json::to_string(&report).unwrap_or_default();
+    line.push('\n');
+    let mut out = std::io::stdout();
+    let heard = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    let _ = redirect(|null| rustix::stdio::dup2_stdout(null));
+    if let (Err(e), Report::Ready(_)) = (heard, report) {
+        tracing::error!("`ebb mount` is gone ({e}); ending");
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+    }
+}
+
+/// Connects a standard stream with /dev/null.
+fn redirect(dup: impl FnOnce(&File) -> rustix::io::Result<()>) -> Result<(), Failure> {
+    let null = File::options().read(true).write(true).open("/dev/null").or_failed("/dev/null")?;
+    dup(&null).map_err(|e| Failure::new(Code::Failed, format!("/dev/null: {e}")))
+}

@@ -1,0 +1,12 @@
+//! The commands, one file each: flags in, words for the user out.
+
+pub mod config;
+pub mod daemon;
+pub mod drain;
+pub mod meta;
+pub mod mount;
+pub mod run;
+pub mod stats;
+pub mod status;
+pub mod token;
+pub mod umount;

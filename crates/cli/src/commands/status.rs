@@ -1,0 +1,269 @@
+//! `ebb status`: one screen about a mount (from its daemon) or a job (from its metadata service).
+
+use crate::client;
+use crate::exit::{Code, Context, Failure};
+use crate::mounts;
+use crate::options::MountOptions;
+use ebb_fs_client::control::Request;
+use ebb_transport::auth::{Proof, Token};
+use ebb_types::units::Size;
+use ebb_wire::pb;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+use tonic::metadata::MetadataValue;
+
+/// The service must answer within this time.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Entries of a list that fit on the screen.
+const SHOWN: usize = 10;
+
+/// One screen: model, dirty and clean bytes, flush state, peers, errors
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  ebb status /local/run7
+  ebb status /local/run7 --json | jq .dirty_bytes
+  ebb status node001:7400                   asks a metadata service about the whole job")]
+pub struct Args {
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The job's shared secret, to ask a metadata service of another machine [default: as
+    /// `ebb mount` finds it]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<String>,
+    /// Mount point, or HOST:PORT of a metadata service
+    #[arg(value_name = "MOUNTPOINT|HOST:PORT")]
+    target: String,
+}
+
+impl Args {
+    /// Runs the command.
+    pub fn run(self) -> Result<(), Failure> {
+        let (status, screen): (Value, fn(&Value) -> String) = match is_address(&self.target) {
+            true => (of_service(&self.target, self.token_file)?, service_screen),
+            false => {
+                let point = mounts::resolve(Path::new(&self.target)).or_usage(&self.target)?;
+                (client::ask_body(&client::daemon_of(&point)?, &Request::Status)?, mount_screen)
+            }
+        };
+        match self.json {
+            true => println!("{status:#}"),
+            false => print!("{}", screen(&status)),
+        }
+        Ok(())
+    }
+}
+
+/// `HOST:PORT` and not a path.
+fn is_address(target: &str) -> bool {
+    let port = target.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    port && !target.contains('/') && !Path::new(target).exists()
+}
+
+fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failure> {
+    let settings = MountOptions { token_file, ..MountOptions::default() }.resolve()?;
+    let token = settings.text("token-file").map(Token::load).transpose();
+    let proof = token.or_usage(settings.named("token-file"))?.map(|t| t.prove("admin", &[]));
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().or_failed("threads")?;
+    let what = format!("metadata service {address}");
+    let reply = runtime.block_on(async {
+        tokio::time::timeout(LIMIT, request(address, proof)).await.unwrap_or_else(|_| {
+            Err(format!("no answer within {} s (is it running there?)", LIMIT.as_secs()))
+        })
+    });
+    let reply = reply.map_err(|why| Failure::new(Code::Unreachable, format!("{what}: {why}")))?;
+    Ok(service_object(address, reply))
+}
+
+async fn request(address: &str, proof: Option<Proof>) -> Result<pb::StatusReply, String> {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|e| e.to_string())?;
+    let channel = endpoint.connect().await.map_err(|e| cause(&e))?;
+    let mut client = pb::metadata_client::MetadataClient::new(channel)
+        .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
+    let mut request = tonic::Request::new(pb::StatusRequest {});
+    if let Some(proof) = proof {
+        request.metadata_mut().insert_bin("ebb-proof-bin", MetadataValue::from_bytes(&proof));
+    }
+    let reply = client.status(request).await;
+    reply.map(tonic::Response::into_inner).map_err(|e| e.message().to_owned())
+}
+
+/// The innermost cause: the outer ones only say "transport error".
+fn cause(error: &dyn std::error::Error) -> String {
+    let mut inner = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    inner.to_string()
+}
+
+fn service_object(address: &str, reply: pb::StatusReply) -> Value {
+    let node = |n: pb::NodeRecord| {
+        json!({
+            "id": n.id, "name": n.name, "address": n.peer_address, "alive": n.alive,
+            "dirty_bytes": n.dirty_bytes,
+        })
+    };
+    let failure = |f: pb::Failure| {
+        json!({
+            "path": String::from_utf8_lossy(&f.path), "operation": f.operation, "errno": f.errno,
+            "text": std::io::Error::from_raw_os_error(f.errno).to_string(),
+        })
+    };
+    json!({
+        "meta": address,
+        "backing": reply.backing,
+        "consistency": reply.consistency,
+        "nodes": reply.nodes.into_iter().map(node).collect::<Vec<_>>(),
+        "inodes": reply.inodes,
+        "owned_ranges": reply.owned_ranges,
+        "unflushed_bytes": reply.unflushed_bytes,
+        "journal_bytes": reply.journal_bytes,
+        "uptime_ms": reply.uptime_ms,
+        "rpc": reply.rpc,
+        "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
+    })
+}
+
+fn text(status: &Value, key: &str) -> String {
+    match &status[key] {
+        Value::Null => "-".to_owned(),
+        Value::String(s) => s.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn size(status: &Value, key: &str) -> String {
+    status[key].as_u64().map_or_else(|| "-".to_owned(), |n| Size(n).to_string())
+}
+
+fn list<'a>(status: &'a Value, key: &str) -> &'a [Value] {
+    status[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// One screen about a mount.
+fn mount_screen(status: &Value) -> String {
+    let mut out = String::new();
+    let mut row = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<12} {value}");
+    };
+    row("mount", format!("{} on {}", text(status, "backing"), text(status, "mountpoint")));
+    row("node", text(status, "node"));
+    row("model", text(status, "consistency"));
+    row("meta", text(status, "meta"));
+    row("dirty", format!("{} not on the backing yet", size(status, "dirty_bytes")));
+    row("clean", size(status, "clean_bytes"));
+    row("cache", format!("{} on disk", size(status, "cache_bytes")));
+    row(
+        "flush",
+        format!("{}, {} so far", text(status, "flush_state"), size(status, "flushed_bytes")),
+    );
+    let (peers, backing) =
+        (size(status, "fetched_bytes_peer"), size(status, "fetched_bytes_backing"));
+    row("fetched", format!("{peers} from peers, {backing} from the backing"));
+    row("in flight", format!("{} operation(s)", text(status, "activity")));
+    row("requests", counts(&status["rpc"]));
+    section(&mut out, "peers", list(status, "peers"), peer_line);
+    section(&mut out, "errors", list(status, "errors"), error_line);
+    out
+}
+
+/// One screen about a job.
+fn service_screen(status: &Value) -> String {
+    let mut out = String::new();
+    let mut row = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:<12} {value}");
+    };
+    row("meta", text(status, "meta"));
+    row("backing", text(status, "backing"));
+    row("model", text(status, "consistency"));
+    row("unflushed", format!("{} not on the backing yet", size(status, "unflushed_bytes")));
+    row(
+        "inodes",
+        format!("{}, {} owned ranges", text(status, "inodes"), text(status, "owned_ranges")),
+    );
+    row("journal", size(status, "journal_bytes"));
+    let up = Duration::from_millis(status["uptime_ms"].as_u64().unwrap_or(0));
+    row("up", format!("{} s", up.as_secs()));
+    row("requests", counts(&status["rpc"]));
+    section(&mut out, "nodes", list(status, "nodes"), peer_line);
+    section(&mut out, "errors", list(status, "errors"), error_line);
+    out
+}
+
+/// The most frequent requests.
+fn counts(rpc: &Value) -> String {
+    let Some(map) = rpc.as_object() else { return "-".to_owned() };
+    let mut all: Vec<(&String, u64)> =
+        map.iter().filter_map(|(k, v)| v.as_u64().filter(|n| *n > 0).map(|n| (k, n))).collect();
+    all.sort_by_key(|(name, n)| (std::cmp::Reverse(*n), *name));
+    let shown: Vec<String> = all.iter().take(SHOWN).map(|(k, n)| format!("{k} {n}")).collect();
+    if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
+}
+
+fn section(out: &mut String, name: &str, items: &[Value], line: fn(&Value) -> String) {
+    if items.is_empty() {
+        let _ = writeln!(out, "{name:<12} none");
+        return;
+    }
+    let _ = writeln!(out, "{name:<12} {}", items.len());
+    for item in items.iter().take(SHOWN) {
+        let _ = writeln!(out, "  {}", line(item));
+    }
+    if items.len() > SHOWN {
+        let _ = writeln!(out, "  ... and {} more (--json shows all)", items.len() - SHOWN);
+    }
+}
+
+fn peer_line(peer: &Value) -> String {
+    let state = match peer["alive"].as_bool() {
+        Some(false) => "gone",
+        _ => "alive",
+    };
+    let (name, address) = (text(peer, "name"), text(peer, "address"));
+    format!("{name:<24} {address:<22} {state:<6} dirty {}", size(peer, "dirty_bytes"))
+}
+
+fn error_line(error: &Value) -> String {
+    let (path, operation) = (text(error, "path"), text(error, "operation"));
+    let since = match &error["since"] {
+        Value::Null => String::new(),
+        _ => format!(" (since {})", text(error, "since")),
+    };
+    format!("{path}: {operation}: {}{since}", text(error, "text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_paths_are_told_apart() {
+        assert!(is_address("node001:7400") && is_address("127.0.0.1:1") && is_address("[::1]:9"));
+        assert!(!is_address("/mnt/a:1") && !is_address("mnt") && !is_address("a:port"));
+    }
+
+    #[test]
+    fn the_screen_shows_what_matters_and_bears_what_is_missing() {
+        let status = json!({
+            "node": "n1", "consistency": "session", "backing": "/pfs", "mountpoint": "/m",
+            "meta": "h:1", "dirty_bytes": 3 << 20, "flush_state": "waiting", "activity": 0,
+            "rpc": {"lookup": 7, "attach": 9, "query": 0},
+            "peers": [{"name": "n2", "address": "h:2", "alive": true}],
+            "errors": [{"path": "a", "operation": "flush", "errno": 28, "text": "No space"}],
+        });
+        let screen = mount_screen(&status);
+        for part in
+            ["/pfs on /m", "3MiB", "waiting", "attach 9, lookup 7", "n2", "a: flush: No space"]
+        {
+            assert!(screen.contains(part), "{part} in\n{screen}");
+        }
+        assert!(screen.lines().count() < 24);
+        assert!(mount_screen(&json!({})).contains("errors"));
+        assert!(service_screen(&json!({"nodes": [{}]})).contains("nodes"));
+    }
+}

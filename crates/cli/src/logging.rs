@@ -1,0 +1,27 @@
+//! Where a daemon's or service's log lines go: standard error, which a daemon in the background
+//! has connected to its log file.
+
+use crate::exit::{Context, Failure};
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Mutex;
+use tracing_subscriber::EnvFilter;
+
+/// Starts logging to `file`, or to standard error.
+pub fn start(level: &str, file: Option<&Path>) -> Result<(), Failure> {
+    let filter = EnvFilter::try_new(level).or_usage(format!("--log-level {level}"))?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter);
+    match file {
+        None => {
+            let ansi = std::io::stderr().is_terminal();
+            lines.with_writer(std::io::stderr).with_ansi(ansi).try_init()
+        }
+        Some(path) => {
+            let file =
+                File::options().create(true).append(true).open(path).or_usage(path.display())?;
+            lines.with_writer(Mutex::new(file)).with_ansi(false).try_init()
+        }
+    }
+    .map_err(|e| Failure::failed(format!("log: {e}")))
+}

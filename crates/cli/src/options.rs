@@ -1,0 +1,164 @@
+//! The mount options as flags. They only carry what was written: form and meaning are checked
+//! together with the config file and the environment (`settings`).
+
+use crate::exit::Failure;
+use crate::settings::{Layer, Settings, file};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Options of `mount`, `run` and `config`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct MountOptions {
+    /// When other nodes see what is written here: posix, commit, session, mpiio, or a model
+    /// that the config file defines [default: session]
+    #[arg(long, value_name = "MODEL")]
+    pub consistency: Option<String>,
+    /// Another model for the paths that match; may be repeated, the first match wins
+    #[arg(long, value_name = "GLOB=MODEL")]
+    pub rule: Vec<String>,
+    /// Metadata service to join [default: an embedded one is started; `ebb status` shows its
+    /// address for others to join]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub meta: Option<String>,
+    /// Node-local buffer directory [default: one per user and mount under $TMPDIR]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<String>,
+    /// Cap of the buffer, in B, KiB, MiB, GiB, TiB (like 200GiB) [default: 80 % of the file
+    /// system that holds it]
+    #[arg(long, value_name = "SIZE")]
+    pub cache_size: Option<String>,
+    /// Where an embedded metadata service keeps its journal [default: CACHE/meta]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<String>,
+    /// This node's name, unique in the job [default: the host name and a mark of the mount point]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Address where peers reach this node, and where an embedded metadata service listens on
+    /// the next free port; anything but loopback needs --token-file [default: 127.0.0.1:0]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// When dirty bytes go to the backing: idle, immediate, close, watermark, periodic or end
+    /// [default: idle]
+    #[arg(long, value_name = "WHEN")]
+    pub flush: Option<String>,
+    /// How long applications must pause before the idle policy flushes, in ms, s, m, h
+    /// [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub wait_interval: Option<String>,
+    /// Threads that copy to the backing [default: 8]
+    #[arg(long, value_name = "N")]
+    pub flush_threads: Option<String>,
+    /// Share of the buffer, in %, where watermark flushing stops [default: 10%]
+    #[arg(long, value_name = "SHARE")]
+    pub low_watermark: Option<String>,
+    /// Share of the buffer, in %, where watermark flushing starts [default: 50%]
+    #[arg(long, value_name = "SHARE")]
+    pub high_watermark: Option<String>,
+    /// What fsync promises besides the model: local (on this node's NVMe), backing or none
+    /// [default: local]
+    #[arg(long, value_name = "WHERE")]
+    pub durability: Option<String>,
+    /// Peer data plane: tcp, or rdma where built in [default: tcp]
+    #[arg(long, value_name = "KIND")]
+    pub transport: Option<String>,
+    /// The job's shared secret, made by `ebb token`
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<String>,
+    /// The daemon's log [default: CACHE/ebb.log]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<String>,
+    /// What is logged: error, warn, info, debug, trace, or a filter like info,ebb_flusher=debug
+    /// [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Let other users see the mount (for others than root: user_allow_other in /etc/fuse.conf)
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Deadline of every request to the metadata service and to peers, in ms, s, m, h
+    /// [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub request_timeout: Option<String>,
+    /// How long the daemon drains when a signal ends it, and `ebb run` at its end, in ms, s, m, h
+    /// [default: 10m]
+    #[arg(long, value_name = "TIME")]
+    pub stop_timeout: Option<String>,
+    /// FUSE event loops [default: 2]
+    #[arg(long, value_name = "N")]
+    pub fuse_threads: Option<String>,
+    /// Config file (TOML) [default: $EBB_CONFIG, else ~/.config/ebb/config.toml if present]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+impl MountOptions {
+    fn layer(self) -> Layer {
+        let single = [
+            ("consistency", self.consistency),
+            ("meta", self.meta),
+            ("cache", self.cache),
+            ("cache-size", self.cache_size),
+            ("state", self.state),
+            ("node", self.node),
+            ("listen", self.listen),
+            ("flush", self.flush),
+            ("wait-interval", self.wait_interval),
+            ("flush-threads", self.flush_threads),
+            ("low-watermark", self.low_watermark),
+            ("high-watermark", self.high_watermark),
+            ("durability", self.durability),
+            ("transport", self.transport),
+            ("token-file", self.token_file),
+            ("log", self.log),
+            ("log-level", self.log_level),
+            ("allow-other", self.allow_other.then(|| "true".to_owned())),
+            ("request-timeout", self.request_timeout),
+            ("stop-timeout", self.stop_timeout),
+            ("fuse-threads", self.fuse_threads),
+        ];
+        let rules = (!self.rule.is_empty()).then_some(("rule", self.rule));
+        let one = |(key, value): (_, Option<String>)| value.map(|v| (key, vec![v]));
+        single.into_iter().filter_map(one).chain(rules).collect()
+    }
+
+    /// The effective settings of config file, environment and these flags.
+    pub fn resolve(self) -> Result<Settings, Failure> {
+        let mut settings = Settings::new();
+        if let Some(path) = file::locate(self.config.as_deref()) {
+            file::load(&path, &mut settings)?;
+        }
+        settings.set_from_env(std::env::vars_os())?;
+        settings.set_from_flags(self.layer())?;
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::keys::KEYS;
+    use clap::CommandFactory;
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        options: MountOptions,
+    }
+
+    /// A key without a flag, or a flag that the layer forgets, is found here.
+    #[test]
+    fn every_key_has_a_flag_that_reaches_its_layer() {
+        let command = Flags::command();
+        for key in &KEYS {
+            let flag = format!("--{}", key.name);
+            assert!(command.get_arguments().any(|a| a.get_long() == Some(key.name)), "{flag}");
+            let value = match key.form {
+                crate::settings::keys::Form::Switch => vec!["ebb".to_owned(), flag],
+                _ => vec!["ebb".to_owned(), flag, "x".to_owned()],
+            };
+            let parsed = <Flags as clap::Parser>::try_parse_from(value).unwrap();
+            let layer = parsed.options.layer();
+            assert_eq!(layer.len(), 1, "{}", key.name);
+            assert_eq!(layer[0].0, key.name);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Runs the metadata service, inside a daemon or on its own.
+
+use crate::checks;
+use crate::exit::{Context, Failure};
+use crate::plan::{Plan, host_name};
+use ebb_meta_server::{Config, JournalError, Server, StartError};
+use ebb_transport::auth::Token;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Ports that are tried after the one that the daemon itself listens on.
+const NEXT_PORTS: u16 = 64;
+/// How often a service that stays for other nodes looks whether they have left.
+const LINGER_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What a service is started with.
+pub struct Start<'a> {
+    /// The backing directory.
+    pub backing: PathBuf,
+    /// Where its journal is.
+    pub state: PathBuf,
+    /// The job's model and rules, as every node must name them; none: the first node decides.
+    pub consistency: Option<String>,
+    /// File with the job's secret.
+    pub token_file: Option<&'a Path>,
+    /// How long a silent node counts as there.
+    pub lease: Duration,
+}
+
+/// A service that listens.
+pub struct Service {
+    server: Arc<Server>,
+    address: String,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<Result<(), String>>,
+}
+
+impl Service {
+    /// The service inside a daemon: listens on the daemon's host.
+    pub fn embedded(runtime: &Runtime, plan: &Plan) -> Result<Service, Failure> {
+        let config = &plan.config;
+        let start = Start {
+            backing: config.backing.clone(),
+            state: config.state.clone(),
+            consistency: Some(crate::models::job_text(config)?),
+            token_file: config.token_file.as_deref(),
+            lease: Config::LEASE,
+        };
+        let addresses = checks::resolve(&config.listen, "--listen")?;
+        runtime.block_on(async {
+            let listener = next_free(&addresses)
+                .await
+                .or_failed(format!("metadata service on the host of --listen {}", config.listen))?;
+            Service::start(start, listener, &config.listen).await
+        })
+    }
+
+    /// Opens the state and serves on `listener`. Others reach it under the host of `listen`.
+    pub async fn start(
+        start: Start<'_>,
+        listener: TcpListener,
+        listen: &str,
+    ) -> Result<Service, Failure> {
+        let token = start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
+        let port = listener.local_addr().or_failed("listening")?;
+        let state = start.state.clone();
+        let server = Server::open(Config {
+            backing: start.backing,
+            state_dir: start.state,
+            token,
+            consistency: start.consistency,
+            lease: start.lease,
+        })
+        .map_err(|e| refusal(&e, &state))?;
+        let (stop, stopped) = oneshot::channel();
+        let until = async {
+            let _ = stopped.await;
+        };
+        let served = Arc::clone(&server);
+        let serving =
+            tokio::spawn(
+                async move { served.serve(listener, until).await.map_err(|e| e.to_string()) },
+            );
+        let address = advertised(listen, port);
+        tracing::info!("metadata service listens on {address}");
+        Ok(Service { server, address, stop, serving })
+    }
+
+    /// Where others reach it.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits until every node but this daemon's own has left (or its lease has run out), then
+    /// ends the service. True when nobody can need its journal any more.
+    pub async fn linger(self, own: &str) -> bool {
+        let mut said = String::new();
+        loop {
+            let nodes = self.server.status().nodes;
+            let there = nodes.into_iter().filter(|n| n.alive && n.name != own).map(|n| n.name);
+            let names = there.collect::<Vec<_>>().join(", ");
+            if names.is_empty() || self.serving.is_finished() {
+                break;
+            }
+            if names != said {
+                tracing::info!("the mount is gone; the metadata service stays for: {names}");
+                said = names;
+            }
+            tokio::time::sleep(LINGER_INTERVAL).await;
+        }
+        let status = self.server.status();
+        match self.end().await {
+            Ok(()) => tracing::info!("metadata service ended"),
+            Err(e) => tracing::error!("{e}"),
+        }
+        status.nodes.is_empty() && status.unflushed_bytes == 0 && status.errors.is_empty()
+    }
+
+    /// Serves until `end` comes, or until it fails.
+    pub async fn until(mut self, end: impl Future<Output = ()>) -> Result<(), Failure> {
+        tokio::select! {
+            () = end => {}
+            ended = &mut self.serving => {
+                return Err(Failure::failed(format!("metadata service ended by itself: {ended:?}")));
+            }
+        }
+        self.end().await
+    }
+
+    /// Ends the service: no new requests, and the journal is on stable storage.
+    async fn end(self) -> Result<(), Failure> {
+        let _ = self.stop.send(());
+        let served = self.serving.await.or_failed("metadata service")?;
+        let server = self.server;
+        let closed = tokio::task::spawn_blocking(move || server.shutdown()).await;
+        closed.or_failed("metadata service")?;
+        served.or_failed("metadata service")
+    }
+}
+
+/// Why a service does not start, as the user can mend it.
+fn refusal(error: &StartError, state: &Path) -> Failure {
+    let text = format!("metadata service: {error}");
+    let state = state.display();
+    match error {
+        StartError::OtherBacking { .. } | StartError::Consistency { .. } => {
+            Failure::usage(format!(
+                "{text} (what {state} holds is of another job: name another --state, or remove that \
+             directory when the job is over)"
+            ))
+        }
+        StartError::NeedsToken { .. } => Failure::usage(text),
+        StartError::Journal(JournalError::Locked { .. }) => Failure::usage(text),
+        _ => Failure::failed(text),
+    }
+}
+
+/// Listens on the next free port after the given ones, or on any when they leave it open.
+async fn next_free(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        let ports = match address.port() {
+            0 => 0..=0,
+            port => port.saturating_add(1)..=port.saturating_add(NEXT_PORTS),
+        };
+        for port in ports {
+            match TcpListener::bind(SocketAddr::new(address.ip(), port)).await {
+                Ok(listener) => return Ok(listener),
+                Err(e) => last = e,
+            }
+        }
+    }
+    Err(last)
+}
+
+/// The host as the user named it, so that a name stays a name; an address that means "every
+/// interface" says nothing to others, who get this machine's name.
+fn advertised(listen: &str, bound: SocketAddr) -> String {
+    let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
+    let is_any = host
+        .trim_matches(['[', ']'])
+        .parse::<std::net::IpAddr>()
+        .is_ok_and(|ip| ip.is_unspecified());
+    if host.is_empty() || is_any {
+        return format!("{}:{}", host_name(), bound.port());
+    }
+    format!("{host}:{}", bound.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_told_a_host_they_can_reach() {
+        let bound: SocketAddr = "127.0.0.1:7401".parse().unwrap();
+        assert_eq!(advertised("node1:7400", bound), "node1:7401");
+        assert_eq!(advertised("[::1]:0", bound), "[::1]:7401");
+        assert_eq!(advertised("0.0.0.0:0", bound), format!("{}:7401", host_name()));
+        assert_eq!(advertised("[::]:0", bound), format!("{}:7401", host_name()));
+    }
+
+    #[test]
+    fn the_next_free_port_is_taken() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let taken = first.local_addr().unwrap();
+            let before = SocketAddr::new(taken.ip(), taken.port() - 1);
+            let next = next_free(&[before]).await.unwrap().local_addr().unwrap();
+            assert!(next.port() > taken.port(), "{next} after {taken}");
+            let any = next_free(&["127.0.0.1:0".parse().unwrap()]).await.unwrap();
+            assert_ne!(any.local_addr().unwrap().port(), 0);
+        });
+    }
+}

@@ -1,0 +1,138 @@
+//! Moves the bytes of one grant: reads them from the cache file, writes them to the backing,
+//! syncs once, and (when asked) reads them back and compares.
+//!
+//! What is compared is the checksum of the very buffer that was written. The cache file may
+//! change while it is read; such bytes are dirty again and their turn comes again.
+
+use crate::plan;
+use crate::source::{FlushError, Grant};
+use ebb_backend::{Access, Backend, BackingFile};
+use ebb_types::{ByteRange, Errno};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A blocking call that is about to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Open,
+    /// Reading that many bytes from the cache and writing them.
+    Write(u64),
+    Sync,
+    Verify,
+}
+
+impl Step {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Step::Open => "open",
+            Step::Write(_) => "write",
+            Step::Sync => "fsync",
+            Step::Verify => "verify",
+        }
+    }
+}
+
+/// All bytes of the grant are on stable storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) bytes: u64,
+    pub(crate) verified: u64,
+}
+
+/// They are not.
+#[derive(Debug)]
+pub(crate) enum Unmoved {
+    /// `proceed` said no.
+    Stopped,
+    Failed(FlushError),
+}
+
+impl<E: Into<FlushError>> From<E> for Unmoved {
+    fn from(e: E) -> Unmoved {
+        Unmoved::Failed(e.into())
+    }
+}
+
+/// Moves `grant`. `proceed` is told each step before it is made; it may wait, and its no is
+/// respected before a write (once everything is written the rest is finished).
+pub(crate) fn move_grant(
+    backend: &dyn Backend,
+    grant: &Grant,
+    verify: bool,
+    buf: &mut Vec<u8>,
+    proceed: &mut dyn FnMut(Step) -> bool,
+) -> Result<Moved, Unmoved> {
+    let ranges = grant.ranges.iter().map(|(range, _)| *range);
+    let pieces = plan::pieces(ranges)
+        .ok_or_else(|| FlushError::BadGrant { what: "ranges beyond any file".to_owned() })?;
+    let Some(span) = span(&pieces) else { return Ok(Moved::default()) };
+    proceed(Step::Open);
+    let file = backend.open(&grant.backing_path, grant.backing_ino, Access::Write)?;
+    buf.resize(plan::PIECE as usize, 0);
+    let mut sums = Vec::with_capacity(if verify { pieces.len() } else { 0 });
+    let mut moved = Moved::default();
+    for piece in &pieces {
+        if !proceed(Step::Write(piece.len())) {
+            return Err(Unmoved::Stopped);
+        }
+        let bytes = &mut buf[..piece.len() as usize];
+        read_cache(&grant.cache, bytes, piece.start())?;
+        if verify {
+            sums.push(xxh3_64(bytes));
+        }
+        file.write_all_at(bytes, piece.start())?;
+        moved.bytes += piece.len();
+    }
+    proceed(Step::Sync);
+    file.sync_data()?;
+    // The pages are the application's: what is on the backing is in the cache file too. It
+    // also makes the read-back one of the storage, not of memory.
+    let advised = file.drop_cached(span);
+    if verify {
+        advised?;
+        proceed(Step::Verify);
+        read_back(file.as_ref(), &pieces, &sums, span, buf)?;
+        moved.verified = moved.bytes;
+        // Again best effort only: the bytes are safe.
+        let _ = file.drop_cached(span);
+    }
+    Ok(moved)
+}
+
+fn span(pieces: &[ByteRange]) -> Option<ByteRange> {
+    Some(ByteRange::new(pieces.first()?.start(), pieces.last()?.end()))
+}
+
+/// Fills `bytes` from the cache. A cache file that ends early is damage: zeros must not take
+/// the place of bytes that somebody wrote.
+fn read_cache(cache: &File, bytes: &mut [u8], offset: u64) -> Result<(), FlushError> {
+    cache
+        .read_exact_at(bytes, offset)
+        .map_err(|e| FlushError::Cache { offset, errno: Errno::from(&e) })
+}
+
+fn read_back(
+    file: &dyn BackingFile,
+    pieces: &[ByteRange],
+    sums: &[u64],
+    span: ByteRange,
+    buf: &mut [u8],
+) -> Result<(), FlushError> {
+    let found = file.identity()?.size;
+    if found < span.end() {
+        return Err(FlushError::Short { found, expected: span.end() });
+    }
+    for (piece, sum) in pieces.iter().zip(sums) {
+        let bytes = &mut buf[..piece.len() as usize];
+        let have = file.read_full_at(bytes, piece.start())?;
+        if have < bytes.len() || xxh3_64(bytes) != *sum {
+            return Err(FlushError::Mismatch { range: *piece });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "copy_tests.rs"]
+mod tests;

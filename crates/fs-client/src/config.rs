@@ -1,0 +1,110 @@
+//! Everything a daemon is told at start, already checked for form. The command line makes it;
+//! nothing here reads files or the environment.
+
+use ebb_types::units::{Percent, Size};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What `fsync` promises besides what the consistency model says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// The bytes are on this node's NVMe.
+    Local,
+    /// The bytes are on the backing.
+    Backing,
+    /// Nothing: fsync is only a synchronisation call.
+    None,
+}
+
+/// When dirty bytes go to the backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlushPolicy {
+    /// When the node's applications pause their I/O.
+    Idle,
+    /// As soon as there is something to write.
+    Immediate,
+    /// When a file is closed.
+    Close,
+    /// When the buffer is filled to the high watermark, down to the low one.
+    Watermark,
+    /// At every wait interval.
+    Periodic,
+    /// Only at drain and unmount.
+    End,
+}
+
+/// One `--rule GLOB=MODEL`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// Matches paths relative to the mount point.
+    pub glob: String,
+    /// Name of a model.
+    pub model: String,
+}
+
+/// The configuration of one daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountConfig {
+    /// The backing directory, absolute.
+    pub backing: PathBuf,
+    /// Where it is mounted, absolute.
+    pub mountpoint: PathBuf,
+    /// The job's model.
+    pub consistency: String,
+    /// Models of single paths; the first match wins.
+    pub rules: Vec<Rule>,
+    /// User-defined models: the text of the config file's `[models]` tables, or empty.
+    pub models_toml: String,
+    /// The metadata service to join; none: an embedded one is started.
+    pub meta: Option<String>,
+    /// Node-local buffer.
+    pub cache: PathBuf,
+    /// Cap of the buffer; none: 80 % of the file system that holds it.
+    pub cache_size: Option<Size>,
+    /// Journal of the embedded metadata service.
+    pub state: PathBuf,
+    /// This node's name, unique in the job.
+    pub node: String,
+    /// Where peers reach this node, and where an embedded service listens (the next free port
+    /// when it names port 0).
+    pub listen: String,
+    /// When dirty bytes go to the backing.
+    pub flush: FlushPolicy,
+    /// How long the applications must pause before the idle policy flushes.
+    #[serde(with = "millis")]
+    pub wait_interval: Duration,
+    /// Threads that copy to the backing.
+    pub flush_threads: usize,
+    /// Where watermark flushing stops.
+    pub low_watermark: Percent,
+    /// Where watermark flushing starts.
+    pub high_watermark: Percent,
+    /// What fsync promises.
+    pub durability: Durability,
+    /// File with the job's secret.
+    pub token_file: Option<PathBuf>,
+    /// Let other users see the mount.
+    pub allow_other: bool,
+    /// Deadline of every remote request.
+    #[serde(with = "millis")]
+    pub request_timeout: Duration,
+    /// FUSE event loops.
+    pub fuse_threads: usize,
+}
+
+/// Durations as whole milliseconds, for status and hand-over files.
+mod millis {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::time::Duration;
+
+    pub fn serialize<S: Serializer>(d: &Duration, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(d.as_millis() as u64)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+        u64::deserialize(d).map(Duration::from_millis)
+    }
+}

@@ -1,0 +1,479 @@
+//! The life of a daemon: everything is brought up in order, the mount is served, and everything
+//! is taken down in order.
+//!
+//! Consistency: a mount that answers has a session with the service. Cancellation: unmounting
+//! (by command, signal or `umount`) is the only way to end; draining comes before it and after
+//! it, because applications can write in between. Crash: what is in the cache stays there.
+
+use crate::cache::CacheDir;
+use crate::config::{FlushPolicy, MountConfig};
+use crate::control::Outcome;
+use crate::control_server;
+use crate::drain::Drain;
+use crate::flush_source::NodeSource;
+use crate::fuse::{self, Mounted};
+use crate::node::{Node, Parts};
+use crate::peer_source::PeerSource;
+use crate::registry::{self, Record};
+use crate::rules::Rules;
+use crate::status::{self, Status};
+use ebb_backend::{Backend, PosixDir};
+use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
+use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
+use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
+use ebb_types::{Incarnation, NodeId};
+use std::io;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How long a fresh mount may take to answer.
+const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long the last drain, after the mount is gone, may take.
+const LAST_DRAIN: Duration = Duration::from_secs(300);
+
+/// How long the flusher's threads may take to end.
+const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is known once a mount answers.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    /// This node's name.
+    pub node: String,
+    /// Address of the metadata service.
+    pub meta: String,
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+}
+
+/// Why a daemon did not start, or how it ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A flag or file of the user's is wrong.
+    #[error("{0}")]
+    Config(String),
+    /// Something on this machine failed.
+    #[error("{what}: {cause}")]
+    Local {
+        /// What was tried, on which path.
+        what: String,
+        /// What came of it.
+        cause: io::Error,
+    },
+    /// The service cannot be reached or does not want this node.
+    #[error("metadata service {address}: {cause}")]
+    Meta {
+        /// Which.
+        address: String,
+        /// Why.
+        cause: ConnectError,
+    },
+    /// The mount did not come up.
+    #[error(transparent)]
+    Mount(#[from] fuse::MountError),
+    /// The service has told this node to go.
+    #[error("{0}")]
+    Fenced(String),
+    /// The mount is gone, but not everything is on the backing.
+    #[error("{bytes} bytes of {files} files are not on the backing; they are kept in {cache}")]
+    Undrained {
+        /// How many bytes.
+        bytes: u64,
+        /// Of how many files.
+        files: usize,
+        /// Where they are.
+        cache: PathBuf,
+    },
+}
+
+impl RunError {
+    /// The exit status of the command.
+    #[must_use]
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            RunError::Config(_) => 2,
+            RunError::Meta { cause, .. } if !cause.may_pass() => 2,
+            RunError::Meta { .. } => 5,
+            RunError::Undrained { .. } => 3,
+            RunError::Local { .. } | RunError::Mount(_) | RunError::Fenced(_) => 1,
+        }
+    }
+}
+
+fn local(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+    let what = what.into();
+    move |cause| RunError::Local { what, cause }
+}
+
+/// A daemon that runs, as the control socket sees it.
+pub struct Daemon {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its flusher.
+    pub flusher: Arc<Engine>,
+    /// Held by control clients that are being served.
+    pub busy: Arc<()>,
+    peers: PeerServer,
+    mountpoint: PathBuf,
+    /// How it ended, once it has.
+    ended: watch::Sender<Option<Outcome>>,
+    /// False after `umount --no-drain`.
+    drain_at_end: std::sync::atomic::AtomicBool,
+}
+
+impl Daemon {
+    /// The status object.
+    pub async fn status(&self) -> Status {
+        status::collect(&self.node, &self.flusher, self.peers.stats().bytes_sent).await
+    }
+
+    /// Takes the mount away and waits until the daemon has ended.
+    pub async fn unmount(&self, drain: bool) -> Outcome {
+        use std::sync::atomic::Ordering::Release;
+        self.drain_at_end.store(drain, Release);
+        let at = self.mountpoint.clone();
+        let unmounted = tokio::task::spawn_blocking(move || fuse::unmount(&at, false)).await;
+        match unmounted {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) if e.raw_os_error() == Some(libc::EBUSY) => {
+                self.drain_at_end.store(true, Release);
+                return Outcome::Failed { text: busy_text(&self.mountpoint) };
+            }
+            Ok(Err(e)) => {
+                return Outcome::Failed {
+                    text: format!("cannot unmount {}: {e}", self.mountpoint.display()),
+                };
+            }
+            Err(e) => return Outcome::Failed { text: e.to_string() },
+        }
+        let mut ended = self.ended.subscribe();
+        let outcome = ended.wait_for(Option::is_some).await.map(|o| o.clone());
+        outcome.ok().flatten().unwrap_or(Outcome::Failed { text: "the daemon ended".into() })
+    }
+}
+
+fn busy_text(mountpoint: &Path) -> String {
+    let users = crate::busy::users_of(mountpoint);
+    let who = if users.is_empty() { "a process".to_string() } else { users.join(", ") };
+    format!(
+        "{} is in use by {who}: end it or leave the directory, then try again",
+        mountpoint.display()
+    )
+}
+
+/// Runs a daemon until it is unmounted. Blocks the calling thread.
+pub fn run(
+    config: MountConfig,
+    meta_address: String,
+    on_ready: Box<dyn FnOnce(&Ready) + Send>,
+) -> Result<(), RunError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(64)
+        .thread_name("ebb-node")
+        .enable_all()
+        .build()
+        .map_err(local("cannot start the runtime"))?;
+    let result = run_on(&runtime, config, &meta_address, on_ready);
+    // Reads of a hanging backing must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    result
+}
+
+fn run_on(
+    runtime: &tokio::runtime::Runtime,
+    config: MountConfig,
+    meta_address: &str,
+    on_ready: Box<dyn FnOnce(&Ready) + Send>,
+) -> Result<(), RunError> {
+    let ready = Ready {
+        node: config.node.clone(),
+        meta: meta_address.to_string(),
+        mountpoint: config.mountpoint.clone(),
+    };
+    let (daemon, mounted) = start(runtime, config, meta_address)?;
+    let fenced = watch_for_fencing(runtime, &daemon);
+    on_ready(&ready);
+    if let Err(e) = mounted.wait() {
+        tracing::warn!(error = %e, "the mount ended with an error");
+    }
+    let result = match fenced.borrow().clone() {
+        Some(reason) => Err(RunError::Fenced(reason)),
+        None => finish(runtime, &daemon),
+    };
+    leave(runtime, &daemon, &result);
+    result
+}
+
+/// Everything up to a mount that answers. On an error everything is taken down again.
+fn start(
+    runtime: &tokio::runtime::Runtime,
+    config: MountConfig,
+    meta_address: &str,
+) -> Result<(Arc<Daemon>, Mounted), RunError> {
+    let _in_runtime = runtime.enter();
+    let rules = Rules::new(&config).map_err(|e| RunError::Config(e.to_string()))?;
+    let token = match &config.token_file {
+        Some(path) => {
+            Some(Arc::new(Token::load(path).map_err(|e| RunError::Config(e.to_string()))?))
+        }
+        None => None,
+    };
+    let cache = CacheDir::open(&config.cache)
+        .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
+    let backing: Arc<dyn Backend> =
+        Arc::new(PosixDir::open_root(&config.backing).map_err(|e| RunError::Local {
+            what: format!("cannot use the backing {}", config.backing.display()),
+            cause: e.errno().into(),
+        })?);
+    let listener = listen(runtime, &config.listen)?;
+    let peer_address = listener.local_addr().map_err(local("peer socket"))?;
+    let config = MountConfig { listen: peer_address.to_string(), ..config };
+    let (meta, welcome) = runtime
+        .block_on(MetaClient::connect(ConnectOptions {
+            incarnation: incarnation(),
+            peer_address: peer_address.to_string(),
+            consistency: rules.describe(),
+            token: token.clone(),
+            request_timeout: config.request_timeout,
+            ..ConnectOptions::new(meta_address, config.node.clone())
+        }))
+        .map_err(|cause| RunError::Meta { address: meta_address.to_string(), cause })?;
+    check_same_backing(&config, welcome.backing_dev_ino)?;
+    let activity = Activity::new();
+    let node = Node::new(Parts {
+        me: NodeId(welcome.node_id),
+        meta,
+        peers: PeerPool::new(token.clone(), PoolOptions::default()),
+        backing: Arc::clone(&backing),
+        cache,
+        rules,
+        activity: Arc::clone(&activity),
+        runtime: runtime.handle().clone(),
+        config,
+    });
+    let source = Arc::new(PeerSource(Arc::downgrade(&node)));
+    let peers = PeerServer::serve(listener, source, token, ServeOptions::default())
+        .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
+    let options = Options { threads: node.config.flush_threads, ..Options::default() };
+    let source = Arc::new(NodeSource(Arc::downgrade(&node)));
+    let engine = Engine::start(options, policy(&node.config), activity, backing, source)
+        .map_err(local("cannot start the flusher"))?;
+    let flusher = Arc::new(engine);
+    let _ = node.flusher.set(Arc::clone(&flusher));
+    let config = &node.config;
+    let mounted = fuse::mount(
+        Arc::clone(&node),
+        &config.mountpoint,
+        config.fuse_threads,
+        config.allow_other,
+    )?;
+    let daemon = Arc::new(Daemon {
+        mountpoint: config.mountpoint.clone(),
+        flusher,
+        busy: Arc::new(()),
+        peers,
+        ended: watch::Sender::new(None),
+        drain_at_end: true.into(),
+        node: Arc::clone(&node),
+    });
+    let _ = node.daemon.set(Arc::downgrade(&daemon));
+    match open_doors(runtime, &daemon) {
+        Ok(()) => Ok((daemon, mounted)),
+        Err(e) => {
+            let _ = fuse::unmount(&daemon.mountpoint, true);
+            let _ = mounted.wait();
+            Err(e)
+        }
+    }
+}
+
+/// The control socket, the registry, and a look whether the mount answers.
+fn open_doors(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(), RunError> {
+    let config = &daemon.node.config;
+    let path = config.cache.join("control.sock");
+    let listener = control_server::bind(&path)
+        .map_err(local(format!("cannot open the control socket {}", path.display())))?;
+    runtime.spawn(control_server::serve(listener, Arc::clone(daemon)));
+    let at = config.mountpoint.clone();
+    let answers = runtime.block_on(async move {
+        let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));
+        tokio::time::timeout(MOUNT_ANSWERS_WITHIN, look).await
+    });
+    match answers {
+        Ok(Ok(Ok(_))) => {}
+        Ok(Ok(Err(e))) => return Err(local("the new mount answers with an error")(e)),
+        _ => return Err(local("the new mount does not answer")(io::ErrorKind::TimedOut.into())),
+    }
+    let pid = std::process::id();
+    registry::enter(&Record {
+        pid,
+        started: registry::process_start(pid).unwrap_or(0),
+        mountpoint: config.mountpoint.clone(),
+        socket: path,
+        cache: config.cache.clone(),
+    })
+    .map_err(local("cannot write the registry of mounts"))
+}
+
+fn listen(
+    runtime: &tokio::runtime::Runtime,
+    address: &str,
+) -> Result<tokio::net::TcpListener, RunError> {
+    let wrong = |e| RunError::Config(format!("--listen {address}: {e}"));
+    let resolved = address.to_socket_addrs().map_err(wrong)?.next();
+    let Some(at) = resolved else {
+        return Err(RunError::Config(format!("--listen {address}: no such address")));
+    };
+    runtime.block_on(tokio::net::TcpListener::bind(at)).map_err(wrong)
+}
+
+fn incarnation() -> Incarnation {
+    let mut bytes = [0; 8];
+    // Uniqueness is all that is asked of it; the clock serves where randomness fails.
+    if getrandom::fill(&mut bytes).is_err() {
+        let now = std::time::UNIX_EPOCH.elapsed().map_or(1, |d| d.as_nanos() as u64);
+        return Incarnation(now | 1);
+    }
+    Incarnation(u64::from_le_bytes(bytes) | 1)
+}
+
+/// A job whose nodes look at different directories would mix them up.
+fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunError> {
+    use std::os::unix::fs::MetadataExt;
+    let what = format!("cannot look at the backing {}", config.backing.display());
+    let mine = std::fs::metadata(&config.backing).map_err(local(what))?.ino();
+    if of_service != 0 && mine != of_service {
+        return Err(RunError::Config(format!(
+            "{} is not the directory that the metadata service serves (inode {mine}, there {of_service})",
+            config.backing.display()
+        )));
+    }
+    Ok(())
+}
+
+fn policy(config: &MountConfig) -> Policy {
+    let kind = match config.flush {
+        FlushPolicy::Idle => PolicyKind::Idle,
+        FlushPolicy::Immediate => PolicyKind::Immediate,
+        FlushPolicy::Close => PolicyKind::Close,
+        FlushPolicy::Watermark => PolicyKind::Watermark,
+        FlushPolicy::Periodic => PolicyKind::Periodic,
+        FlushPolicy::End => PolicyKind::End,
+    };
+    Policy {
+        kind,
+        wait_interval: config.wait_interval,
+        period: config.wait_interval,
+        low: config.low_watermark,
+        high: config.high_watermark,
+    }
+}
+
+/// A node that another daemon has replaced must not touch anything any more.
+fn watch_for_fencing(
+    runtime: &tokio::runtime::Runtime,
+    daemon: &Arc<Daemon>,
+) -> watch::Receiver<Option<String>> {
+    let (sender, receiver) = watch::channel(None);
+    let daemon = Arc::clone(daemon);
+    runtime.spawn(async move {
+        let reason = fenced(&daemon.node.meta).await;
+        tracing::error!(%reason, "this daemon was replaced by another one and stops");
+        let _ = sender.send(Some(reason));
+        let _ = fuse::unmount(&daemon.mountpoint, true);
+    });
+    receiver
+}
+
+/// Waits until the service tells this node to go.
+async fn fenced(meta: &MetaClient) -> String {
+    let mut events = meta.events();
+    loop {
+        match events.recv().await {
+            Ok(ebb_meta_client::Event::Fenced { reason }) => return reason,
+            Ok(event) => tracing::warn!(?event, "metadata service"),
+            Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+            // The session has ended; so has everything else.
+            Err(_) => std::future::pending::<()>().await,
+        }
+    }
+}
+
+/// After the mount is gone: what is still dirty, and goodbye.
+fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(), RunError> {
+    use std::sync::atomic::Ordering::Acquire;
+    let node = &daemon.node;
+    if daemon.drain_at_end.load(Acquire) {
+        let drain = Drain {
+            node: Arc::clone(node),
+            flusher: Arc::clone(&daemon.flusher),
+            progress: Arc::new(|_| {}),
+        };
+        let outcome = runtime.block_on(drain.run(&[], Some(LAST_DRAIN)));
+        if !matches!(outcome, Outcome::Ok { .. }) {
+            tracing::error!(?outcome, "not everything is on the backing");
+        }
+    }
+    if !daemon.flusher.shutdown(FLUSHER_ENDS_WITHIN) {
+        tracing::warn!("a flush thread still waits for the backing");
+    }
+    let left = node.dirty_files();
+    if left.is_empty() {
+        if let Err(e) = runtime.block_on(node.meta.goodbye()) {
+            tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
+        }
+        return Ok(());
+    }
+    Err(RunError::Undrained {
+        bytes: left.iter().map(|f| f.bytes).sum(),
+        files: left.len(),
+        cache: node.config.cache.clone(),
+    })
+}
+
+/// Gives back what only a living daemon has, and tells the waiting client.
+fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Result<(), RunError>) {
+    let config = &daemon.node.config;
+    daemon.peers.stop();
+    let _ = registry::leave(&config.mountpoint);
+    let _ = std::fs::remove_file(config.cache.join("control.sock"));
+    if result.is_ok()
+        && let Err(e) = std::fs::remove_dir_all(config.cache.join("data"))
+    {
+        tracing::warn!(error = %e, "cannot clear the cache");
+    }
+    let outcome = match result {
+        Ok(()) => Outcome::Ok { bytes: 0, files: 0 },
+        Err(RunError::Undrained { .. }) => Outcome::Incomplete { remaining: left_of(&daemon.node) },
+        Err(e) => Outcome::Failed { text: e.to_string() },
+    };
+    // Kept also when the client that waits for it is not listening yet.
+    daemon.ended.send_replace(Some(outcome));
+    // The client that asked for the unmount hears of its end before the process goes.
+    runtime.block_on(async {
+        for _ in 0..100 {
+            if Arc::strong_count(&daemon.busy) == 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+}
+
+fn left_of(node: &Node) -> Vec<crate::control::Remaining> {
+    let dirty = node.dirty_files().into_iter();
+    dirty
+        .filter_map(|d| {
+            let path = node.file(d.ino)?.label();
+            Some(crate::control::Remaining {
+                path,
+                bytes: d.bytes,
+                why: "kept in the cache".into(),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,204 @@
+//! Draining: every byte of this node to the backing, verified, and everything else that a file
+//! system is made of. Tells the truth about what did not get there.
+
+use crate::control::{Event, Outcome, Remaining};
+use crate::node::Node;
+use ebb_flusher::{DrainReport, DrainScope, Engine};
+use ebb_types::{Errno, FileKind, Ino, Name};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Without a limit of the user's a drain may take so long; the largest buffers need hours.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// Things asked of the service at once.
+const MATERIALIZE_STEP: u32 = 256;
+
+/// Where a drain tells how far it is.
+pub type Progress = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// One drain.
+pub struct Drain {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its flusher.
+    pub flusher: Arc<Engine>,
+    /// Who wants to know how far it is.
+    pub progress: Progress,
+}
+
+impl Drain {
+    /// Drains `paths` (everything, when there are none).
+    pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
+        let deadline = limit.map(|l| Instant::now() + l);
+        let files = match self.files_below(paths).await {
+            Ok(files) => files,
+            Err(outcome) => return outcome,
+        };
+        let report = match self.flush(files, deadline).await {
+            Ok(report) => report,
+            Err(e) => return Outcome::Failed { text: format!("drain: {e}") },
+        };
+        let mut remaining = remaining_of(&report);
+        let mut timed_out = report.timed_out;
+        // Names go after bytes: what is published by now needs nothing more.
+        match self.materialize(deadline).await {
+            Ok(Ok(failures)) => remaining.extend(meant(failures, paths)),
+            Ok(Err(late)) => {
+                timed_out = true;
+                remaining.extend(meant(late, paths));
+            }
+            Err(Errno::ETIMEDOUT) => {
+                return Outcome::Unreachable {
+                    text: "the metadata service does not answer; nothing is lost, try again".into(),
+                };
+            }
+            Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
+        }
+        match (remaining.is_empty(), timed_out) {
+            (true, false) => Outcome::Ok { bytes: report.bytes, files: report.files },
+            (_, true) => Outcome::TimedOut { remaining },
+            (false, false) => Outcome::Incomplete { remaining },
+        }
+    }
+
+    async fn flush(
+        &self,
+        files: Option<Vec<Ino>>,
+        deadline: Option<Instant>,
+    ) -> Result<DrainReport, Errno> {
+        let flusher = Arc::clone(&self.flusher);
+        let progress = Arc::clone(&self.progress);
+        let scope = match files {
+            Some(files) => DrainScope::Files(files.into_iter().collect()),
+            None => DrainScope::All,
+        };
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let work = move || {
+            flusher.drain(&scope, deadline, &mut |p| {
+                progress(Event::Progress {
+                    bytes_done: p.bytes_done,
+                    bytes_total: p.bytes_total,
+                    files_done: p.files_done,
+                    files_total: p.files_total,
+                    stage: "flushing".into(),
+                });
+            })
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)
+    }
+
+    /// Asks the service for directories, links, empty files, attributes… until nothing is left.
+    /// The inner error: time ran out before that.
+    async fn materialize(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Result<Result<Vec<Remaining>, Vec<Remaining>>, Errno> {
+        let mut failures: Vec<Remaining> = Vec::new();
+        let mut done = 0;
+        loop {
+            let step = self.node.meta.materialize(MATERIALIZE_STEP).await?;
+            done += step.done;
+            for failure in &step.failures {
+                let path = String::from_utf8_lossy(&failure.path).into_owned();
+                let why = format!("{}: {}", failure.operation, Errno(failure.errno));
+                if !failures.iter().any(|f| f.path == path) {
+                    failures.push(Remaining { path, bytes: 0, why });
+                }
+            }
+            (self.progress)(Event::Progress {
+                bytes_done: 0,
+                bytes_total: 0,
+                files_done: done,
+                files_total: done + step.remaining,
+                stage: "namespace".into(),
+            });
+            let mine = step.unfinished.iter().filter(|u| u.node == self.node.me.0);
+            let unfinished = mine.map(|u| Remaining {
+                path: String::from_utf8_lossy(&u.path).into_owned(),
+                bytes: u.bytes,
+                why: "not flushed".into(),
+            });
+            if step.remaining == 0 || step.done == 0 {
+                failures.extend(unfinished);
+                return Ok(Ok(failures));
+            }
+            if deadline.is_some_and(|d| Instant::now() >= d) {
+                failures.extend(unfinished);
+                return Ok(Err(failures));
+            }
+        }
+    }
+
+    /// The files that are meant; `None`: all.
+    async fn files_below(&self, paths: &[PathBuf]) -> Result<Option<Vec<Ino>>, Outcome> {
+        if paths.is_empty() {
+            return Ok(None);
+        }
+        let mut files = Vec::new();
+        for path in paths {
+            self.collect(path, &mut files)
+                .await
+                .map_err(|e| Outcome::Failed { text: format!("{}: {e}", path.display()) })?;
+        }
+        Ok(Some(files))
+    }
+
+    async fn collect(&self, path: &Path, files: &mut Vec<Ino>) -> Result<(), Errno> {
+        let mut attr = self.node.getattr(Ino::ROOT).await?;
+        for part in path.components() {
+            let Component::Normal(name) = part else { continue };
+            attr = self.node.lookup(attr.ino, &Name::new(name.as_bytes())?).await?;
+        }
+        let mut dirs = vec![attr];
+        while let Some(at) = dirs.pop() {
+            match at.kind {
+                FileKind::Regular => files.push(at.ino),
+                FileKind::Directory => {
+                    let dir = crate::handles::DirHandle::new(at.ino);
+                    let items = self.node.list(&dir, 0).await?;
+                    dirs.extend(items.iter().skip(2).map(|i| i.attr));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is at or below `paths`: the service speaks of everything, the user asked for these.
+fn meant(found: Vec<Remaining>, paths: &[PathBuf]) -> impl Iterator<Item = Remaining> {
+    let is_below = |r: &Remaining| paths.iter().any(|p| Path::new(&r.path).starts_with(p));
+    found.into_iter().filter(move |r| paths.is_empty() || is_below(r))
+}
+
+fn remaining_of(report: &DrainReport) -> Vec<Remaining> {
+    let left = report.remaining.iter().map(|left| {
+        let failure = report.failures.iter().find(|f| f.path == left.path);
+        let why = failure.map_or_else(
+            || "not flushed in time".to_string(),
+            |f| format!("{}: {}", f.operation, f.text),
+        );
+        Remaining { path: left.path.clone(), bytes: left.bytes, why }
+    });
+    left.collect()
+}
+
+impl Node {
+    /// Brings one file to the backing: what fsync promises under `--durability backing`.
+    pub(crate) async fn drain_file(&self, ino: Ino) -> Result<(), Errno> {
+        let flusher = self.flusher.get().cloned().ok_or(Errno::EIO)?;
+        let deadline = Instant::now() + self.deadline();
+        let scope = DrainScope::Files([ino].into());
+        let work = move || flusher.drain(&scope, deadline, &mut |_| {});
+        let report = tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)?;
+        match report.failures.first() {
+            Some(failure) => Err(Errno(failure.errno)),
+            None if report.timed_out => Err(Errno::ETIMEDOUT),
+            None if report.remaining.is_empty() => Ok(()),
+            None => Err(Errno::EIO),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! One file as this node holds it: its view, its cache file, who has it open, and the turn in
+//! which its synchronisation events happen.
+//!
+//! Lock order: `CachedFile::turn` (async, a queue for sync events, held across RPCs and guarding
+//! no data) before `CachedFile::state` (short, never across an RPC or fsync) before
+//! `CachedFile::fetching` (short).
+
+use crate::cache::{self, CacheDir};
+use ebb_backend::BackingFile;
+use ebb_consistency::{FileView, Model};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
+use parking_lot::{Mutex, RwLock};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use tokio::sync::watch;
+
+/// What changes together under the state lock.
+pub struct State {
+    /// Which bytes are where.
+    pub view: FileView,
+    /// The model that applies to this file.
+    pub model: Arc<Model>,
+    /// Local open handles.
+    pub opens: u32,
+    /// The service knows that this node has the file open.
+    pub registered: bool,
+    /// The backing file that the unowned bytes come from, with its inode number there.
+    pub backing: Option<(u64, Arc<dyn BackingFile>)>,
+    /// When an application last wrote here, until that is published.
+    pub mtime: Option<Time>,
+    /// Path in the mount when last heard of; for messages.
+    pub path: Vec<u8>,
+    /// It has no name any more: its bytes never go to the backing.
+    pub orphan: bool,
+    /// Lock owners that have locked it from this node (to be released at their close).
+    pub lock_owners: Vec<u64>,
+}
+
+/// One file of this node. Lives as long as it has local bytes or is open.
+pub struct CachedFile {
+    /// Which file.
+    pub ino: Ino,
+    /// Sync events of this file take turns. A queue, not a data lock.
+    pub turn: tokio::sync::Mutex<()>,
+    /// Everything that changes.
+    pub state: RwLock<State>,
+    /// It is in the node's list of files that may be dirty.
+    pub listed: AtomicBool,
+    fetching: Mutex<Vec<InFlight>>,
+    /// Somebody has it open here.
+    in_use: AtomicBool,
+    cache: Mutex<Option<Arc<File>>>,
+}
+
+struct InFlight {
+    range: ByteRange,
+    done: watch::Receiver<()>,
+}
+
+/// Held by whoever fetches a range; others that want it wait until it is dropped.
+pub struct FetchTicket {
+    file: Arc<CachedFile>,
+    range: ByteRange,
+    _done: watch::Sender<()>,
+}
+
+impl Drop for FetchTicket {
+    fn drop(&mut self) {
+        let mut fetching = self.file.fetching.lock();
+        if let Some(at) = fetching.iter().position(|f| f.range == self.range) {
+            fetching.swap_remove(at);
+        }
+    }
+}
+
+/// What to do about a range that is not here.
+pub enum Fetch {
+    /// This caller fetches it.
+    Mine(FetchTicket),
+    /// Somebody does already; look again when this fires.
+    Wait(watch::Receiver<()>),
+}
+
+impl CachedFile {
+    /// A file of which nothing is here yet.
+    #[must_use]
+    pub fn new(ino: Ino, me: NodeId, model: Arc<Model>) -> CachedFile {
+        CachedFile {
+            ino,
+            turn: tokio::sync::Mutex::new(()),
+            state: RwLock::new(State {
+                view: FileView::new(me),
+                model,
+                opens: 0,
+                registered: false,
+                backing: None,
+                mtime: None,
+                path: Vec::new(),
+                orphan: false,
+                lock_owners: Vec::new(),
+            }),
+            listed: AtomicBool::new(false),
+            fetching: Mutex::new(Vec::new()),
+            in_use: AtomicBool::new(false),
+            cache: Mutex::new(None),
+        }
+    }
+
+    /// The cache file; made when first needed. Its descriptor is kept while somebody has the file
+    /// open here, and no longer: a node can hold more files than descriptors.
+    pub fn cache(&self, dir: &CacheDir) -> Result<Arc<File>, Errno> {
+        let mut kept = self.cache.lock();
+        if let Some(file) = &*kept {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(dir.file(self.ino)?);
+        if self.in_use.load(Acquire) {
+            *kept = Some(Arc::clone(&file));
+        }
+        Ok(file)
+    }
+
+    /// Somebody has it open here now, or nobody any more.
+    pub fn set_in_use(&self, in_use: bool) {
+        let mut kept = self.cache.lock();
+        self.in_use.store(in_use, Release);
+        if !in_use {
+            *kept = None;
+        }
+    }
+
+    /// Its path for messages.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let state = self.state.read();
+        if state.path.is_empty() {
+            format!("inode {}", self.ino)
+        } else {
+            String::from_utf8_lossy(&state.path).into_owned()
+        }
+    }
+
+    /// Asks for the right to fetch `range`.
+    pub fn fetch(self: &Arc<Self>, range: ByteRange) -> Fetch {
+        let mut fetching = self.fetching.lock();
+        if let Some(other) = fetching.iter().find(|f| f.range.overlaps(range)) {
+            return Fetch::Wait(other.done.clone());
+        }
+        let (sender, receiver) = watch::channel(());
+        fetching.push(InFlight { range, done: receiver });
+        Fetch::Mine(FetchTicket { file: Arc::clone(self), range, _done: sender })
+    }
+
+    /// Stores an application's bytes. Returns where they went; that is less than all of them
+    /// only when the buffer is full.
+    pub fn store(&self, dir: &CacheDir, place: Place, data: &[u8]) -> Result<ByteRange, Errno> {
+        let cache = self.cache(dir)?;
+        let mut state = self.state.write();
+        let offset = match place {
+            Place::At(offset) => offset,
+            Place::End => state.view.size(),
+        };
+        let range = checked_range(offset, data.len() as u64)?;
+        // The lock is held over the copy into the page cache, so that neither a fetch nor an
+        // attach can come between the bytes and the note of them.
+        let done = write_most(&cache, data, offset);
+        let range = match done {
+            (0, Some(e)) => return Err(Errno::from(e)),
+            (n, _) => ByteRange::at(range.start(), n as u64),
+        };
+        state.view.write(range);
+        state.mtime = Some(Time::now());
+        Ok(range)
+    }
+
+    /// Makes `range` zeros that this node has written.
+    pub fn store_zeros(&self, dir: &CacheDir, range: ByteRange) -> Result<(), Errno> {
+        let cache = self.cache(dir)?;
+        let mut state = self.state.write();
+        cache::punch(&cache, range)?;
+        state.view.write(range);
+        state.mtime = Some(Time::now());
+        Ok(())
+    }
+
+    /// Keeps fetched bytes where they are still wanted and still right.
+    pub fn keep(
+        &self,
+        dir: &CacheDir,
+        range: ByteRange,
+        as_of: Version,
+        data: &[u8],
+    ) -> Result<(), Errno> {
+        let cache = self.cache(dir)?;
+        let mut state = self.state.write();
+        for part in state.view.fetched(range, as_of) {
+            let from = (part.start() - range.start()) as usize;
+            let bytes = &data[from..from + part.len() as usize];
+            if let Err(e) = cache.write_all_at(bytes, part.start()) {
+                state.view.drop_clean(part);
+                return Err(Errno::from(e));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where written bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this offset.
+    At(u64),
+    /// At the end of the file as this node sees it.
+    End,
+}
+
+/// Writes as much as goes; says how much that was and what stopped it.
+fn write_most(file: &File, data: &[u8], offset: u64) -> (usize, Option<std::io::Error>) {
+    let mut done = 0;
+    while done < data.len() {
+        match file.write_at(&data[done..], offset + done as u64) {
+            Ok(0) => return (done, Some(std::io::ErrorKind::WriteZero.into())),
+            Ok(n) => done += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return (done, Some(e)),
+        }
+    }
+    (done, None)
+}
+
+/// The largest size a file may have, as on Linux.
+pub const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// `len` bytes at `offset`, if a file may have them.
+pub fn checked_range(offset: u64, len: u64) -> Result<ByteRange, Errno> {
+    match offset.checked_add(len) {
+        Some(end) if end <= SIZE_MAX => Ok(ByteRange::new(offset, end)),
+        _ => Err(Errno::EFBIG),
+    }
+}

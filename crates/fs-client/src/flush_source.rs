@@ -1,0 +1,171 @@
+//! The daemon as the flusher sees it: which files are dirty, and the right to write them.
+
+use crate::file::CachedFile;
+use crate::node::Node;
+use ebb_flusher::{DirtyFile, FileUse, FlushError, FlushSource, Grant};
+use ebb_meta_client::{Backing, CallError};
+use ebb_types::{ByteRange, Errno, Ino};
+use std::sync::{Arc, Weak};
+
+/// Ranges of one grant: bounds the size of the request for badly fragmented files.
+const RANGES_MAX: usize = 8192;
+
+/// What the flusher holds of the daemon.
+pub struct NodeSource(pub Weak<Node>);
+
+impl NodeSource {
+    fn node(&self) -> Result<Arc<Node>, FlushError> {
+        self.0.upgrade().ok_or_else(|| service("flush", Errno::ECANCELED))
+    }
+}
+
+fn explained(operation: &'static str, e: &CallError) -> FlushError {
+    FlushError::Service { operation, errno: e.errno, text: e.to_string() }
+}
+
+fn service(operation: &'static str, errno: Errno) -> FlushError {
+    FlushError::Service { operation, errno, text: errno.to_string() }
+}
+
+impl FlushSource for NodeSource {
+    fn dirty_files(&self) -> Vec<DirtyFile> {
+        self.0.upgrade().map_or_else(Vec::new, |node| node.dirty_files())
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.0.upgrade().map_or(0, |node| node.dirty_files().iter().map(|f| f.bytes).sum())
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.upgrade().map_or(0, |node| node.capacity())
+    }
+
+    fn label(&self, ino: Ino) -> String {
+        let file = self.0.upgrade().and_then(|node| node.file(ino));
+        file.map_or_else(|| ino.to_string(), |f| f.label())
+    }
+
+    fn begin(&self, ino: Ino, from: u64, most: u64) -> Result<Option<Grant>, FlushError> {
+        let node = self.node()?;
+        node.runtime.block_on(node.begin_flush(ino, from, most))
+    }
+
+    fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
+        let node = self.node()?;
+        node.runtime.block_on(node.end_flush(grant, done))
+    }
+}
+
+impl Node {
+    /// Files with bytes that are not on the backing.
+    #[must_use]
+    pub fn dirty_files(&self) -> Vec<DirtyFile> {
+        let mut found = Vec::new();
+        for file in self.listed_dirty() {
+            let state = file.state.read();
+            let bytes = state.view.unflushed_bytes();
+            if bytes == 0 {
+                drop(state);
+                self.unlist_if_clean(&file);
+                continue;
+            }
+            let in_use = if state.opens == 0 { FileUse::Closed } else { FileUse::Open };
+            found.push(DirtyFile { ino: file.ino, bytes, in_use });
+        }
+        found.sort_by_key(|f| f.ino);
+        found
+    }
+
+    async fn begin_flush(
+        &self,
+        ino: Ino,
+        from: u64,
+        most: u64,
+    ) -> Result<Option<Grant>, FlushError> {
+        let Some(file) = self.file(ino) else { return Ok(None) };
+        match self.publish(&file).await {
+            Ok(()) => {}
+            // Unlinked and nobody's any more: it never touches the backing.
+            Err(Errno::ENOENT | Errno::ESTALE) => {
+                self.unlinked(&file);
+                return Ok(None);
+            }
+            Err(e) => return Err(service("attach", e)),
+        }
+        let (wanted, next) = pick(&file, from, most);
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        let granted = match self.meta.flush_begin(ino, &wanted).await {
+            Ok(granted) => granted,
+            Err(e) if e.errno == Errno::ENOENT => {
+                self.unlinked(&file);
+                return Ok(None);
+            }
+            Err(e) => return Err(explained("flush_begin", &e)),
+        };
+        let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
+        let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
+        Ok(Some(Grant {
+            ino,
+            id: granted.grant,
+            ranges: granted.ranges.iter().map(|o| (o.range, o.version)).collect(),
+            next,
+            cache,
+            backing_path: backing.path,
+            backing_ino: backing.ino,
+            label: file.label(),
+        }))
+    }
+
+    async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
+        let ended = self.meta.flush_end(grant.ino, grant.id, done).await;
+        match ended {
+            Ok(_) if done => {
+                if let Some(file) = self.file(grant.ino) {
+                    file.state.write().view.flushed(&grant.ranges);
+                    self.unlist_if_clean(&file);
+                }
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            // Unlinked under the flush: there is nothing to be safe any more.
+            Err(e) if e.errno == Errno::ENOENT => Ok(()),
+            Err(e) => Err(explained("flush_end", &e)),
+        }
+    }
+
+    /// The file has no name left. Its bytes live on for those who have it open.
+    fn unlinked(&self, file: &CachedFile) {
+        if file.state.read().opens == 0 {
+            self.discard(file.ino);
+        } else {
+            file.state.write().orphan = true;
+        }
+        self.unlist(file);
+    }
+}
+
+/// The first dirty ranges from `from` on, at most `most` bytes of them, and where to go on.
+fn pick(file: &CachedFile, from: u64, most: u64) -> (Vec<ByteRange>, Option<u64>) {
+    let state = file.state.read();
+    let mut picked: Vec<ByteRange> = Vec::new();
+    let mut bytes = 0;
+    for (range, _) in state.view.unflushed(ByteRange::from(from)) {
+        if bytes >= most || picked.len() >= RANGES_MAX {
+            return (picked, Some(range.start()));
+        }
+        let take = ByteRange::at(range.start(), range.len().min(most - bytes));
+        bytes += take.len();
+        match picked.last_mut() {
+            Some(last) if last.end() == take.start() => {
+                *last = ByteRange::new(last.start(), take.end());
+            }
+            _ => picked.push(take),
+        }
+        if take.end() < range.end() {
+            return (picked, Some(take.end()));
+        }
+    }
+    (picked, None)
+}

@@ -1,0 +1,855 @@
+//! The FUSE adapter: decodes, calls, replies. It decides nothing.
+//!
+//! Event loops answer what is local; whatever may wait goes to the runtime with its reply.
+
+mod convert;
+mod mount;
+
+pub use mount::{MountError, Mounted, mount, unmount};
+
+use crate::handles::{DirHandle, OpenFile};
+use crate::metrics::Operation;
+use crate::node::Node;
+use crate::ops::data::Written;
+use crate::ops::locks::LockRequest;
+use crate::ops::names::MakeArgs;
+use crate::virtual_files;
+use convert::{attr, errno, ino, kind};
+use ebb_meta_client::SetAttr;
+use ebb_types::{Errno, Name};
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
+};
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::future::Future;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Attributes and names are asked for every time: what a node sees is decided by the model and
+/// the metadata service alone.
+const TTL: Duration = Duration::ZERO;
+
+/// Largest write and read of one request.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// The kernel's default of 12 starves anything that waits for a network.
+const BACKGROUND_REQUESTS_MAX: u16 = 128;
+
+thread_local! {
+    /// Local reads of an event loop go through this one buffer.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The file system as fuser calls it.
+pub struct Adapter {
+    node: Arc<Node>,
+}
+
+impl Adapter {
+    pub fn new(node: Arc<Node>) -> Adapter {
+        Adapter { node }
+    }
+
+    /// Runs an operation that may wait, then replies.
+    fn spawn<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        work: impl Future<Output = Result<T, Errno>> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let node = Arc::clone(&self.node);
+        let start = Instant::now();
+        let active = node.activity.enter_owned();
+        self.node.runtime.spawn(async move {
+            let result = work.await;
+            node.metrics.finished(operation, start);
+            drop(active);
+            reply(result);
+        });
+    }
+
+    /// The same for one that a signal may end.
+    fn spawn_waiting<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        request: &Request,
+        work: impl Future<Output = Result<T, Errno>> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        let node = Arc::clone(&self.node);
+        let unique = request.unique().0;
+        self.spawn(operation, async move { node.interrupts.run(unique, work).await }, reply);
+    }
+
+    fn handle(&self, fh: FileHandle) -> Result<Arc<OpenFile>, Errno> {
+        self.node.handles.file(fh.0).ok_or(Errno::EBADF)
+    }
+}
+
+fn empty(reply: ReplyEmpty) -> impl FnOnce(Result<(), Errno>) + Send {
+    move |r| match r {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+fn entry(reply: ReplyEntry) -> impl FnOnce(Result<ebb_types::Attr, Errno>) + Send {
+    move |r| match r {
+        Ok(a) => reply.entry(&TTL, &attr(&a), Generation(0)),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+fn attributes(reply: ReplyAttr) -> impl FnOnce(Result<ebb_types::Attr, Errno>) + Send {
+    move |r| match r {
+        Ok(a) => reply.attr(&TTL, &attr(&a)),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+fn xattr(reply: ReplyXattr, size: u32) -> impl FnOnce(Result<Vec<u8>, Errno>) + Send {
+    move |r| match r {
+        Ok(v) if size == 0 => reply.size(v.len() as u32),
+        Ok(v) if v.len() > size as usize => reply.error(errno(Errno::ERANGE)),
+        Ok(v) => reply.data(&v),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+/// Decodes a name or answers the error at once.
+macro_rules! name {
+    ($bytes:expr, $reply:expr) => {
+        match Name::new($bytes.as_bytes()) {
+            Ok(name) => name,
+            Err(e) => return $reply.error(errno(e)),
+        }
+    };
+}
+
+macro_rules! handle {
+    ($self:expr, $fh:expr, $reply:expr) => {
+        match $self.handle($fh) {
+            Ok(handle) => handle,
+            Err(e) => return $reply.error(errno(e)),
+        }
+    };
+}
+
+/// Data always travels through the daemon, and mappings are allowed beside that.
+fn open_flags() -> FopenFlags {
+    FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_BIG_WRITES,
+            InitFlags::FUSE_POSIX_LOCKS,
+            InitFlags::FUSE_FLOCK_LOCKS,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+            InitFlags::FUSE_MAX_PAGES,
+        ];
+        for flag in wanted {
+            if config.add_capabilities(flag).is_err() {
+                tracing::info!(?flag, "this kernel does not have it");
+            }
+        }
+        let _ = config.set_max_write(REQUEST_BYTES_MAX);
+        let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
+        let _ = config.set_time_granularity(Duration::from_nanos(1));
+        Ok(())
+    }
+
+    fn interrupt(&self, unique: RequestId) {
+        self.node.interrupts.interrupt(unique.0);
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEntry) {
+        if let Some(found) = virtual_files::lookup(ino(parent), file.as_bytes()) {
+            return reply.entry(&TTL, &attr(&found), Generation(0));
+        }
+        if virtual_files::is_virtual(ino(parent)) {
+            return reply.error(errno(Errno::ENOENT));
+        }
+        let name = name!(file, reply);
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Lookup,
+            async move { node.lookup(parent, &name).await },
+            entry(reply),
+        );
+    }
+
+    fn forget(&self, _req: &Request, inode: INodeNo, _nlookup: u64) {
+        self.node.forget(ino(inode));
+    }
+
+    fn getattr(&self, req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        if let Some(found) = virtual_files::getattr(ino(i)) {
+            return reply.attr(&TTL, &attr(&found));
+        }
+        let node = Arc::clone(&self.node);
+        let i = ino(i);
+        self.spawn_waiting(
+            Operation::GetAttr,
+            req,
+            async move { node.getattr(i).await },
+            attributes(reply),
+        );
+    }
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        i: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let args = SetAttr {
+            mode,
+            uid,
+            gid,
+            size,
+            atime: atime.map(convert::time),
+            mtime: mtime.map(convert::time),
+            kill_priv: false,
+        };
+        let node = Arc::clone(&self.node);
+        let i = ino(i);
+        self.spawn(
+            Operation::SetAttr,
+            async move { node.setattr(i, args).await },
+            attributes(reply),
+        );
+    }
+
+    fn readlink(&self, _req: &Request, i: INodeNo, reply: ReplyData) {
+        let node = Arc::clone(&self.node);
+        let i = ino(i);
+        self.spawn(Operation::ReadLink, async move { node.readlink(i).await }, move |r| match r {
+            Ok(target) => reply.data(&target),
+            Err(e) => reply.error(errno(e)),
+        });
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        file: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let name = name!(file, reply);
+        let _ = umask; // the kernel has applied it (FUSE_DONT_MASK is not asked for)
+        let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev, target: Vec::new() };
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Make,
+            async move { node.make(parent, &name, args).await },
+            entry(reply),
+        );
+    }
+
+    fn mkdir(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        file: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let name = name!(file, reply);
+        let mode = (mode & 0o7777) | libc::S_IFDIR;
+        let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev: 0, target: Vec::new() };
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Make,
+            async move { node.make(parent, &name, args).await },
+            entry(reply),
+        );
+    }
+
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        file: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let name = name!(file, reply);
+        let args = MakeArgs {
+            mode: libc::S_IFLNK | 0o777,
+            uid: req.uid(),
+            gid: req.gid(),
+            rdev: 0,
+            target: target.as_os_str().as_bytes().to_vec(),
+        };
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Make,
+            async move { node.make(parent, &name, args).await },
+            entry(reply),
+        );
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
+        let name = name!(file, reply);
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Unlink,
+            async move { node.unlink(parent, &name, false).await },
+            empty(reply),
+        );
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
+        let name = name!(file, reply);
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Unlink,
+            async move { node.unlink(parent, &name, true).await },
+            empty(reply),
+        );
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        file: &OsStr,
+        new_parent: INodeNo,
+        new_file: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let name = name!(file, reply);
+        let new_name = name!(new_file, reply);
+        let node = Arc::clone(&self.node);
+        let (parent, new_parent, flags) = (ino(parent), ino(new_parent), flags.bits());
+        self.spawn(
+            Operation::Rename,
+            async move { node.rename(parent, &name, new_parent, &new_name, flags).await },
+            empty(reply),
+        );
+    }
+
+    fn link(
+        &self,
+        _req: &Request,
+        i: INodeNo,
+        new_parent: INodeNo,
+        new_file: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let name = name!(new_file, reply);
+        let node = Arc::clone(&self.node);
+        let (i, new_parent) = (ino(i), ino(new_parent));
+        self.spawn(
+            Operation::Link,
+            async move { node.link(i, new_parent, &name).await },
+            entry(reply),
+        );
+    }
+
+    fn open(&self, _req: &Request, i: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let node = Arc::clone(&self.node);
+        let i = ino(i);
+        if virtual_files::is_virtual(i) {
+            let work = async move { node.open_virtual(i, flags.0).await };
+            return self.spawn(Operation::Open, work, move |r| match r {
+                Ok(fh) => reply.opened(FileHandle(fh), FopenFlags::FOPEN_DIRECT_IO),
+                Err(e) => reply.error(errno(e)),
+            });
+        }
+        self.spawn(Operation::Open, async move { node.open(i, flags.0).await }, move |r| match r {
+            Ok(fh) => reply.opened(FileHandle(fh), open_flags()),
+            Err(e) => reply.error(errno(e)),
+        });
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        file: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let name = name!(file, reply);
+        let args = MakeArgs {
+            mode: (mode & 0o7777) | libc::S_IFREG,
+            uid: req.uid(),
+            gid: req.gid(),
+            rdev: 0,
+            target: Vec::new(),
+        };
+        let node = Arc::clone(&self.node);
+        let parent = ino(parent);
+        self.spawn(
+            Operation::Create,
+            async move { node.create(parent, &name, args, flags).await },
+            move |r| match r {
+                Ok((a, fh)) => {
+                    reply.created(&TTL, &attr(&a), Generation(0), FileHandle(fh), open_flags());
+                }
+                Err(e) => reply.error(errno(e)),
+            },
+        );
+    }
+
+    fn read(
+        &self,
+        req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        if let Some(content) = self.node.handles.content(fh.0) {
+            let start = (offset as usize).min(content.len());
+            let end = (start + size as usize).min(content.len());
+            return reply.data(&content[start..end]);
+        }
+        let handle = handle!(self, fh, reply);
+        let start = Instant::now();
+        let active = self.node.activity.enter();
+        let answered = READ_BUFFER.with_borrow_mut(|buffer| {
+            buffer.resize(buffer.len().max(size as usize), 0);
+            self.node.read_local(&handle, offset, &mut buffer[..size as usize])
+        });
+        drop(active);
+        match answered {
+            Ok(Some(n)) => {
+                self.node.metrics.finished(Operation::Read, start);
+                return READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
+            }
+            Ok(None) => {}
+            Err(e) => return reply.error(errno(e)),
+        }
+        let node = Arc::clone(&self.node);
+        self.spawn_waiting(
+            Operation::Read,
+            req,
+            async move { node.read(&handle, offset, size as usize).await },
+            move |r| match r {
+                Ok(bytes) => reply.data(&bytes),
+                Err(e) => reply.error(errno(e)),
+            },
+        );
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let handle = handle!(self, fh, reply);
+        let start = Instant::now();
+        let active = self.node.activity.enter();
+        // Pages of a mapping carry their own offset whatever the open flags say.
+        let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let append = flags.0 & libc::O_APPEND != 0 && !mapped;
+        let kill_priv = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let written = self.node.write_local(&handle, offset, append, kill_priv, data);
+        drop(active);
+        match written {
+            Ok(Written::Done(n)) => {
+                self.node.metrics.finished(Operation::Write, start);
+                reply.written(n);
+            }
+            Ok(Written::Then(rest)) => {
+                let node = Arc::clone(&self.node);
+                self.spawn(
+                    Operation::Write,
+                    async move { node.finish_write(&handle, rest).await },
+                    move |r| match r {
+                        Ok(n) => reply.written(n),
+                        Err(e) => reply.error(errno(e)),
+                    },
+                );
+            }
+            Err(e) => reply.error(errno(e)),
+        }
+    }
+
+    fn flush(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        if self.node.handles.content(fh.0).is_some() {
+            return reply.ok();
+        }
+        let handle = handle!(self, fh, reply);
+        if self.node.nothing_to_do_at_close(&handle, owner.0) {
+            return reply.ok();
+        }
+        let node = Arc::clone(&self.node);
+        self.spawn(
+            Operation::Flush,
+            async move { node.close(&handle, owner.0).await },
+            empty(reply),
+        );
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(handle) = self.node.handles.remove_file(fh.0) else {
+            self.node.handles.remove_content(fh.0);
+            return reply.ok();
+        };
+        // Nobody waits for a release, so it is answered when it is done: an open that follows
+        // an unlink then finds the last handle really gone.
+        let node = Arc::clone(&self.node);
+        self.spawn(
+            Operation::Release,
+            async move {
+                node.release(&handle).await;
+                Ok(())
+            },
+            empty(reply),
+        );
+    }
+
+    fn fsync(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let handle = handle!(self, fh, reply);
+        let node = Arc::clone(&self.node);
+        self.spawn(Operation::Fsync, async move { node.fsync(&handle).await }, empty(reply));
+    }
+
+    fn opendir(&self, _req: &Request, i: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let handle = DirHandle::new(ino(i));
+        reply.opened(FileHandle(self.node.handles.insert_dir(handle)), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let Some(dir) = self.node.handles.dir(fh.0) else {
+            return reply.error(errno(Errno::EBADF));
+        };
+        let node = Arc::clone(&self.node);
+        self.spawn_waiting(
+            Operation::ReadDir,
+            req,
+            async move { node.list(&dir, offset).await },
+            move |r| match r {
+                Ok(items) => {
+                    let rest = items.iter().enumerate().skip(offset as usize);
+                    for (at, item) in rest {
+                        let name = OsStr::from_bytes(&item.name);
+                        if reply.add(
+                            INodeNo(item.attr.ino.0),
+                            at as u64 + 1,
+                            kind(item.attr.kind),
+                            name,
+                        ) {
+                            break;
+                        }
+                    }
+                    reply.ok();
+                }
+                Err(e) => reply.error(errno(e)),
+            },
+        );
+    }
+
+    fn readdirplus(
+        &self,
+        req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let Some(dir) = self.node.handles.dir(fh.0) else {
+            return reply.error(errno(Errno::EBADF));
+        };
+        let node = Arc::clone(&self.node);
+        self.spawn_waiting(
+            Operation::ReadDir,
+            req,
+            async move { node.list(&dir, offset).await },
+            move |r| match r {
+                Ok(items) => {
+                    let rest = items.iter().enumerate().skip(offset as usize);
+                    for (at, item) in rest {
+                        let name = OsStr::from_bytes(&item.name);
+                        if reply.add(
+                            INodeNo(item.attr.ino.0),
+                            at as u64 + 1,
+                            name,
+                            &TTL,
+                            &attr(&item.attr),
+                            Generation(0),
+                        ) {
+                            break;
+                        }
+                    }
+                    reply.ok();
+                }
+                Err(e) => reply.error(errno(e)),
+            },
+        );
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.node.handles.remove_dir(fh.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let node = Arc::clone(&self.node);
+        self.spawn(Operation::Fsync, async move { node.sync_names().await }, empty(reply));
+    }
+
+    fn statfs(&self, _req: &Request, _i: INodeNo, reply: ReplyStatfs) {
+        let node = Arc::clone(&self.node);
+        self.spawn(Operation::StatFs, async move { node.statfs().await }, move |r| match r {
+            Ok(s) => reply.statfs(
+                s.blocks, s.bfree, s.bavail, s.files, s.ffree, s.bsize, s.namelen, s.frsize,
+            ),
+            Err(e) => reply.error(errno(e)),
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        i: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let node = Arc::clone(&self.node);
+        let (i, name, value) = (ino(i), name.as_bytes().to_vec(), value.to_vec());
+        self.spawn(
+            Operation::Xattr,
+            async move { node.set_xattr(i, name, value, flags as u32).await },
+            empty(reply),
+        );
+    }
+
+    fn getxattr(&self, _req: &Request, i: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let node = Arc::clone(&self.node);
+        let (i, name) = (ino(i), name.as_bytes().to_vec());
+        self.spawn(
+            Operation::Xattr,
+            async move { node.get_xattr(i, name).await },
+            xattr(reply, size),
+        );
+    }
+
+    fn listxattr(&self, _req: &Request, i: INodeNo, size: u32, reply: ReplyXattr) {
+        let node = Arc::clone(&self.node);
+        let i = ino(i);
+        self.spawn(Operation::Xattr, async move { node.list_xattr(i).await }, xattr(reply, size));
+    }
+
+    fn removexattr(&self, _req: &Request, i: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let node = Arc::clone(&self.node);
+        let (i, name) = (ino(i), name.as_bytes().to_vec());
+        self.spawn(Operation::Xattr, async move { node.remove_xattr(i, name).await }, empty(reply));
+    }
+
+    fn access(&self, _req: &Request, _i: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        // With default_permissions the kernel checks and never asks.
+        reply.error(errno(Errno::ENOSYS));
+    }
+
+    fn getlk(
+        &self,
+        _req: &Request,
+        i: INodeNo,
+        _fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        flock: bool,
+        reply: ReplyLock,
+    ) {
+        let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
+        let node = Arc::clone(&self.node);
+        self.spawn(Operation::Lock, async move { node.get_lock(lock).await }, move |r| match r {
+            Ok(l) => reply.locked(l.start, l.end, l.typ, l.pid),
+            Err(e) => reply.error(errno(e)),
+        });
+    }
+
+    fn setlk(
+        &self,
+        req: &Request,
+        i: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        flock: bool,
+        reply: ReplyEmpty,
+    ) {
+        let handle = handle!(self, fh, reply);
+        let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
+        let node = Arc::clone(&self.node);
+        let unique = req.unique().0;
+        let work = async move { node.set_lock(&handle, lock, sleep, unique).await };
+        self.spawn(Operation::Lock, work, empty(reply));
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let handle = handle!(self, fh, reply);
+        let node = Arc::clone(&self.node);
+        self.spawn(
+            Operation::Fallocate,
+            async move { node.fallocate(&handle, offset, length, mode).await },
+            empty(reply),
+        );
+    }
+
+    fn lseek(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let handle = handle!(self, fh, reply);
+        let node = Arc::clone(&self.node);
+        self.spawn(
+            Operation::Seek,
+            async move { node.seek(&handle, offset, whence).await },
+            move |r| match r {
+                Ok(at) => reply.offset(at),
+                Err(e) => reply.error(errno(e)),
+            },
+        );
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        _ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let from = handle!(self, fh_in, reply);
+        let to = handle!(self, fh_out, reply);
+        let node = Arc::clone(&self.node);
+        self.spawn(
+            Operation::Copy,
+            async move { node.copy_range(&from, offset_in, &to, offset_out, len).await },
+            move |r| match r {
+                Ok(n) => reply.written(n),
+                Err(e) => reply.error(errno(e)),
+            },
+        );
+    }
+}

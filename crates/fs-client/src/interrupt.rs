@@ -1,0 +1,90 @@
+//! Signals for processes that wait in a request: the kernel tells which request, the waiting
+//! operation hears of it here and answers `EINTR`.
+
+use ebb_types::Errno;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// An interrupt can be read from the kernel by one event loop before the request it means was
+/// registered by another; so many of those are remembered. Request ids are never used twice.
+const EARLY_MAX: usize = 256;
+
+#[derive(Default)]
+struct Inner {
+    waiting: HashMap<u64, Arc<Notify>>,
+    early: VecDeque<u64>,
+}
+
+/// The requests that can be interrupted now.
+#[derive(Default)]
+pub struct Interrupts {
+    inner: Mutex<Inner>,
+}
+
+impl Interrupts {
+    /// The kernel says that whoever waits for `unique` got a signal.
+    pub fn interrupt(&self, unique: u64) {
+        let mut inner = self.inner.lock();
+        match inner.waiting.get(&unique) {
+            Some(waiter) => waiter.notify_one(),
+            None => {
+                if inner.early.len() == EARLY_MAX {
+                    inner.early.pop_front();
+                }
+                inner.early.push_back(unique);
+            }
+        }
+    }
+
+    /// Runs `work` until it is done or its process is interrupted. Dropped work must leave a
+    /// consistent state: this is for waiting, not for changing things.
+    pub async fn run<T>(
+        &self,
+        unique: u64,
+        work: impl Future<Output = Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        let notify = Arc::new(Notify::new());
+        {
+            let mut inner = self.inner.lock();
+            if let Some(at) = inner.early.iter().position(|u| *u == unique) {
+                inner.early.remove(at);
+                return Err(Errno::EINTR);
+            }
+            inner.waiting.insert(unique, Arc::clone(&notify));
+        }
+        let result = tokio::select! {
+            biased;
+            result = work => result,
+            () = notify.notified() => Err(Errno::EINTR),
+        };
+        self.inner.lock().waiting.remove(&unique);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn an_interrupt_ends_a_wait_before_and_after_it_began() {
+        let interrupts = Arc::new(Interrupts::default());
+        interrupts.interrupt(7);
+        let forever = std::future::pending::<Result<(), Errno>>();
+        assert_eq!(interrupts.run(7, forever).await, Err(Errno::EINTR));
+
+        let other = Arc::clone(&interrupts);
+        let wait =
+            tokio::spawn(
+                async move { other.run(8, std::future::pending::<Result<(), Errno>>()).await },
+            );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        interrupts.interrupt(8);
+        assert_eq!(wait.await.expect("no panic"), Err(Errno::EINTR));
+        assert_eq!(interrupts.run(9, async { Ok(1) }).await, Ok(1));
+    }
+}

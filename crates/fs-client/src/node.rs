@@ -1,0 +1,273 @@
+//! One node of the job: everything the operations of its mount share.
+
+use crate::cache::CacheDir;
+use crate::config::{Durability, MountConfig};
+use crate::daemon::Daemon;
+use crate::file::CachedFile;
+use crate::handles::Handles;
+use crate::interrupt::Interrupts;
+use crate::metrics::Metrics;
+use crate::rules::Rules;
+use crate::virtual_files::{self, VirtualFile};
+use ebb_backend::Backend;
+use ebb_consistency::Model;
+use ebb_flusher::{Activity, Engine};
+use ebb_meta_client::MetaClient;
+use ebb_transport::PeerPool;
+use ebb_types::{Errno, Ino, NodeId};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Files are spread over so many maps, so that threads seldom meet.
+const SHARDS: usize = 16;
+
+/// The daemon's state. Lock order: a shard of `files` before a file's own locks; nothing here is
+/// held across an RPC.
+pub struct Node {
+    /// What it was told at start.
+    pub config: MountConfig,
+    /// Its number in the job.
+    pub me: NodeId,
+    /// The service, for names and ownership.
+    pub meta: MetaClient,
+    /// Other nodes, for their bytes.
+    pub peers: PeerPool,
+    /// The backing, for unowned bytes.
+    pub backing: Arc<dyn Backend>,
+    /// Cache files.
+    pub cache: CacheDir,
+    /// Which model applies where.
+    pub rules: Rules,
+    /// Open handles.
+    pub handles: Handles,
+    /// Requests that a signal can end.
+    pub interrupts: Interrupts,
+    /// Foreground operations in flight.
+    pub activity: Arc<Activity>,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Where waiting work runs.
+    pub runtime: tokio::runtime::Handle,
+    /// Addresses of other nodes.
+    pub addresses: Mutex<HashMap<NodeId, String>>,
+    /// Brings bytes to the backing; set once the node runs.
+    pub flusher: OnceLock<Arc<Engine>>,
+    /// The whole daemon; set once it runs.
+    pub daemon: OnceLock<Weak<Daemon>>,
+    /// Upper bound of the bytes in the buffer.
+    pub used: AtomicU64,
+    /// Whoever makes room has this; when room was made last.
+    pub making_room: tokio::sync::Mutex<Option<Instant>>,
+    /// Files that may have bytes which are not on the backing.
+    dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
+    capacity: OnceLock<u64>,
+    this: Weak<Node>,
+    files: [RwLock<HashMap<Ino, Arc<CachedFile>>>; SHARDS],
+}
+
+/// The parts a node is made of.
+pub struct Parts {
+    /// What it was told at start.
+    pub config: MountConfig,
+    /// Its number in the job.
+    pub me: NodeId,
+    /// The service.
+    pub meta: MetaClient,
+    /// Other nodes.
+    pub peers: PeerPool,
+    /// The backing.
+    pub backing: Arc<dyn Backend>,
+    /// Cache files.
+    pub cache: CacheDir,
+    /// Which model applies where.
+    pub rules: Rules,
+    /// Foreground operations in flight.
+    pub activity: Arc<Activity>,
+    /// Where waiting work runs.
+    pub runtime: tokio::runtime::Handle,
+}
+
+impl Node {
+    /// Puts a node together.
+    #[must_use]
+    pub fn new(parts: Parts) -> Arc<Node> {
+        Arc::new_cyclic(|this| Node {
+            config: parts.config,
+            me: parts.me,
+            meta: parts.meta,
+            peers: parts.peers,
+            backing: parts.backing,
+            cache: parts.cache,
+            rules: parts.rules,
+            handles: Handles::default(),
+            interrupts: Interrupts::default(),
+            activity: parts.activity,
+            metrics: Metrics::default(),
+            runtime: parts.runtime,
+            addresses: Mutex::new(HashMap::new()),
+            flusher: OnceLock::new(),
+            daemon: OnceLock::new(),
+            used: AtomicU64::new(0),
+            making_room: tokio::sync::Mutex::new(None),
+            capacity: OnceLock::new(),
+            dirty: Mutex::new(HashMap::new()),
+            this: this.clone(),
+            files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
+        })
+    }
+
+    /// For work that outlives the call.
+    pub(crate) fn me_arc(&self) -> Option<Arc<Node>> {
+        self.this.upgrade()
+    }
+
+    /// Notes that a file has (or gets) bytes that are not on the backing.
+    pub(crate) fn list_dirty(&self, file: &Arc<CachedFile>) {
+        if !file.listed.swap(true, AcqRel) {
+            self.dirty.lock().insert(file.ino, Arc::clone(file));
+        }
+    }
+
+    pub(crate) fn listed_dirty(&self) -> Vec<Arc<CachedFile>> {
+        self.dirty.lock().values().cloned().collect()
+    }
+
+    /// Takes a file off the list. Whoever writes next puts it on again.
+    pub(crate) fn unlist(&self, file: &CachedFile) {
+        let mut dirty = self.dirty.lock();
+        file.listed.store(false, Release);
+        dirty.remove(&file.ino);
+    }
+
+    pub(crate) fn unlist_if_clean(&self, file: &Arc<CachedFile>) {
+        self.unlist(file);
+        // Written between the look and the note: on the list again.
+        if file.state.read().view.unflushed_bytes() > 0 && !file.state.read().orphan {
+            self.list_dirty(file);
+        }
+    }
+
+    /// Opens a file of `.ebb`: its content is made now.
+    pub async fn open_virtual(&self, ino: Ino, flags: i32) -> Result<u64, Errno> {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return Err(Errno::EACCES);
+        }
+        let json = |v: serde_json::Result<Vec<u8>>| v.map_err(|_| Errno::EIO);
+        let content = match virtual_files::file(ino)? {
+            VirtualFile::Status => {
+                let daemon = self.daemon.get().and_then(Weak::upgrade).ok_or(Errno::EAGAIN)?;
+                json(serde_json::to_vec_pretty(&daemon.status().await))?
+            }
+            VirtualFile::Metrics => self.metrics.prometheus().into_bytes(),
+            VirtualFile::Config => json(serde_json::to_vec_pretty(&self.config))?,
+        };
+        Ok(self.handles.insert_content(content))
+    }
+
+    /// The cap of the buffer.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        let of_file_system = || self.cache.space().map_or(u64::MAX, |(all, _)| all / 5 * 4);
+        *self.capacity.get_or_init(|| self.config.cache_size.map_or_else(of_file_system, |s| s.0))
+    }
+
+    fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Arc<CachedFile>>> {
+        &self.files[(ino.0 as usize) % SHARDS]
+    }
+
+    /// The file, if this node holds anything of it.
+    #[must_use]
+    pub fn file(&self, ino: Ino) -> Option<Arc<CachedFile>> {
+        self.shard(ino).read().get(&ino).cloned()
+    }
+
+    /// The file; taken in under `model` when new.
+    pub fn file_or_new(&self, ino: Ino, model: &Arc<Model>) -> Arc<CachedFile> {
+        if let Some(file) = self.file(ino) {
+            return file;
+        }
+        let mut shard = self.shard(ino).write();
+        let new = || Arc::new(CachedFile::new(ino, self.me, Arc::clone(model)));
+        Arc::clone(shard.entry(ino).or_insert_with(new))
+    }
+
+    /// Every file of which this node holds anything.
+    #[must_use]
+    pub fn all_files(&self) -> Vec<Arc<CachedFile>> {
+        self.files.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Gives a file up for good: it was unlinked and nobody has it open.
+    pub fn discard(&self, ino: Ino) {
+        let mut shard = self.shard(ino).write();
+        let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
+        if unused {
+            shard.remove(&ino);
+            drop(shard);
+            if let Err(e) = self.cache.remove(ino) {
+                tracing::warn!(%ino, error = %e, "cannot remove a cache file");
+            }
+        }
+    }
+
+    /// The kernel holds no reference to the inode any more: what has no local bytes is dropped,
+    /// and of what has some it is found out whether it was unlinked.
+    pub fn forget(&self, ino: Ino) {
+        let mut shard = self.shard(ino).write();
+        let Some(file) = shard.get(&ino) else { return };
+        // Whoever is about to open it holds it as well; then it stays.
+        let (in_use, bytes) = {
+            let state = file.state.read();
+            let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
+            (state.opens > 0 || state.registered || Arc::strong_count(file) > 2, bytes)
+        };
+        if in_use {
+            return;
+        }
+        if bytes == 0 && Arc::strong_count(file) == 1 {
+            shard.remove(&ino);
+            drop(shard);
+            let _ = self.cache.remove(ino);
+        } else if let Some(node) = self.me_arc() {
+            drop(shard);
+            self.runtime.spawn(async move { node.discard_if_unlinked(ino).await });
+        }
+    }
+
+    async fn discard_if_unlinked(&self, ino: Ino) {
+        if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await
+            && let Some(file) = self.file(ino)
+        {
+            self.unlist(&file);
+            self.discard(ino);
+        }
+    }
+
+    /// How long one remote step may take.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.config.request_timeout
+    }
+
+    /// What fsync promises here.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        self.config.durability
+    }
+
+    /// (dirty, clean) bytes of the whole node.
+    #[must_use]
+    pub fn local_bytes(&self) -> (u64, u64) {
+        let mut sum = (0, 0);
+        for file in self.all_files() {
+            let state = file.state.read();
+            sum.0 += state.view.unflushed_bytes();
+            sum.1 += state.view.clean_bytes();
+        }
+        sum
+    }
+}

@@ -1,0 +1,194 @@
+//! Reading and writing. What is local is answered at once; the rest waits for the service, a
+//! peer or the backing.
+
+use crate::cache::read_padded;
+use crate::file::{Place, checked_range};
+use crate::handles::OpenFile;
+use crate::node::Node;
+use ebb_consistency::{Scope, Source, SyncEvent};
+use ebb_types::{ByteRange, Errno, Time};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What became of a write.
+#[derive(Debug)]
+pub enum Written {
+    /// So many bytes are written and the model asks for nothing more.
+    Done(u32),
+    /// More has to happen before the application may go on.
+    Then(Rest),
+}
+
+/// The part of a write that has to wait.
+#[derive(Debug)]
+pub enum Rest {
+    /// The bytes are here; they must be published.
+    Publish(ByteRange),
+    /// The end of the file must be asked for first.
+    Append(Vec<u8>),
+    /// The buffer is full: room must be made first.
+    NoRoom(u64, bool, Vec<u8>),
+    /// Setuid bits must go first.
+    KillPriv(u64, bool, Vec<u8>),
+}
+
+impl Node {
+    /// Stores an application's bytes, and says what is left to do.
+    pub fn write_local(
+        &self,
+        handle: &OpenFile,
+        offset: u64,
+        append: bool,
+        kill_priv: bool,
+        data: &[u8],
+    ) -> Result<Written, Errno> {
+        if kill_priv {
+            return Ok(Written::Then(Rest::KillPriv(offset, append, data.to_vec())));
+        }
+        let file = &handle.file;
+        let (attach, atomic) = {
+            let state = file.state.read();
+            (state.model.on(SyncEvent::Write).attach, state.model.append_is_atomic())
+        };
+        if append && atomic {
+            return Ok(Written::Then(Rest::Append(data.to_vec())));
+        }
+        let place = if append { Place::End } else { Place::At(offset) };
+        let no_room = || Ok(Written::Then(Rest::NoRoom(offset, append, data.to_vec())));
+        if self.is_over_capacity() {
+            return no_room();
+        }
+        let range = match file.store(&self.cache, place, data) {
+            Err(Errno::ENOSPC) => return no_room(),
+            stored => stored?,
+        };
+        self.note_stored(range.len());
+        self.list_dirty(file);
+        self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
+        Ok(match attach {
+            None => Written::Done(range.len() as u32),
+            Some(Scope::Range | Scope::File) => Written::Then(Rest::Publish(range)),
+        })
+    }
+
+    /// Does what a write left to do.
+    pub async fn finish_write(&self, handle: &OpenFile, rest: Rest) -> Result<u32, Errno> {
+        match rest {
+            Rest::Publish(range) => {
+                self.event(&handle.file, SyncEvent::Write, range, false).await?;
+                Ok(range.len() as u32)
+            }
+            Rest::Append(data) => self.append(handle, &data).await,
+            Rest::KillPriv(offset, append, data) => {
+                self.kill_priv(handle.file.ino).await?;
+                match self.write_local(handle, offset, append, false, &data)? {
+                    Written::Done(n) => Ok(n),
+                    Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
+                }
+            }
+            Rest::NoRoom(offset, append, data) => {
+                self.make_room().await?;
+                match self.write_local(handle, offset, append, false, &data)? {
+                    Written::Done(n) => Ok(n),
+                    // Not even now: the disk is full of something else.
+                    Written::Then(Rest::NoRoom(..)) => Err(Errno::ENOSPC),
+                    Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
+                }
+            }
+        }
+    }
+
+    /// Appends where the service says the end is, in one step with publishing. A reader that
+    /// hears of the bytes before they are stored asks again (see `fetch.rs`).
+    async fn append(&self, handle: &OpenFile, data: &[u8]) -> Result<u32, Errno> {
+        let file = &handle.file;
+        let _turn = file.turn.lock().await;
+        let done = self.meta.append(file.ino, data.len() as u64, Time::now()).await?;
+        let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
+        let range = checked_range(start, data.len() as u64)?;
+        let cache = file.cache(&self.cache)?;
+        let changes = {
+            let mut state = file.state.write();
+            cache.write_all_at(data, start)?;
+            state.view.write(range);
+            state.view.appended(range, done.version, done.size)
+        };
+        self.note_changes(file, &changes);
+        self.list_dirty(file);
+        self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
+        Ok(data.len() as u32)
+    }
+
+    /// Reads into `buffer` if every byte is here and the model need not ask; the number of bytes.
+    pub fn read_local(
+        &self,
+        handle: &OpenFile,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<Option<usize>, Errno> {
+        let range = ByteRange::at(offset, buffer.len() as u64);
+        let state = handle.file.state.read();
+        if state.model.on(SyncEvent::Read).query.is_some() {
+            return Ok(None);
+        }
+        let mut filled = 0;
+        for piece in state.view.plan_read(range) {
+            let at = (piece.range.start() - offset) as usize;
+            let part = &mut buffer[at..at + piece.range.len() as usize];
+            match piece.source {
+                Source::Zero => part.fill(0),
+                Source::Local => {
+                    let cache = handle.file.cache(&self.cache)?;
+                    read_padded(&cache, part, piece.range.start())?;
+                }
+                Source::Peer { .. } | Source::Backing => return Ok(None),
+            }
+            filled = at + piece.range.len() as usize;
+        }
+        self.metrics.bytes_read.fetch_add(filled as u64, Relaxed);
+        Ok(Some(filled))
+    }
+
+    /// Reads, asking and fetching as needed.
+    pub async fn read(
+        &self,
+        handle: &OpenFile,
+        offset: u64,
+        size: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        let range = ByteRange::at(offset, size as u64);
+        self.event(&handle.file, SyncEvent::Read, range, false).await?;
+        let bytes = self.gather(&handle.file, range).await?;
+        self.metrics.bytes_read.fetch_add(bytes.len() as u64, Relaxed);
+        self.read_ahead(handle, offset, bytes.len() as u64);
+        Ok(bytes)
+    }
+
+    /// Copies bytes between two open files, as `copy_file_range` does.
+    pub async fn copy_range(
+        &self,
+        from: &OpenFile,
+        offset_from: u64,
+        to: &OpenFile,
+        offset_to: u64,
+        len: u64,
+    ) -> Result<u32, Errno> {
+        const STEP: u64 = 1 << 20;
+        // The reply's count has 32 bits; the caller goes on where this ends.
+        let len = len.min(1 << 30);
+        let mut done = 0;
+        while done < len {
+            let want = (len - done).min(STEP) as usize;
+            let bytes = self.read(from, offset_from + done, want).await?;
+            if bytes.is_empty() {
+                break;
+            }
+            let n = match self.write_local(to, offset_to + done, false, false, &bytes)? {
+                Written::Done(n) => n,
+                Written::Then(rest) => self.finish_write(to, rest).await?,
+            };
+            done += u64::from(n);
+        }
+        Ok(done as u32)
+    }
+}

@@ -1,0 +1,240 @@
+//! Bytes that are not here: fetched once, from their owner or from the backing, kept as clean.
+
+use crate::cache::read_padded;
+use crate::file::{CachedFile, Fetch};
+use crate::handles::OpenFile;
+use crate::node::Node;
+use ebb_consistency::{Piece, Source};
+use ebb_transport::{ReadError, ReadRequest};
+use ebb_types::{ByteRange, Errno, NodeId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How often a reader asks again when an owner says that the bytes are not there (any more).
+const ATTEMPTS_MAX: u32 = 12;
+
+/// Largest piece that is fetched at once.
+const FETCH_BYTES_MAX: u64 = 4 << 20;
+
+/// Reads in a row before a reader counts as sequential.
+const SEQUENTIAL_RUN: u32 = 2;
+
+/// How far ahead of a sequential reader to fetch.
+const READ_AHEAD_BYTES: u64 = 8 << 20;
+
+/// What one round over a range found.
+enum Round {
+    Complete(Vec<u8>),
+    /// Something changed under way: plan again.
+    Again,
+}
+
+impl Node {
+    /// The bytes of `range` as this node sees them, up to the end of the file.
+    pub(crate) async fn gather(
+        &self,
+        file: &Arc<CachedFile>,
+        range: ByteRange,
+    ) -> Result<Vec<u8>, Errno> {
+        for attempt in 0..ATTEMPTS_MAX {
+            match self.gather_once(file, range).await? {
+                Round::Complete(bytes) => return Ok(bytes),
+                Round::Again => {
+                    tokio::time::sleep(Duration::from_millis(1 << attempt.min(8))).await;
+                    self.query_anew(file, range).await?;
+                }
+            }
+        }
+        tracing::warn!(ino = %file.ino, %range, "the owner of these bytes does not have them");
+        Err(Errno::EIO)
+    }
+
+    async fn gather_once(&self, file: &Arc<CachedFile>, range: ByteRange) -> Result<Round, Errno> {
+        let (mut bytes, missing) = self.local_part(file, range)?;
+        for piece in missing {
+            let got = match self.obtain(file, piece).await? {
+                Some(got) => got,
+                None => return Ok(Round::Again),
+            };
+            let at = (piece.range.start() - range.start()) as usize;
+            bytes[at..at + got.len()].copy_from_slice(&got);
+        }
+        Ok(Round::Complete(bytes))
+    }
+
+    /// What is here already, and the pieces that are not. One consistent look: the state is not
+    /// let go between the plan and the copy.
+    fn local_part(
+        &self,
+        file: &CachedFile,
+        range: ByteRange,
+    ) -> Result<(Vec<u8>, Vec<Piece>), Errno> {
+        let state = file.state.read();
+        let plan = state.view.plan_read(range);
+        let end = plan.last().map_or(range.start(), |p| p.range.end());
+        let mut bytes = vec![0; (end - range.start()) as usize];
+        let mut missing = Vec::new();
+        for piece in plan {
+            let at = (piece.range.start() - range.start()) as usize;
+            match piece.source {
+                Source::Zero => {}
+                Source::Local => {
+                    let part = &mut bytes[at..at + piece.range.len() as usize];
+                    read_padded(&*file.cache(&self.cache)?, part, piece.range.start())?;
+                }
+                Source::Peer { .. } | Source::Backing => missing.push(piece),
+            }
+        }
+        Ok((bytes, missing))
+    }
+
+    /// One missing piece: fetched here, or waited for when somebody does it already. `None`: it
+    /// is not where it was said to be.
+    async fn obtain(&self, file: &Arc<CachedFile>, piece: Piece) -> Result<Option<Vec<u8>>, Errno> {
+        loop {
+            match file.fetch(piece.range) {
+                Fetch::Mine(_ticket) => return self.fetch_and_keep(file, piece).await,
+                Fetch::Wait(mut done) => {
+                    // An error means that the other one is done: its sender is gone.
+                    let _ = done.changed().await;
+                    let (bytes, missing) = self.local_part(file, piece.range)?;
+                    if missing.is_empty() && bytes.len() as u64 == piece.range.len() {
+                        return Ok(Some(bytes));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn fetch_and_keep(
+        &self,
+        file: &Arc<CachedFile>,
+        piece: Piece,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let got = match piece.source {
+            Source::Peer { node, .. } => self.from_peer(file, node, piece.range).await?,
+            Source::Backing => Some(self.from_backing(file, piece.range).await?),
+            Source::Local | Source::Zero => return Err(Errno::EIO),
+        };
+        // A full buffer is for writers: readers do without a copy.
+        let full = self.is_over_capacity();
+        if let Some(bytes) = &got
+            && !full
+            && let Err(e) = file.keep(&self.cache, piece.range, piece.as_of, bytes)
+        {
+            // The reader has its bytes; only the copy for later is missing.
+            tracing::debug!(ino = %file.ino, error = %e, "fetched bytes not kept");
+        }
+        Ok(got)
+    }
+
+    async fn from_peer(
+        &self,
+        file: &CachedFile,
+        owner: NodeId,
+        range: ByteRange,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        if owner == self.me {
+            tracing::error!(ino = %file.ino, %range, "bytes of this node are lost");
+            return Err(Errno::EIO);
+        }
+        let address = self.address_of(owner).await?;
+        let request = ReadRequest { ino: file.ino, ranges: vec![range] };
+        match self.peers.read(&address, &request).await {
+            Ok(bytes) if bytes.len() as u64 == range.len() => {
+                self.metrics.fetched_peer.fetch_add(range.len(), Relaxed);
+                Ok(Some(bytes.to_vec()))
+            }
+            Ok(_) => Err(Errno::EPROTO),
+            Err(ReadError::NotHere) => Ok(None),
+            Err(e) => {
+                self.addresses.lock().remove(&owner);
+                tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
+                Err(Errno::EIO)
+            }
+        }
+    }
+
+    async fn address_of(&self, node: NodeId) -> Result<String, Errno> {
+        if let Some(address) = self.addresses.lock().get(&node) {
+            return Ok(address.clone());
+        }
+        let nodes = self.meta.nodes(Some(node)).await?;
+        let found = nodes.into_iter().find(|n| n.id == node.0).ok_or(Errno::EIO)?;
+        self.addresses.lock().insert(node, found.peer_address.clone());
+        Ok(found.peer_address)
+    }
+
+    async fn from_backing(
+        &self,
+        file: &Arc<CachedFile>,
+        range: ByteRange,
+    ) -> Result<Vec<u8>, Errno> {
+        let backing = self.backing_of(file).await?;
+        let read = tokio::task::spawn_blocking(move || {
+            let mut bytes = vec![0; range.len() as usize];
+            backing.read_full_at(&mut bytes, range.start()).map(|n| {
+                // Shorter than the service said: what is cut off reads as zeros.
+                bytes[n..].fill(0);
+                bytes
+            })
+        });
+        let bytes = match tokio::time::timeout(self.deadline(), read).await {
+            Ok(joined) => joined.map_err(|_| Errno::EIO)?.map_err(|e| e.errno())?,
+            Err(_) => {
+                tracing::error!(ino = %file.ino, %range, "the backing does not answer");
+                return Err(Errno::ETIMEDOUT);
+            }
+        };
+        self.metrics.fetched_backing.fetch_add(range.len(), Relaxed);
+        Ok(bytes)
+    }
+
+    /// Fetches what a sequential reader will want next; random readers do not pay for it.
+    pub(crate) fn read_ahead(&self, handle: &OpenFile, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        let (from, to) = {
+            let mut ahead = handle.read_ahead.lock();
+            ahead.run = if ahead.next == offset { ahead.run.saturating_add(1) } else { 0 };
+            ahead.next = end;
+            if ahead.run < SEQUENTIAL_RUN || len == 0 {
+                ahead.ahead = end;
+                return;
+            }
+            // Ask again only when half of what was asked for is used up.
+            if ahead.ahead.saturating_sub(end) > READ_AHEAD_BYTES / 2 {
+                return;
+            }
+            let from = ahead.ahead.max(end);
+            ahead.ahead = end.saturating_add(READ_AHEAD_BYTES);
+            (from, ahead.ahead)
+        };
+        let pieces = handle.file.state.read().view.plan_read(ByteRange::new(from, to));
+        for piece in pieces.into_iter().flat_map(split) {
+            if matches!(piece.source, Source::Peer { .. } | Source::Backing)
+                && let Fetch::Mine(ticket) = handle.file.fetch(piece.range)
+                && let Some(node) = self.me_arc()
+            {
+                let file = Arc::clone(&handle.file);
+                self.runtime.spawn(async move {
+                    let _ticket = ticket;
+                    if let Err(e) = node.fetch_and_keep(&file, piece).await {
+                        tracing::debug!(ino = %file.ino, error = %e, "read-ahead failed");
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn split(piece: Piece) -> Vec<Piece> {
+    let mut parts = Vec::new();
+    let mut start = piece.range.start();
+    while start < piece.range.end() {
+        let end = piece.range.end().min(start + FETCH_BYTES_MAX);
+        parts.push(Piece { range: ByteRange::new(start, end), ..piece });
+        start = end;
+    }
+    parts
+}

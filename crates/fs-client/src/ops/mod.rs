@@ -1,0 +1,12 @@
+//! The operations of the mount, as methods of `Node`, one file a family. None of them knows FUSE.
+
+pub mod data;
+pub mod dirs;
+pub mod fetch;
+pub mod locks;
+pub mod names;
+pub mod open;
+pub mod room;
+pub mod space;
+pub mod sync;
+pub mod xattr;

@@ -1,0 +1,155 @@
+//! Names and attributes: asked of the metadata service every time, so that they are the same on
+//! all nodes at once. Size and mtime are merged with what this node has not published yet.
+
+use crate::node::Node;
+use ebb_consistency::SyncEvent;
+use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr};
+use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Name, Version};
+
+/// What a new inode is to be.
+#[derive(Clone, Debug)]
+pub struct MakeArgs {
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Target of a symlink.
+    pub target: Vec<u8>,
+}
+
+impl MakeArgs {
+    pub(crate) fn request(
+        self,
+        parent: Ino,
+        name: &Name,
+        open: bool,
+    ) -> Result<MakeRequest, Errno> {
+        Ok(MakeRequest {
+            parent,
+            name: name.clone(),
+            kind: FileKind::from_mode(self.mode).ok_or(Errno::EINVAL)?,
+            perm: self.mode & 0o7777,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: self.rdev,
+            target: self.target,
+            open,
+        })
+    }
+}
+
+impl Node {
+    /// What this node sees as the attributes of an inode whose published ones are `attr`.
+    pub(crate) fn seen(&self, mut attr: Attr) -> Attr {
+        let Some(file) = self.file(attr.ino) else { return attr };
+        let state = file.state.read();
+        let asks = state.model.on(SyncEvent::Stat).query.is_some();
+        let local_end = state.view.unattached_end();
+        attr.size =
+            if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
+        if let Some(written) = state.mtime {
+            attr.mtime = attr.mtime.max(written);
+            attr.ctime = attr.ctime.max(written);
+        }
+        attr
+    }
+
+    /// The inode of a name.
+    pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
+        self.meta.lookup(parent, name).await.map(|a| self.seen(a))
+    }
+
+    /// The attributes of an inode.
+    pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
+        self.meta.getattr(ino).await.map(|a| self.seen(a))
+    }
+
+    /// Changes attributes; a new size is published at once in every model.
+    pub async fn setattr(&self, ino: Ino, mut args: SetAttr) -> Result<Attr, Errno> {
+        if args.size.is_some_and(|s| s > crate::file::SIZE_MAX) {
+            return Err(Errno::EFBIG);
+        }
+        args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
+        let attr = match args.size {
+            Some(size) => self.cut(ino, &args, size).await?,
+            None => {
+                let attr = self.meta.setattr(ino, &args).await?.attr;
+                // An explicit mtime is newer than the writes before it.
+                if args.mtime.is_some()
+                    && let Some(file) = self.file(ino)
+                {
+                    file.state.write().mtime = None;
+                }
+                attr
+            }
+        };
+        Ok(self.seen(attr))
+    }
+
+    /// Sets the size, here and at the service.
+    async fn cut(&self, ino: Ino, args: &SetAttr, size: u64) -> Result<Attr, Errno> {
+        let file = self.file_or_new(ino, self.rules.job());
+        let _turn = file.turn.lock().await;
+        let done = self.meta.setattr(ino, args).await?;
+        let map = match done.map {
+            Some(map) => map,
+            None => {
+                let range = ByteRange::ALL;
+                self.meta.query(QueryRequest { ino, range, known: Version::ZERO }).await?
+            }
+        };
+        self.apply_cut(&file, size, &map.map);
+        Ok(done.attr)
+    }
+
+    /// A new inode under a new name.
+    pub async fn make(&self, parent: Ino, name: &Name, args: MakeArgs) -> Result<Attr, Errno> {
+        match self.meta.make(&args.request(parent, name, false)?).await? {
+            Made::Made(attr) => Ok(attr),
+            Made::Opened(_) => Err(Errno::EPROTO),
+        }
+    }
+
+    /// The target of a symlink.
+    pub async fn readlink(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
+        self.meta.readlink(ino).await
+    }
+
+    /// Takes a name away.
+    pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
+        if dir { self.meta.rmdir(parent, name).await } else { self.meta.unlink(parent, name).await }
+    }
+
+    /// Moves a name.
+    pub async fn rename(
+        &self,
+        parent: Ino,
+        name: &Name,
+        new_parent: Ino,
+        new_name: &Name,
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let known = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+        if flags & !known != 0 || flags == known {
+            return Err(Errno::EINVAL);
+        }
+        self.meta.rename((parent, name), (new_parent, new_name), flags).await
+    }
+
+    /// Another name for an inode.
+    pub async fn link(&self, ino: Ino, new_parent: Ino, new_name: &Name) -> Result<Attr, Errno> {
+        self.meta.link(ino, new_parent, new_name).await.map(|a| self.seen(a))
+    }
+
+    /// Names are as durable as the service's journal.
+    pub async fn sync_names(&self) -> Result<(), Errno> {
+        match self.durability() {
+            crate::config::Durability::None => Ok(()),
+            _ => self.meta.sync_meta().await,
+        }
+    }
+}

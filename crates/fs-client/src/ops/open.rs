@@ -1,0 +1,204 @@
+//! Opening, creating and releasing files. The service knows which nodes have a file open, so that
+//! one that loses its last name lives on while somebody uses it.
+
+use crate::file::CachedFile;
+use crate::handles::{OpenFile, ReadAhead};
+use crate::node::Node;
+use crate::ops::names::MakeArgs;
+use ebb_backend::{BackendError, BackingFile};
+use ebb_consistency::SyncEvent;
+use ebb_meta_client::{Backing, Made, Opened};
+use ebb_types::{Attr, Errno, Ino, Name};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// How often an open starts over when the backing file changed hands under it.
+const ATTEMPTS_MAX: u32 = 8;
+
+impl Node {
+    fn enter_handle(&self, file: Arc<CachedFile>) -> u64 {
+        self.handles.insert_file(OpenFile {
+            file,
+            read_ahead: Mutex::new(ReadAhead::default()),
+            record_owners: Mutex::new(Vec::new()),
+            flock_owner: AtomicU64::new(0),
+        })
+    }
+
+    /// Opens a file; the handle's number.
+    pub async fn open(&self, ino: Ino, flags: i32) -> Result<u64, Errno> {
+        let truncate = flags & libc::O_TRUNC != 0;
+        let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let file = self.file_or_new(ino, self.rules.job());
+        let _turn = file.turn.lock().await;
+        // A second open that the model does not make a synchronisation event is local.
+        if !truncate && self.join_open(&file) {
+            return Ok(self.enter_handle(Arc::clone(&file)));
+        }
+        for _ in 0..ATTEMPTS_MAX {
+            let known = file.state.read().view.known_version();
+            let opened = match self.meta.open(ino, write, truncate, known).await {
+                Ok(opened) => opened,
+                Err(e) => {
+                    self.forget(ino);
+                    return Err(e);
+                }
+            };
+            if self.take_opened(&file, opened, truncate).await? {
+                return Ok(self.enter_handle(Arc::clone(&file)));
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    fn join_open(&self, file: &CachedFile) -> bool {
+        let mut state = file.state.write();
+        let asks = state.model.on(SyncEvent::Open).query.is_some();
+        if asks || !state.registered {
+            return false;
+        }
+        state.opens += 1;
+        drop(state);
+        file.set_in_use(true);
+        true
+    }
+
+    /// Takes the service's answer in. False when the backing file is not the one that was meant
+    /// (it was replaced since): ask again.
+    async fn take_opened(
+        &self,
+        file: &Arc<CachedFile>,
+        opened: Opened,
+        truncated: bool,
+    ) -> Result<bool, Errno> {
+        let backing = match &opened.backing {
+            Some(at) if opened.map.map.base_len > 0 => match self.open_backing(file, at).await? {
+                Some(backing) => Some(backing),
+                None => return Ok(false),
+            },
+            _ => None,
+        };
+        if truncated {
+            self.apply_cut(file, 0, &opened.map.map);
+        } else {
+            self.learn(file, &opened.map.map);
+        }
+        let mut state = file.state.write();
+        if backing.is_some() {
+            state.backing = backing;
+        }
+        if state.opens == 0 {
+            state.model = self.rules.of(&opened.place.path, &opened.place.model);
+        }
+        if !opened.place.path.is_empty() {
+            state.path = opened.place.path;
+        }
+        state.opens += 1;
+        state.registered = true;
+        drop(state);
+        file.set_in_use(true);
+        Ok(true)
+    }
+
+    /// The backing file that unowned bytes come from. It can have come into being after this node
+    /// opened the file: then the service is asked where it is.
+    pub(crate) async fn backing_of(
+        &self,
+        file: &Arc<CachedFile>,
+    ) -> Result<Arc<dyn BackingFile>, Errno> {
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some((_, backing)) = file.state.read().backing.clone() {
+                return Ok(backing);
+            }
+            let known = file.state.read().view.known_version();
+            let opened = self.meta.open(file.ino, false, false, known).await?;
+            let at = opened.backing.ok_or(Errno::EIO)?;
+            if let Some(backing) = self.open_backing(file, &at).await? {
+                file.state.write().backing = Some(backing);
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// Opens the backing file, unless the open one is still the right one. `None`: the path leads
+    /// to another file by now.
+    async fn open_backing(
+        &self,
+        file: &CachedFile,
+        at: &Backing,
+    ) -> Result<Option<(u64, Arc<dyn BackingFile>)>, Errno> {
+        let current = file.state.read().backing.clone();
+        if let Some((ino, current)) = current
+            && ino == at.ino
+        {
+            return Ok(Some((ino, current)));
+        }
+        let backing = Arc::clone(&self.backing);
+        let (path, ino) = (at.path.clone(), at.ino);
+        let open = tokio::task::spawn_blocking(move || backing.open_read(&path, ino));
+        match tokio::time::timeout(self.deadline(), open).await {
+            Err(_) => Err(Errno::ETIMEDOUT),
+            Ok(Err(_)) => Err(Errno::EIO),
+            Ok(Ok(Ok(opened))) => Ok(Some((at.ino, opened))),
+            Ok(Ok(Err(BackendError::Moved { .. }))) => Ok(None),
+            Ok(Ok(Err(e))) => {
+                tracing::warn!(path = %String::from_utf8_lossy(&at.path), error = %e, "backing");
+                Err(e.errno())
+            }
+        }
+    }
+
+    /// Makes a file and opens it in one step.
+    pub async fn create(
+        &self,
+        parent: Ino,
+        name: &Name,
+        args: MakeArgs,
+        flags: i32,
+    ) -> Result<(Attr, u64), Errno> {
+        match self.meta.make(&args.request(parent, name, true)?).await {
+            Ok(Made::Made(_)) => Err(Errno::EPROTO),
+            Ok(Made::Opened(opened)) => {
+                let attr = opened.attr;
+                let file = self.file_or_new(attr.ino, self.rules.job());
+                self.take_opened(&file, opened, false).await?;
+                Ok((attr, self.enter_handle(file)))
+            }
+            // Another node was faster; without O_EXCL that is an open.
+            Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
+                let attr = self.lookup(parent, name).await?;
+                let fh = self.open(attr.ino, flags).await?;
+                Ok((self.getattr(attr.ino).await?, fh))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The last descriptor of a handle is gone.
+    pub async fn release(&self, handle: &OpenFile) {
+        let file = &handle.file;
+        self.release_locks_of(handle).await;
+        let _turn = file.turn.lock().await;
+        let (last, registered) = {
+            let mut state = file.state.write();
+            state.opens -= 1;
+            let last = state.opens == 0;
+            (last, last && std::mem::take(&mut state.registered))
+        };
+        if last {
+            file.set_in_use(false);
+        }
+        if !registered {
+            return;
+        }
+        match self.meta.release(file.ino).await {
+            // It had no name left and this was the last who used it.
+            Err(Errno::ENOENT) => self.discard(file.ino),
+            Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),
+            Ok(()) => {
+                file.state.write().backing = None;
+            }
+        }
+    }
+}

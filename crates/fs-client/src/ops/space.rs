@@ -1,0 +1,124 @@
+//! Space inside files: fallocate with its holes, and where data and holes are.
+
+use crate::file::checked_range;
+use crate::handles::OpenFile;
+use crate::node::Node;
+use ebb_consistency::SyncEvent;
+use ebb_meta_client::SetAttr;
+use ebb_types::{ByteRange, Errno, Ino};
+use ebb_wire::pb::StatFsReply;
+
+/// What `fallocate` was asked to do.
+enum Space {
+    /// Reserve, and grow the file unless told to keep its size.
+    Reserve { keep_size: bool },
+    /// Make it zeros; grow the file unless told to keep its size.
+    Zero { keep_size: bool },
+}
+
+fn space(mode: i32) -> Result<Space, Errno> {
+    let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+    match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 => Ok(Space::Reserve { keep_size }),
+        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Ok(Space::Zero { keep_size: true }),
+        libc::FALLOC_FL_PUNCH_HOLE => Err(Errno::EOPNOTSUPP),
+        libc::FALLOC_FL_ZERO_RANGE => Ok(Space::Zero { keep_size }),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+impl Node {
+    /// `fallocate`: reserves in the buffer, punches holes, writes zeros.
+    pub async fn fallocate(
+        &self,
+        handle: &OpenFile,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Result<(), Errno> {
+        let wanted = space(mode)?;
+        let range = checked_range(offset, length)?;
+        if range.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        let file = &handle.file;
+        // The size must be today's: growing must not cut what another node has appended.
+        if file.state.read().model.on(SyncEvent::Stat).query.is_some() {
+            self.query(file, ByteRange::ALL).await?;
+        }
+        match wanted {
+            Space::Reserve { keep_size } => {
+                self.reserve(handle, range).await?;
+                if !keep_size {
+                    self.grow(file.ino, range.end()).await?;
+                }
+            }
+            Space::Zero { keep_size } => {
+                let inside = range.intersect(ByteRange::new(0, self.size_of(handle)));
+                let zeroed = if keep_size { inside } else { range };
+                if !zeroed.is_empty() {
+                    file.store_zeros(&self.cache, zeroed)?;
+                    self.list_dirty(file);
+                    self.event(file, SyncEvent::Write, zeroed, false).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn size_of(&self, handle: &OpenFile) -> u64 {
+        handle.file.state.read().view.size()
+    }
+
+    async fn reserve(&self, handle: &OpenFile, range: ByteRange) -> Result<(), Errno> {
+        let cache = handle.file.cache(&self.cache)?;
+        let reserved = tokio::task::spawn_blocking(move || {
+            let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&*cache, keep, range.start(), range.len())
+        });
+        match reserved.await.map_err(|_| Errno::EIO)? {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            Err(e) => Err(Errno(e.raw_os_error())),
+        }
+    }
+
+    /// Makes the file at least `size` long.
+    async fn grow(&self, ino: Ino, size: u64) -> Result<(), Errno> {
+        let attr = self.getattr(ino).await?;
+        if attr.size < size {
+            let args = SetAttr { size: Some(size), ..SetAttr::default() };
+            self.setattr(ino, args).await?;
+        }
+        Ok(())
+    }
+
+    /// `lseek` with SEEK_DATA and SEEK_HOLE; the kernel does the others itself.
+    pub async fn seek(&self, handle: &OpenFile, offset: i64, whence: i32) -> Result<i64, Errno> {
+        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        let file = &handle.file;
+        if file.state.read().model.on(SyncEvent::Read).query.is_some() {
+            self.query(file, ByteRange::ALL).await?;
+        }
+        let state = file.state.read();
+        if offset >= state.view.size() {
+            return Err(Errno::ENXIO);
+        }
+        let found = match whence {
+            libc::SEEK_DATA => state.view.seek_data(offset).ok_or(Errno::ENXIO)?,
+            libc::SEEK_HOLE => state.view.seek_hole(offset).ok_or(Errno::ENXIO)?,
+            _ => return Err(Errno::EINVAL),
+        };
+        i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+    }
+
+    /// The backing's space, as `df` shows it.
+    pub async fn statfs(&self) -> Result<StatFsReply, Errno> {
+        self.meta.statfs().await
+    }
+
+    /// Clears setuid and setgid as a write by somebody without the right does.
+    pub(crate) async fn kill_priv(&self, ino: Ino) -> Result<(), Errno> {
+        let args = SetAttr { kill_priv: true, ..SetAttr::default() };
+        self.meta.setattr(ino, &args).await.map(drop)
+    }
+}

@@ -1,0 +1,233 @@
+//! Synchronisation events: what the model's row says becomes attach and query requests here, and
+//! nowhere else. Events of one file take turns.
+
+use crate::config::Durability;
+use crate::file::CachedFile;
+use crate::handles::OpenFile;
+use crate::node::Node;
+use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
+use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
+use ebb_types::{ByteRange, Errno, Time, Version};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How often a query is repeated when an attach of this node overtakes its answer.
+const QUERIES_MAX: u32 = 16;
+
+impl Node {
+    /// Takes an answer of the service into the view. False when the answer is too old to judge
+    /// some of our own bytes: ask again.
+    pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
+        let changes = file.state.write().view.apply(answer);
+        self.note_changes(file, &changes);
+        changes.doubtful.is_empty()
+    }
+
+    pub(crate) fn note_changes(&self, file: &CachedFile, changes: &Changes) {
+        let lost: u64 = changes.overtaken.iter().map(|r| r.len()).sum();
+        if lost > 0 {
+            self.metrics.overtaken.fetch_add(lost, Relaxed);
+            tracing::debug!(ino = %file.ino, bytes = lost, "another node wrote over bytes of ours");
+        }
+    }
+
+    /// A cut that the service has carried out.
+    pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
+        let mut state = file.state.write();
+        let changes = state.view.truncated(size, map);
+        self.note_changes(file, &changes);
+        if !state.view.has_unattached() {
+            state.mtime = None;
+        }
+        if let Ok(cache) = file.cache(&self.cache)
+            && cache.metadata().is_ok_and(|m| m.len() > size)
+            && let Err(e) = cache.set_len(size)
+        {
+            tracing::warn!(ino = %file.ino, error = %e, "cannot shorten a cache file");
+        }
+    }
+
+    /// Asks the service who owns what.
+    pub(crate) async fn query(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
+        for _ in 0..QUERIES_MAX {
+            let known = file.state.read().view.known_version();
+            let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
+            if self.learn(file, &answer.map) {
+                return Ok(());
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// Publishes what was written here and not yet attached. The caller has the turn.
+    pub(crate) async fn attach(
+        &self,
+        file: &CachedFile,
+        within: ByteRange,
+        durable: bool,
+        then_query: bool,
+    ) -> Result<(), Errno> {
+        let (ranges, mtime, known) = {
+            let mut state = file.state.write();
+            let ranges = state.view.take_unattached(within);
+            (ranges, state.mtime, state.view.known_version())
+        };
+        if ranges.is_empty() {
+            if durable {
+                self.meta.sync_meta().await?;
+            }
+            if then_query {
+                self.query(file, ByteRange::ALL).await?;
+            }
+            return Ok(());
+        }
+        let request = AttachRequest {
+            ino: file.ino,
+            ranges: ranges.clone(),
+            mtime: mtime.unwrap_or_else(Time::now),
+            durable,
+            then_query: then_query.then_some(QueryRequest {
+                ino: file.ino,
+                range: ByteRange::ALL,
+                known,
+            }),
+        };
+        match self.meta.attach(&request).await {
+            Ok(done) => {
+                self.note_attached(file, &ranges, &done);
+                match &done.map {
+                    Some(answer) if self.learn(file, &answer.map) => Ok(()),
+                    Some(_) => self.query(file, ByteRange::ALL).await,
+                    None => Ok(()),
+                }
+            }
+            Err(e) => {
+                file.state.write().view.attach_failed(&ranges);
+                Err(e)
+            }
+        }
+    }
+
+    fn note_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
+        let mut state = file.state.write();
+        let changes = state.view.attached(ranges, done.version, done.size);
+        if !state.view.has_unattached() {
+            state.mtime = None;
+        }
+        drop(state);
+        self.note_changes(file, &changes);
+    }
+
+    /// Carries out what the file's model says about `event`.
+    pub(crate) async fn event(
+        &self,
+        file: &Arc<CachedFile>,
+        event: SyncEvent,
+        range: ByteRange,
+        durable: bool,
+    ) -> Result<(), Errno> {
+        let actions = file.state.read().model.on(event);
+        let ask = actions.query;
+        match actions.attach {
+            Some(scope) => {
+                let within = scoped(scope, range);
+                let _turn = file.turn.lock().await;
+                self.attach(file, within, durable, ask.is_some()).await
+            }
+            None => {
+                if durable {
+                    self.meta.sync_meta().await?;
+                }
+                match ask {
+                    Some(scope) => self.query(file, scoped(scope, range)).await,
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// True when closing has nothing to publish and no locks to give back.
+    #[must_use]
+    pub fn nothing_to_do_at_close(&self, handle: &OpenFile, owner: u64) -> bool {
+        let state = handle.file.state.read();
+        let attaches = state.model.on(SyncEvent::Close).attach.is_some();
+        let queries = state.model.on(SyncEvent::Close).query.is_some();
+        !state.lock_owners.contains(&owner)
+            && !queries
+            && !(attaches && state.view.has_unattached())
+    }
+
+    /// `close`: publishes, then gives back the locks of the owner who closed. Comes once for every
+    /// duplicate of a descriptor; doing it again does nothing.
+    pub async fn close(&self, handle: &OpenFile, owner: u64) -> Result<(), Errno> {
+        let file = &handle.file;
+        let published = self.event(file, SyncEvent::Close, ByteRange::ALL, false).await;
+        let locked = file.state.read().lock_owners.contains(&owner);
+        if locked {
+            // Closing any descriptor of a file gives up its owner's record locks: an unlock.
+            self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await?;
+            self.meta.release_locks(file.ino, owner, false).await?;
+            file.state.write().lock_owners.retain(|o| *o != owner);
+        }
+        published
+    }
+
+    /// `fsync`: what the model says, and the durability that was asked for.
+    pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
+        let file = &handle.file;
+        match self.durability() {
+            Durability::None => {
+                self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
+            }
+            Durability::Local => {
+                self.sync_cache(file).await?;
+                self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
+            }
+            Durability::Backing => {
+                self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
+                self.drain_file(file.ino).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn sync_cache(&self, file: &CachedFile) -> Result<(), Errno> {
+        let cache = file.cache(&self.cache)?;
+        tokio::task::spawn_blocking(move || cache.sync_data())
+            .await
+            .map_err(|_| Errno::EIO)?
+            .map_err(Errno::from)
+    }
+
+    /// Publishes everything of a file in any model: an explicit commit, or before a flush.
+    pub async fn publish(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        let _turn = file.turn.lock().await;
+        self.attach(file, ByteRange::ALL, false, false).await
+    }
+
+    /// What the explicit commit (`user.ebb.commit`) does.
+    pub async fn commit(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        self.event(file, SyncEvent::Commit, ByteRange::ALL, false).await
+    }
+
+    /// Asks anew, whatever is known: after an owner said that it does not have the bytes.
+    pub(crate) async fn query_anew(
+        &self,
+        file: &CachedFile,
+        range: ByteRange,
+    ) -> Result<(), Errno> {
+        let known = Version::ZERO;
+        let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
+        if !self.learn(file, &answer.map) {
+            self.query(file, range).await?;
+        }
+        Ok(())
+    }
+}
+
+fn scoped(scope: Scope, range: ByteRange) -> ByteRange {
+    match scope {
+        Scope::Range => range,
+        Scope::File => ByteRange::ALL,
+    }
+}

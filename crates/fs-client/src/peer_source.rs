@@ -1,0 +1,39 @@
+//! What this node lends to its peers: the bytes that are in its cache files.
+
+use crate::node::Node;
+use ebb_transport::{ByteSource, Lent, SourceError};
+use ebb_types::{ByteRange, Ino};
+use std::sync::{Arc, Weak};
+
+/// The daemon as its peers see it.
+pub struct PeerSource(pub Weak<Node>);
+
+impl PeerSource {
+    fn with<T>(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+        then: impl FnOnce(Arc<std::fs::File>) -> T,
+    ) -> Option<T> {
+        let node = self.0.upgrade()?;
+        let file = node.file(ino)?;
+        let all_here = {
+            let state = file.state.read();
+            ranges.iter().all(|r| state.view.local(*r))
+        };
+        if !all_here {
+            return None;
+        }
+        file.cache(&node.cache).ok().map(then)
+    }
+}
+
+impl ByteSource for PeerSource {
+    fn open_read(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
+        self.with(ino, ranges, Lent::copied).ok_or(SourceError::NotHere)
+    }
+
+    fn still_here(&self, ino: Ino, ranges: &[ByteRange]) -> bool {
+        self.with(ino, ranges, |_| ()).is_some()
+    }
+}

@@ -1,0 +1,130 @@
+//! What a daemon says about itself: the object of `ebb status --json`.
+
+use crate::node::Node;
+use ebb_flusher::Engine;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The status object. Fields may be added, never renamed.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Status {
+    pub node: String,
+    pub consistency: String,
+    pub backing: PathBuf,
+    pub mountpoint: PathBuf,
+    pub meta: String,
+    pub listen: String,
+    pub pid: u32,
+    pub dirty_bytes: u64,
+    pub clean_bytes: u64,
+    pub cache_bytes: u64,
+    pub cache_capacity_bytes: u64,
+    pub flushed_bytes: u64,
+    pub fetched_bytes_peer: u64,
+    pub fetched_bytes_backing: u64,
+    pub served_bytes_peer: u64,
+    pub flush_policy: String,
+    pub flush_state: String,
+    pub activity: u64,
+    pub open_files: usize,
+    pub rpc: BTreeMap<String, u64>,
+    pub peers: Vec<Peer>,
+    pub errors: Vec<StatusError>,
+    pub resident_bytes: u64,
+}
+
+/// Another node of the job.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Peer {
+    pub name: String,
+    pub address: String,
+    pub alive: bool,
+}
+
+/// Something that went wrong and has not been made good yet.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct StatusError {
+    pub path: String,
+    pub operation: String,
+    pub errno: i32,
+    pub text: String,
+    /// Seconds since 1970.
+    pub since: u64,
+}
+
+/// Bytes of memory that this process holds.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
+    pages * rustix::param::page_size() as u64
+}
+
+/// Collects the status. Asks the service for the peers, within a short deadline.
+pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
+    let (dirty, clean) = node.local_bytes();
+    let flush = flusher.status();
+    let asked = node.meta.nodes(None);
+    let peers = tokio::time::timeout(std::time::Duration::from_secs(2), asked).await;
+    let mut errors: Vec<StatusError> = flush
+        .errors
+        .iter()
+        .map(|e| StatusError {
+            path: e.path.clone(),
+            operation: e.operation.clone(),
+            errno: e.errno,
+            text: e.text.clone(),
+            since: e.since.sec.unsigned_abs(),
+        })
+        .collect();
+    let peers = match peers {
+        Ok(Ok(nodes)) => nodes
+            .into_iter()
+            .filter(|n| n.id != node.me.0)
+            .map(|n| Peer { name: n.name, address: n.peer_address, alive: n.alive })
+            .collect(),
+        _ => {
+            errors.push(unreachable_meta(node));
+            Vec::new()
+        }
+    };
+    Status {
+        node: node.config.node.clone(),
+        consistency: node.rules.job().name().to_string(),
+        backing: node.config.backing.clone(),
+        mountpoint: node.config.mountpoint.clone(),
+        meta: node.meta.address().to_string(),
+        listen: node.config.listen.clone(),
+        pid: std::process::id(),
+        dirty_bytes: dirty,
+        clean_bytes: clean,
+        cache_bytes: dirty + clean,
+        cache_capacity_bytes: node.capacity(),
+        flushed_bytes: flush.flushed_bytes,
+        fetched_bytes_peer: node.metrics.fetched_peer.load(Relaxed),
+        fetched_bytes_backing: node.metrics.fetched_backing.load(Relaxed),
+        served_bytes_peer: served,
+        flush_policy: flush.policy.to_string(),
+        flush_state: flush.state.name().to_string(),
+        activity: flush.activity,
+        open_files: node.handles.open_files(),
+        rpc: node.meta.stats().calls.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
+        peers,
+        errors,
+        resident_bytes: resident_bytes(),
+    }
+}
+
+fn unreachable_meta(node: &Node) -> StatusError {
+    StatusError {
+        path: String::new(),
+        operation: "metadata service".into(),
+        errno: libc::ETIMEDOUT,
+        text: format!("{} does not answer", node.meta.address()),
+        since: std::time::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_secs()),
+    }
+}
