@@ -59,8 +59,10 @@ fn backing(dir: &Path) -> Result<Vec<String>, Failure> {
         .or_usage(format!("{what}: this user cannot read it"))?;
     Ok(match access(dir, Access::WRITE_OK) {
         Ok(()) => Vec::new(),
-        Err(e) => vec![format!("{what}: not writable for this user ({e}): new files at its top \
-                                cannot be drained")],
+        Err(e) => vec![format!(
+            "{what}: not writable for this user ({e}): new files at its top \
+                                cannot be drained"
+        )],
     })
 }
 
@@ -71,9 +73,16 @@ fn nothing_inside_itself(config: &MountConfig) -> Result<(), Failure> {
     let backing = ("backing", config.backing.as_path());
     let cache = ("cache", config.cache.as_path());
     let state = ("state directory", config.state.as_path());
-    let pairs =
-        [(point, backing), (backing, point), (point, cache), (cache, point), (state, point), (cache, backing),
-            (backing, cache), (state, backing)];
+    let pairs = [
+        (point, backing),
+        (backing, point),
+        (point, cache),
+        (cache, point),
+        (state, point),
+        (cache, backing),
+        (backing, cache),
+        (state, backing),
+    ];
     for ((inner_name, inner), (outer_name, outer)) in pairs {
         if is_inside(inner, outer) {
             return Err(Failure::usage(format!(
@@ -138,8 +147,7 @@ pub fn resolve(address: &str, flag: &str) -> Result<Vec<SocketAddr>, Failure> {
     if !matches!(port, Some(Ok(_))) {
         return Err(Failure::usage(format!("{flag} {address}: not HOST:PORT")));
     }
-    let found: Vec<_> =
-        address.to_socket_addrs().or_usage(format!("{flag} {address}"))?.collect();
+    let found: Vec<_> = address.to_socket_addrs().or_usage(format!("{flag} {address}"))?.collect();
     if found.is_empty() {
         return Err(Failure::usage(format!("{flag} {address}: the host has no address")));
     }

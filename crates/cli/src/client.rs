@@ -86,7 +86,10 @@ pub fn ask(
             Ok(Some(Event::Done(outcome))) => return Ok(outcome),
             Ok(Some(event)) => seen(event),
             Ok(None) => {
-                return Err(Failure::failed(format!("the daemon (process {}) is gone", record.pid)));
+                return Err(Failure::failed(format!(
+                    "the daemon (process {}) is gone",
+                    record.pid
+                )));
             }
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 return Err(Failure::new(
@@ -191,7 +194,8 @@ mod tests {
         let (_dir, record) = serve(&[]);
         let e = ask(&record, &Request::Status, Some(Duration::from_millis(100)), |_| {});
         assert_eq!(e.unwrap_err().status, 4);
-        let (_dir, record) = serve(&["{\"event\":\"progress\",\"bytes_done\":1,\"bytes_total\":2,\
+        let (_dir, record) =
+            serve(&["{\"event\":\"progress\",\"bytes_done\":1,\"bytes_total\":2,\
                                       \"files_done\":0,\"files_total\":1,\"stage\":\"flushing\"}"]);
         let mut seen = 0;
         let e = ask(&record, &Request::Status, None, |_| seen += 1).unwrap_err();

@@ -15,7 +15,7 @@ use crate::{mounts, progress, unmount};
 use ebb_fs_client::control::Request;
 use ebb_fs_client::registry;
 use parking_lot::Mutex;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -55,12 +55,12 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
         .and_then(|()| left_behind.lock().take().map_or(Ok(()), Err));
     phase.store(LINGERING, Ordering::SeqCst);
     if let Some(service) = service {
-        runtime.block_on(service.linger(&plan.config.node));
-        if ended.is_ok() {
+        let nobody_needs_it = runtime.block_on(service.linger(&plan.config.node));
+        if ended.is_ok() && nobody_needs_it {
             forget_state(plan);
         }
     }
-    runtime.shutdown_timeout(Duration::from_secs(2));
+    runtime.shutdown_background();
     drop(lock);
     ended
 }
@@ -71,7 +71,7 @@ fn mount(
     phase: Arc<AtomicU8>,
     report: impl FnOnce(Report) + Send + 'static,
 ) -> Result<(), Failure> {
-    let on_ready = Box::new(move |ready: &crate::shim::Ready| {
+    let on_ready = Box::new(move |ready: &ebb_fs_client::Ready| {
         phase.store(MOUNTED, Ordering::SeqCst);
         report(Report::Ready(Up {
             node: ready.node.clone(),
@@ -80,7 +80,7 @@ fn mount(
             pid: std::process::id(),
         }));
     });
-    crate::shim::run(plan.config.clone(), address, on_ready)
+    ebb_fs_client::run(plan.config.clone(), address, on_ready)
         .map_err(|e| Failure::with_status(e.exit_code(), e.to_string()))
 }
 
@@ -177,9 +177,8 @@ fn give_up_starting(point: &Path) -> ! {
 /// After an end with everything on the backing nothing in the service's own journal matters.
 /// A directory that the user named is the user's.
 fn forget_state(plan: &Plan) {
-    let is_clean = cachedir::leftover(&plan.config.cache).is_ok_and(|l| l.files == 0);
-    if plan.own_state && is_clean {
-        let state: &PathBuf = &plan.config.state;
+    if plan.own_state {
+        let state = &plan.config.state;
         if let Err(e) = std::fs::remove_dir_all(state) {
             tracing::warn!("{}: {e}", state.display());
         }

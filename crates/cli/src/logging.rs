@@ -18,7 +18,8 @@ pub fn start(level: &str, file: Option<&Path>) -> Result<(), Failure> {
             lines.with_writer(std::io::stderr).with_ansi(ansi).try_init()
         }
         Some(path) => {
-            let file = File::options().create(true).append(true).open(path).or_usage(path.display())?;
+            let file =
+                File::options().create(true).append(true).open(path).or_usage(path.display())?;
             lines.with_writer(Mutex::new(file)).with_ansi(false).try_init()
         }
     }

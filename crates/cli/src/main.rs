@@ -16,7 +16,6 @@ mod plan;
 mod progress;
 mod service;
 mod settings;
-mod shim;
 mod unmount;
 
 use clap::{Parser, Subcommand};

@@ -2,7 +2,8 @@
 
 use crate::exit::{Context, Failure};
 use crate::settings::Settings;
-use crate::shim::ModelTable;
+use ebb_consistency::ModelTable;
+use ebb_fs_client::Rules;
 use ebb_fs_client::config::MountConfig;
 
 /// The models of a job whose config file holds these `[models]` tables.
@@ -21,16 +22,26 @@ pub fn check(config: &MountConfig) -> Result<(), Failure> {
 }
 
 /// The job's model and rules as text. Nodes of one job must agree on it.
-pub fn job_text(config: &MountConfig) -> String {
-    config.rules.iter().fold(config.consistency.clone(), |text, r| {
-        format!("{text};{}={}", r.glob, r.model)
-    })
+pub fn job_text(config: &MountConfig) -> Result<String, Failure> {
+    let rules = Rules::new(config).map_err(|e| Failure::usage(e.to_string()))?;
+    Ok(rules.describe())
+}
+
+/// A built-in model as the text that nodes without rules agree on.
+pub fn describe(name: &str) -> Result<String, Failure> {
+    let table = table("")?;
+    known(&table, name, "--consistency")?;
+    Ok(table.get(name).map(|m| m.describe()).unwrap_or_default())
 }
 
 /// Checks the models that settings name, before there is anything to mount.
 pub fn check_names(settings: &Settings) -> Result<(), Failure> {
     let table = table(&settings.models_toml)?;
-    known(&table, settings.text("consistency").unwrap_or_default(), &settings.named("consistency"))?;
+    known(
+        &table,
+        settings.text("consistency").unwrap_or_default(),
+        &settings.named("consistency"),
+    )?;
     let models = settings.value("rule").parts.iter().filter_map(|r| r.rsplit_once('='));
     for (_, model) in models {
         known(&table, model, &settings.named("rule"))?;

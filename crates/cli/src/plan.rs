@@ -111,7 +111,6 @@ fn rule(text: &str) -> Option<Rule> {
     Some(Rule { glob: glob.to_owned(), model: model.to_owned() })
 }
 
-
 /// The words of the settings are the serialised names of the enums.
 fn from_word<T: for<'de> Deserialize<'de>>(word: &str) -> Result<T, Failure> {
     serde_json::from_value(serde_json::Value::from(word)).or_usage(word)
@@ -125,7 +124,8 @@ fn mark(mountpoint: &Path) -> String {
 /// `$TMPDIR/ebb-UID/NAME-xxxxxx`.
 fn default_cache(mountpoint: &Path) -> Result<PathBuf, Failure> {
     let tmp = std::env::var_os("TMPDIR").filter(|t| !t.is_empty()).map(PathBuf::from);
-    let tmp = std::path::absolute(tmp.unwrap_or_else(|| PathBuf::from("/tmp"))).or_usage("TMPDIR")?;
+    let tmp =
+        std::path::absolute(tmp.unwrap_or_else(|| PathBuf::from("/tmp"))).or_usage("TMPDIR")?;
     let user = crate::cachedir::user_directory(rustix::process::geteuid().as_raw());
     let name = mountpoint.file_name().unwrap_or_default().to_string_lossy();
     Ok(tmp.join(user).join(format!("{name}-{}", mark(mountpoint))))

@@ -3,7 +3,7 @@
 use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::plan::{Plan, host_name};
-use crate::shim::{Config, Server};
+use ebb_meta_server::{Config, JournalError, Server, StartError};
 use ebb_transport::auth::Token;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,6 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// A node that is silent for so long counts as gone.
-pub const LEASE: Duration = Duration::from_secs(15);
 /// Ports that are tried after the one that the daemon itself listens on.
 const NEXT_PORTS: u16 = 64;
 /// How often a service that stays for other nodes looks whether they have left.
@@ -27,8 +25,8 @@ pub struct Start<'a> {
     pub backing: PathBuf,
     /// Where its journal is.
     pub state: PathBuf,
-    /// The job's model and rules, as every node must name them.
-    pub consistency: String,
+    /// The job's model and rules, as every node must name them; none: the first node decides.
+    pub consistency: Option<String>,
     /// File with the job's secret.
     pub token_file: Option<&'a Path>,
     /// How long a silent node counts as there.
@@ -50,16 +48,15 @@ impl Service {
         let start = Start {
             backing: config.backing.clone(),
             state: config.state.clone(),
-            consistency: crate::models::job_text(config),
+            consistency: Some(crate::models::job_text(config)?),
             token_file: config.token_file.as_deref(),
-            lease: LEASE,
+            lease: Config::LEASE,
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
-            let listener = next_free(&addresses).await.or_failed(format!(
-                "metadata service on the host of --listen {}",
-                config.listen
-            ))?;
+            let listener = next_free(&addresses)
+                .await
+                .or_failed(format!("metadata service on the host of --listen {}", config.listen))?;
             Service::start(start, listener, &config.listen).await
         })
     }
@@ -72,6 +69,7 @@ impl Service {
     ) -> Result<Service, Failure> {
         let token = start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
         let port = listener.local_addr().or_failed("listening")?;
+        let state = start.state.clone();
         let server = Server::open(Config {
             backing: start.backing,
             state_dir: start.state,
@@ -79,13 +77,16 @@ impl Service {
             consistency: start.consistency,
             lease: start.lease,
         })
-        .or_failed("metadata service")?;
+        .map_err(|e| refusal(&e, &state))?;
         let (stop, stopped) = oneshot::channel();
         let until = async {
             let _ = stopped.await;
         };
-        let serve = server.clone().serve(listener, until);
-        let serving = tokio::spawn(async { serve.await.map_err(|e| e.to_string()) });
+        let served = Arc::clone(&server);
+        let serving =
+            tokio::spawn(
+                async move { served.serve(listener, until).await.map_err(|e| e.to_string()) },
+            );
         let address = advertised(listen, port);
         tracing::info!("metadata service listens on {address}");
         Ok(Service { server, address, stop, serving })
@@ -98,31 +99,28 @@ impl Service {
     }
 
     /// Waits until every node but this daemon's own has left (or its lease has run out), then
-    /// ends the service.
-    pub async fn linger(self, own: &str) {
+    /// ends the service. True when nobody can need its journal any more.
+    pub async fn linger(self, own: &str) -> bool {
         let mut said = String::new();
         loop {
-            let there = self.nodes_alive_beside(own);
-            if there.is_empty() || self.serving.is_finished() {
+            let nodes = self.server.status().nodes;
+            let there = nodes.into_iter().filter(|n| n.alive && n.name != own).map(|n| n.name);
+            let names = there.collect::<Vec<_>>().join(", ");
+            if names.is_empty() || self.serving.is_finished() {
                 break;
             }
-            let names = there.join(", ");
             if names != said {
                 tracing::info!("the mount is gone; the metadata service stays for: {names}");
                 said = names;
             }
             tokio::time::sleep(LINGER_INTERVAL).await;
         }
-        let ended = self.end().await;
-        match ended {
+        let status = self.server.status();
+        match self.end().await {
             Ok(()) => tracing::info!("metadata service ended"),
             Err(e) => tracing::error!("{e}"),
         }
-    }
-
-    fn nodes_alive_beside(&self, own: &str) -> Vec<String> {
-        let nodes = self.server.status().nodes;
-        nodes.into_iter().filter(|n| n.alive && n.name != own).map(|n| n.name).collect()
+        status.nodes.is_empty() && status.unflushed_bytes == 0 && status.errors.is_empty()
     }
 
     /// Serves until `end` comes, or until it fails.
@@ -139,15 +137,28 @@ impl Service {
     /// Ends the service: no new requests, and the journal is on stable storage.
     async fn end(self) -> Result<(), Failure> {
         let _ = self.stop.send(());
-        self.server.shutdown().await;
-        let limit = Duration::from_secs(5);
-        match tokio::time::timeout(limit, self.serving).await {
-            Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(e))) => Err(Failure::failed(format!("metadata service: {e}"))),
-            Ok(Err(e)) => Err(Failure::failed(format!("metadata service: {e}"))),
-            // Streams of nodes that do not hang up; the journal is closed already.
-            Err(_) => Ok(()),
+        let served = self.serving.await.or_failed("metadata service")?;
+        let server = self.server;
+        let closed = tokio::task::spawn_blocking(move || server.shutdown()).await;
+        closed.or_failed("metadata service")?;
+        served.or_failed("metadata service")
+    }
+}
+
+/// Why a service does not start, as the user can mend it.
+fn refusal(error: &StartError, state: &Path) -> Failure {
+    let text = format!("metadata service: {error}");
+    let state = state.display();
+    match error {
+        StartError::OtherBacking { .. } | StartError::Consistency { .. } => {
+            Failure::usage(format!(
+                "{text} (what {state} holds is of another job: name another --state, or remove that \
+             directory when the job is over)"
+            ))
         }
+        StartError::NeedsToken { .. } => Failure::usage(text),
+        StartError::Journal(JournalError::Locked { .. }) => Failure::usage(text),
+        _ => Failure::failed(text),
     }
 }
 
@@ -173,7 +184,10 @@ async fn next_free(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 /// interface" says nothing to others, who get this machine's name.
 fn advertised(listen: &str, bound: SocketAddr) -> String {
     let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
-    let is_any = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+    let is_any = host
+        .trim_matches(['[', ']'])
+        .parse::<std::net::IpAddr>()
+        .is_ok_and(|ip| ip.is_unspecified());
     if host.is_empty() || is_any {
         return format!("{}:{}", host_name(), bound.port());
     }

@@ -12,7 +12,9 @@
 //! * [`explore`]: small programs, every schedule, the real structures, one question: is every
 //!   read of a race-free program the one that sequential consistency gives?
 
+pub mod checker;
 pub mod claim;
+pub mod explore;
 pub mod model;
 pub mod msc;
 pub mod ownership;

@@ -5,11 +5,13 @@
 //! # Flushes
 //!
 //! [`FileState::grantable`] changes nothing and need not be journalled. The grant is judged when
-//! it ends: [`FileState::mark_flushed`] marks what is still the node's at a version not newer
-//! than the granted one. Versions of unflushed bytes are exact (see [`crate::tree`]), and every
-//! attach after the grant has a newer version than anything in the grant, so the mark covers
-//! exactly the bytes that were neither attached again nor taken by others since: a flush never
-//! falls short because a neighbouring byte was written, and never marks a byte too many.
+//! it ends: a grant carries the file's version at the time it was given, and
+//! [`FileState::mark_flushed`] marks what is still the node's at a version not newer than that.
+//! Versions of unflushed bytes are exact (see [`crate::tree`]) and every attach after the grant
+//! has a newer one, so the mark covers exactly the bytes that were neither attached again nor
+//! taken by others since: a flush never falls short because a neighbouring byte was written, and
+//! never marks a byte too many. The node judges its own extents by the same version
+//! ([`crate::FileView::flushed`]), so that both always agree.
 //!
 //! # What happens to the backing's bytes
 //!
@@ -217,7 +219,7 @@ impl FileState {
     }
 
     /// The parts of `ranges` that `node` may flush now: its own unflushed bytes, neighbours as
-    /// one with the newest of their versions.
+    /// one. Their version is the file's at this moment: whatever is attached later has a newer one.
     #[must_use]
     pub fn grantable(&self, node: NodeId, ranges: &[ByteRange]) -> Vec<Owned> {
         let mut out: Vec<Owned> = Vec::new();
@@ -226,9 +228,8 @@ impl FileState {
                 match out.last_mut() {
                     Some(last) if last.range.end() == next.range.start() => {
                         last.range = ByteRange::new(last.range.start(), next.range.end());
-                        last.version = last.version.max(next.version);
                     }
-                    _ => out.push(next),
+                    _ => out.push(Owned { version: self.version, ..next }),
                 }
             }
         }

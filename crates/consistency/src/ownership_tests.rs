@@ -268,7 +268,7 @@ fn check_query(file: &FileState, reference: &Reference, a: usize, b: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_file_is_as_the_array(

@@ -3,7 +3,8 @@
 //! The counter goes up at the start and down at the end of every operation. Two conditions
 //! follow from it: *no activity* (it came to zero) and *I/O activity* (it went up). Only a
 //! flusher ever waits for them, and each wait arms its condition for one signal: an operation
-//! that nobody waits for costs two atomic additions and a look at the coarse clock, about 20 ns.
+//! that nobody waits for costs two atomic additions and a look at the coarse clock: 7 ns,
+//! or 16 ns when two threads count at the same time (the example `activity_cost`).
 //!
 //! It decides nothing; see `policy`.
 
@@ -264,9 +265,12 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         let idle = activity.idle_for();
         assert!(idle >= Duration::from_millis(30), "{idle:?}");
-        drop(activity.enter());
-        let again = activity.idle_for();
-        assert!(again < idle, "{again:?} after a new operation, {idle:?} before");
+        // More than one try: on a busy machine the thread may be off the CPU in between.
+        let restarted = (0..100).any(|_| {
+            drop(activity.enter());
+            activity.idle_for() < idle
+        });
+        assert!(restarted, "a new operation does not restart the idle time");
     }
 
     #[test]

@@ -12,10 +12,14 @@ use ebb_types::Ino;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How often the progress callback is called.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// A call that has not come back for so long when the deadline passes is named in the report.
+const SUSPICIOUS: Duration = Duration::from_secs(5);
 
 /// Which files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +88,7 @@ pub struct DrainReport {
     /// Of these, bytes that were read back and compared. Fewer when a background run that was
     /// under way brought some of them and does not verify.
     pub verified_bytes: u64,
-    /// Files that failed.
+    /// Files that failed and still have bytes that are not on the backing.
     pub failures: Vec<Failure>,
     /// Files of this drain that still have bytes that are not on the backing.
     pub remaining: Vec<Remaining>,
@@ -157,6 +161,7 @@ impl Shared {
 
     fn begin_drain(self: &Arc<Self>, dirty: &[DirtyFile], scope: &DrainScope) -> DrainId {
         let files: Vec<Ino> = dirty.iter().map(|f| f.ino).collect();
+        self.drains.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let id = state.queue.begin_drain(&files, *scope == DrainScope::All);
         self.settle(&mut state);
@@ -183,6 +188,7 @@ impl Shared {
     }
 
     fn end_drain(self: &Arc<Self>, id: DrainId, scope: &DrainScope, began: Instant) -> DrainReport {
+        self.drains.fetch_sub(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let Some(drain) = state.queue.end_drain(id) else { return DrainReport::default() };
         self.settle(&mut state);
@@ -190,21 +196,28 @@ impl Shared {
         for (ino, file) in &drain.pending {
             let waiting = || {
                 let stuck = state.slots.iter().find_map(|s| s.working_on(*ino))?;
-                let seconds = stuck.since.elapsed().as_secs();
-                Some(FlushError::Hanging { operation: stuck.operation, seconds })
+                let waited = stuck.since.elapsed();
+                // Out of time in the middle of healthy work is no failure of the backing.
+                let hangs = waited >= self.options.hang_after.min(SUSPICIOUS);
+                let (operation, seconds) = (stuck.operation, waited.as_secs());
+                hangs.then_some(FlushError::Hanging { operation, seconds })
             };
             if let Some(error) = file.last_error.clone().or_else(waiting) {
                 failed.push((*ino, error));
             }
         }
         drop(state);
+        let dirty = self.dirty_in(scope);
+        let left: HashSet<Ino> = dirty.iter().map(|f| f.ino).collect();
+        // A failure that was overcome (perhaps just now, by a background run) is none.
+        failed.retain(|(ino, _)| left.contains(ino));
         failed.sort_by_key(|(ino, _)| *ino);
         DrainReport {
             files: drain.files_done,
             bytes: drain.bytes,
             verified_bytes: drain.verified_bytes,
             failures: failed.iter().map(|(ino, e)| self.failure(*ino, e)).collect(),
-            remaining: self.remaining(scope),
+            remaining: self.remaining(&dirty),
             timed_out: !drain.pending.is_empty(),
             elapsed: began.elapsed(),
         }
@@ -219,8 +232,7 @@ impl Shared {
         }
     }
 
-    fn remaining(&self, scope: &DrainScope) -> Vec<Remaining> {
-        let dirty = self.dirty_in(scope);
+    fn remaining(&self, dirty: &[DirtyFile]) -> Vec<Remaining> {
         dirty.iter().map(|f| Remaining { path: self.source.label(f.ino), bytes: f.bytes }).collect()
     }
 }

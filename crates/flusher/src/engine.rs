@@ -17,9 +17,9 @@
 //! call. Grants in progress are given back.
 
 use crate::activity::Activity;
-use crate::errors::ErrorTable;
+use crate::errors::{ErrorRecord, ErrorTable};
 use crate::options::Options;
-use crate::policy::{Decision, Halt, Policy, PolicyKind, Scope, Situation, decide};
+use crate::policy::{Decision, Halt, Policy, Scope, Situation, decide};
 use crate::queue::{Ended, Lane, Queue};
 use crate::source::{FileUse, FlushError, FlushSource};
 use crate::status::{Counters, FlushState, Status, StopTimes};
@@ -30,7 +30,7 @@ use ebb_types::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The longest sleep of the conductor: a kick that was forgotten costs no more.
@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) paused: AtomicBool,
     /// The conductor sleeps until something is dirty, so a kick must wake it.
     wants_kick: AtomicBool,
+    /// Drains going on; nothing is held back meanwhile.
+    pub(crate) drains: AtomicUsize,
     /// Size of grants in runs that must give way; follows the speed of the backing.
     pub(crate) grant_size: AtomicU64,
 }
@@ -124,6 +126,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             wants_kick: AtomicBool::new(false),
+            drains: AtomicUsize::new(0),
         });
         let conductor = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -243,8 +246,8 @@ impl Shared {
         let epoch = self.activity.epoch();
         let dirty_bytes = self.source.dirty_bytes();
         let capacity = self.source.capacity();
-        let closed_dirty = self.policy.kind == PolicyKind::Close
-            && dirty_bytes > 0
+        let closed_dirty = dirty_bytes > 0
+            && self.policy.asks_for_closed()
             && self.source.dirty_files().iter().any(|f| f.in_use == FileUse::Closed);
         let mut state = self.state.lock();
         state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
@@ -268,7 +271,7 @@ impl Shared {
                 drop(state);
                 self.start_run(scope, halt, epoch)
             }
-            Decision::Wait(_) if situation.active => Next::Quiet(every),
+            Decision::Quiet => Next::Quiet(every),
             Decision::Wait(wait) => Next::Look(wait.min(every)),
             // Failing files keep the error table honest at this pace, too.
             Decision::Sleep if !state.errors.is_empty() => {
@@ -325,6 +328,18 @@ impl Shared {
         if state.queue.run_halt().is_none() { Next::Look(Duration::ZERO) } else { self.pace() }
     }
 
+    /// Stops a run under pressure when there is none any more. Called between grants, so that
+    /// the run overshoots the low watermark by no more than what is being written.
+    pub(crate) fn relieve(self: &Arc<Self>) {
+        let (dirty_bytes, capacity) = (self.source.dirty_bytes(), self.source.capacity());
+        let mut state = self.state.lock();
+        state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
+        if state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed {
+            state.queue.stop_run();
+            self.settle(&mut state);
+        }
+    }
+
     fn pace(&self) -> Next {
         Next::Look(WATCHFUL.min(self.options.observe_every))
     }
@@ -361,10 +376,7 @@ impl Shared {
     pub(crate) fn pass_ended(&self, state: &mut State, ended: Ended) {
         match ended.error {
             Some(error) => {
-                let label = self.source.label(ended.ino);
-                tracing::warn!("flusher: {label}: {error}");
-                let (options, now) = (&self.options, Instant::now());
-                state.errors.failed(ended.ino, &label, &error, options, now);
+                state.errors.failed(ended.ino, &error, &self.options, Instant::now());
             }
             None if ended.complete => state.errors.cleared(ended.ino),
             None => {}
@@ -401,15 +413,19 @@ impl Shared {
             };
             tracing::warn!("flusher: {}: {error}", stuck.label);
             let now = Instant::now();
-            state.errors.failed(stuck.ino, &stuck.label, &error, &self.options, now);
+            state.errors.failed(stuck.ino, &error, &self.options, now);
             self.ensure_workers(state, stuck.lane, self.options.threads);
         }
     }
 
     fn status(&self) -> Status {
         let dirty_bytes = self.source.dirty_bytes();
-        let state = self.state.lock();
-        let in_flight = state.queue.in_flight();
+        let (in_flight, errors, stop_latency) = {
+            let state = self.state.lock();
+            (state.queue.in_flight(), state.errors.records(), state.stop_times.summary())
+        };
+        let named = |(ino, e)| ErrorRecord { path: self.source.label(ino), ..e };
+        let errors = errors.into_iter().map(named).collect();
         let state_now = if in_flight > 0 {
             FlushState::Flushing
         } else if self.is_paused() {
@@ -429,8 +445,8 @@ impl Shared {
             grants: Counters::get(&self.counters.grants),
             runs: Counters::get(&self.counters.runs),
             in_flight,
-            errors: state.errors.records(),
-            stop_latency: state.stop_times.summary(),
+            errors,
+            stop_latency,
         }
     }
 }

@@ -38,19 +38,12 @@ struct Entry {
 
 impl ErrorTable {
     /// Another failed attempt; the pause before the next one grows.
-    pub(crate) fn failed(
-        &mut self,
-        ino: Ino,
-        label: &str,
-        error: &FlushError,
-        options: &Options,
-        now: Instant,
-    ) {
+    pub(crate) fn failed(&mut self, ino: Ino, error: &FlushError, options: &Options, now: Instant) {
         let before = self.entries.get(&ino).map(|e| (e.record.since, e.record.attempts));
         let (since, attempts) = before.unwrap_or_else(|| (Time::now(), 0));
         let attempts = attempts.saturating_add(1);
         let record = ErrorRecord {
-            path: label.to_owned(),
+            path: String::new(),
             operation: error.operation().to_owned(),
             errno: error.errno().0,
             text: error.to_string(),
@@ -80,12 +73,10 @@ impl ErrorTable {
         self.entries.is_empty()
     }
 
-    pub(crate) fn get(&self, ino: Ino) -> Option<&ErrorRecord> {
-        self.entries.get(&ino).map(|e| &e.record)
-    }
-
-    pub(crate) fn records(&self) -> Vec<ErrorRecord> {
-        self.entries.values().map(|e| e.record.clone()).collect()
+    /// All records, without their paths: only the source knows what a file is called now, and
+    /// it is not asked while the table is locked.
+    pub(crate) fn records(&self) -> Vec<(Ino, ErrorRecord)> {
+        self.entries.iter().map(|(ino, e)| (*ino, e.record.clone())).collect()
     }
 }
 
@@ -100,17 +91,17 @@ mod tests {
         let options = Options::default();
         let (mut table, now) = (ErrorTable::default(), Instant::now());
         let error = FlushError::Cache { offset: 5, errno: Errno::EIO };
-        table.failed(Ino(2), "a/b", &error, &options, now);
-        let since = table.records()[0].since;
+        table.failed(Ino(2), &error, &options, now);
+        let since = table.records()[0].1.since;
         assert!(table.must_wait(Ino(2), now));
         assert!(!table.must_wait(Ino(2), now + options.backoff_first));
-        table.failed(Ino(2), "a/b", &error, &options, now);
+        table.failed(Ino(2), &error, &options, now);
         assert!(table.must_wait(Ino(2), now + options.backoff_first));
-        let record = &table.records()[0];
+        let record = &table.records()[0].1;
         assert_eq!((record.attempts, record.since), (2, since));
         assert_eq!((record.errno, record.operation.as_str()), (libc::EIO, "read cache"));
         for _ in 0..100 {
-            table.failed(Ino(2), "a/b", &error, &options, now);
+            table.failed(Ino(2), &error, &options, now);
         }
         let most = options.backoff_most + Duration::from_millis(1);
         assert!(!table.must_wait(Ino(2), now + most), "the pause has an upper bound");
@@ -123,9 +114,10 @@ mod tests {
         let (mut table, options) = (ErrorTable::default(), Options::default());
         let error = FlushError::Mismatch { range: ebb_types::ByteRange::at(0, 1) };
         for ino in [3, 4] {
-            table.failed(Ino(ino), "x", &error, &options, Instant::now());
+            table.failed(Ino(ino), &error, &options, Instant::now());
         }
         table.keep_only(&HashSet::from([Ino(4)]));
-        assert!(table.get(Ino(3)).is_none() && table.get(Ino(4)).is_some());
+        let left: Vec<Ino> = table.records().into_iter().map(|r| r.0).collect();
+        assert_eq!(left, [Ino(4)]);
     }
 }

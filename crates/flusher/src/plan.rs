@@ -95,7 +95,7 @@ mod tests {
             let chunk = 8 << 20;
             let asked = aligned_most(from, most, chunk);
             prop_assert!(asked > 0 && asked <= most);
-            prop_assert!((from + asked) % chunk == 0 || (from % chunk) + most < chunk);
+            prop_assert!((from + asked).is_multiple_of(chunk) || (from % chunk) + most < chunk);
         }
     }
 

@@ -204,6 +204,12 @@ impl Policy {
         if self.period.is_zero() { Err(PolicyError::Period) } else { Ok(()) }
     }
 
+    /// True when the decision depends on [`Situation::closed_dirty`], which is not free to know.
+    #[must_use]
+    pub fn asks_for_closed(&self) -> bool {
+        self.kind.row().start == Start::ClosedDirty
+    }
+
     /// Whether the buffer is under pressure now, given whether it was: from the high watermark
     /// down to the low one.
     #[must_use]
@@ -250,6 +256,8 @@ pub enum Decision {
         /// until this.
         halt: Halt,
     },
+    /// Not before no operation is in flight; look again then.
+    Quiet,
     /// Not before this time has passed; look again then.
     Wait(Duration),
     /// Nothing to do until something changes.
@@ -264,8 +272,8 @@ pub fn decide(policy: &Policy, now: &Situation) -> Decision {
     }
     let row = if now.pressed { PolicyKind::Watermark.row() } else { policy.kind.row() };
     let wait = match row.start {
-        // While an operation is in flight, the interval has not even begun.
-        Start::Quiet if now.active => Some(policy.wait_interval),
+        // The interval has not even begun.
+        Start::Quiet if now.active => return Decision::Quiet,
         Start::Quiet => Some(policy.wait_interval.saturating_sub(now.idle_for)),
         Start::Dirty => Some(Duration::ZERO),
         Start::ClosedDirty => now.closed_dirty.then_some(Duration::ZERO),
@@ -275,10 +283,6 @@ pub fn decide(policy: &Policy, now: &Situation) -> Decision {
     };
     match wait {
         None => Decision::Sleep,
-        // An interval of zero still means: not during an operation.
-        Some(wait) if wait.is_zero() && row.start == Start::Quiet && now.active => {
-            Decision::Wait(Duration::ZERO)
-        }
         Some(wait) if wait.is_zero() => Decision::Flush { scope: row.scope, halt: row.halt },
         Some(wait) => Decision::Wait(wait),
     }

@@ -54,9 +54,19 @@ struct Pass {
     writing: usize,
     /// No more grants are asked for.
     over: bool,
-    complete: bool,
+    /// The source said that nothing dirty is left behind the last grant.
+    exhausted: bool,
+    /// A grant was given back unwritten, without an error.
+    interrupted: bool,
     failed_grants: u32,
     error: Option<FlushError>,
+}
+
+impl Pass {
+    /// The file was gone through to its end (though some grants may have failed).
+    fn is_complete(&self) -> bool {
+        self.exhausted && !self.interrupted
+    }
 }
 
 /// A background run: a list of files and what ends it early.
@@ -136,12 +146,11 @@ impl Queue {
         }
     }
 
-    /// Ends the run if `now` shows activity that it must give way to; true when it does.
+    /// Stops the run when `now` shows activity that it must give way to; true when that is new.
     pub(crate) fn give_way(&mut self, now: Epoch) -> bool {
         match &mut self.run {
-            Some(run) if run.halt == Halt::OnActivity && run.epoch != now => {
-                run.interrupted |= !run.stopping;
-                run.stopping = true;
+            Some(run) if !run.stopping && run.halt == Halt::OnActivity && run.epoch != now => {
+                (run.stopping, run.interrupted) = (true, true);
                 true
             }
             _ => false,
@@ -260,7 +269,8 @@ impl Queue {
             asking: false,
             writing: 0,
             over: false,
-            complete: false,
+            exhausted: false,
+            interrupted: false,
             failed_grants: 0,
             error: None,
         };
@@ -289,7 +299,7 @@ impl Queue {
             pass.writing += 1;
             match next {
                 Some(from) => pass.from = from,
-                None => (pass.over, pass.complete) = (true, true),
+                None => (pass.over, pass.exhausted) = (true, true),
             }
         }
     }
@@ -298,7 +308,7 @@ impl Queue {
     pub(crate) fn nothing(&mut self, ino: Ino, now: Instant) -> Option<Ended> {
         if let Some(pass) = self.passes.get_mut(&ino) {
             pass.asking = false;
-            (pass.over, pass.complete) = (true, true);
+            (pass.over, pass.exhausted) = (true, true);
         }
         self.settle(ino, now)
     }
@@ -346,7 +356,7 @@ impl Queue {
     pub(crate) fn interrupted(&mut self, ino: Ino, now: Instant) -> Option<Ended> {
         if let Some(pass) = self.passes.get_mut(&ino) {
             pass.writing = pass.writing.saturating_sub(1);
-            (pass.over, pass.complete) = (true, false);
+            (pass.over, pass.interrupted) = (true, true);
         }
         self.settle(ino, now)
     }
@@ -367,7 +377,8 @@ impl Queue {
         for drain in self.drains.values_mut() {
             drain.pass_ended(ino, &pass, now, &self.options);
         }
-        Some(Ended { ino, error: pass.error, complete: pass.complete })
+        let complete = pass.is_complete();
+        Some(Ended { ino, error: pass.error, complete })
     }
 
     /// Grants being written or asked for.
@@ -401,7 +412,7 @@ impl Drain {
         // Only a pass that began after us has seen every byte that was dirty at our beginning.
         let ours = pass.number > self.since;
         match &pass.error {
-            None if ours && pass.complete => {
+            None if ours && pass.is_complete() => {
                 self.pending.remove(&ino);
                 self.files_done += 1;
             }

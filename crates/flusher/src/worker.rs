@@ -125,24 +125,31 @@ impl Worker {
     /// Waits for work; None when the thread is to end.
     fn next(&self) -> Option<Ask> {
         let shared = &self.shared;
+        let background = self.slot.lane == Lane::Background;
+        if background {
+            shared.relieve();
+        }
         let deadline = Instant::now() + UNEMPLOYED;
+        let mut expired = false;
         let mut state = shared.state.lock();
         loop {
             if shared.is_stopping() {
                 return None;
             }
-            let background = self.slot.lane == Lane::Background;
             if background && state.queue.give_way(shared.activity.epoch()) {
                 shared.settle(&mut state);
             }
             if let Some(ask) = state.queue.take(self.slot.lane, Instant::now()) {
                 return Some(ask);
             }
-            let due = if background { None } else { state.queue.next_due() };
-            let until = due.unwrap_or(deadline).min(deadline);
-            if shared.work.wait_until(&mut state, until).timed_out() && due.is_none() {
+            if expired {
+                // Within the same hold of the lock, so that nobody counts on us any more.
+                state.slots.retain(|s| s.number != self.slot.number);
                 return None;
             }
+            let due = if background { None } else { state.queue.next_due() };
+            let until = due.unwrap_or(deadline).min(deadline);
+            expired = shared.work.wait_until(&mut state, until).timed_out() && due.is_none();
         }
     }
 
@@ -150,8 +157,8 @@ impl Worker {
         let label: Arc<str> = Arc::from("");
         self.slot.begins(ask.ino, &label, "flush begin");
         let most = self.bytes_to_ask(&ask);
-        let answer =
-            self.shared.source.begin(ask.ino, ask.from, most).and_then(|g| checked(&ask, g));
+        let answer = self.shared.source.begin(ask.ino, ask.from, most);
+        let answer = answer.and_then(|grant| self.checked(&ask, grant));
         self.slot.rests();
         match answer {
             Ok(Some(grant)) => {
@@ -162,7 +169,10 @@ impl Worker {
                 self.carry_out(&ask, grant);
             }
             Ok(None) => self.report(|state, now| state.queue.nothing(ask.ino, now)),
-            Err(e) => self.report(|state, now| state.queue.refused(ask.ino, e, now)),
+            Err(e) => {
+                tracing::warn!("flusher: {}: {e}", self.shared.source.label(ask.ino));
+                self.report(|state, now| state.queue.refused(ask.ino, e, now));
+            }
         }
     }
 
@@ -183,22 +193,29 @@ impl Worker {
         if ask.interrupt.is_some() {
             self.learn(&outcome, took);
         }
-        let (ino, done) = (ask.ino, outcome.is_ok());
-        self.slot.begins(ino, &Arc::from(grant.label.as_str()), "flush end");
-        let ended = self.shared.source.end(grant, done);
+        let (ino, label) = (ask.ino, grant.label.clone());
+        self.slot.begins(ino, &Arc::from(label.as_str()), "flush end");
+        let outcome = match outcome {
+            // Written, but when the service does not learn it, it must be flushed again.
+            Ok(moved) => match self.shared.source.end(grant, true) {
+                Ok(()) => Ok(moved),
+                Err(e) => Err(Unmoved::Failed(e)),
+            },
+            Err(unmoved) => {
+                self.give_back(grant);
+                Err(unmoved)
+            }
+        };
         self.slot.rests();
-        match (outcome, ended) {
-            (Ok(moved), Ok(())) => {
+        match outcome {
+            Ok(moved) => {
                 self.count(moved);
                 self.report(|s, now| s.queue.written(ino, moved.bytes, moved.verified, now));
             }
-            // Written, but the service does not know: it must be flushed again.
-            (Ok(_), Err(e)) => self.report(|state, now| state.queue.failed(ino, e, now)),
-            (Err(Unmoved::Stopped), _) => {
-                self.report(|state, now| state.queue.interrupted(ino, now))
-            }
-            (Err(Unmoved::Failed(e)), _) => {
-                self.report(|state, now| state.queue.failed(ino, e, now))
+            Err(Unmoved::Stopped) => self.report(|state, now| state.queue.interrupted(ino, now)),
+            Err(Unmoved::Failed(e)) => {
+                tracing::warn!("flusher: {label}: {e}");
+                self.report(|state, now| state.queue.failed(ino, e, now));
             }
         }
     }
@@ -213,10 +230,12 @@ impl Worker {
         let label: Arc<str> = Arc::from(grant.label.as_str());
         let verify = slot.lane == Lane::Drain || shared.options.verify_background;
         let mut proceed = |step: Step| {
-            if let Step::Write(bytes) = step
-                && !shared.may_write(slot.lane, ask, bytes, held_back)
-            {
-                return false;
+            if let Step::Write(bytes) = step {
+                // Waiting for the bandwidth cap is not hanging.
+                slot.rests();
+                if !shared.may_write(slot.lane, ask, bytes, held_back) {
+                    return false;
+                }
             }
             slot.begins(ask.ino, &label, step.name());
             true
@@ -248,22 +267,34 @@ impl Worker {
         Counters::add(&counters.grants, 1);
     }
 
+    /// A grant from outside is checked before use, and given back when it makes no sense.
+    fn checked(&self, ask: &Ask, grant: Option<Grant>) -> Result<Option<Grant>, FlushError> {
+        let Some(grant) = grant else { return Ok(None) };
+        let what = if grant.ino != ask.ino {
+            "it is for another file"
+        } else if grant.next.is_some_and(|next| next <= ask.from) {
+            "it leads backwards"
+        } else {
+            return Ok(Some(grant));
+        };
+        self.give_back(grant);
+        Err(FlushError::BadGrant { what: what.to_owned() })
+    }
+
+    fn give_back(&self, grant: Grant) {
+        let label = grant.label.clone();
+        if let Err(e) = self.shared.source.end(grant, false) {
+            // The service forgets the grant with our session, or has done so.
+            tracing::debug!("flusher: {label}: {e}");
+        }
+    }
+
     fn report(&self, change: impl FnOnce(&mut State, Instant) -> Option<Ended>) {
         let mut state: MutexGuard<'_, State> = self.shared.state.lock();
         if let Some(ended) = change(&mut state, Instant::now()) {
             self.shared.pass_ended(&mut state, ended);
         }
         self.shared.settle(&mut state);
-    }
-}
-
-/// A grant from outside, checked before use.
-fn checked(ask: &Ask, grant: Option<Grant>) -> Result<Option<Grant>, FlushError> {
-    let bad = |what: &str| Err(FlushError::BadGrant { what: what.to_owned() });
-    match grant {
-        Some(g) if g.ino != ask.ino => bad("of another file"),
-        Some(g) if g.next.is_some_and(|next| next <= ask.from) => bad("leads backwards"),
-        other => Ok(other),
     }
 }
 
@@ -279,7 +310,7 @@ impl Shared {
             if interrupted || self.is_stopping() || self.is_paused() {
                 return false;
             }
-            if left.is_zero() {
+            if left.is_zero() || self.drains.load(Ordering::Relaxed) > 0 {
                 return true;
             }
             let nap = left.min(NAP);

@@ -12,8 +12,9 @@ use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use tokio::sync::watch;
 
 /// What changes together under the state lock.
@@ -49,7 +50,9 @@ pub struct CachedFile {
     /// It is in the node's list of files that may be dirty.
     pub listed: AtomicBool,
     fetching: Mutex<Vec<InFlight>>,
-    cache: OnceLock<Arc<File>>,
+    /// Somebody has it open here.
+    in_use: AtomicBool,
+    cache: Mutex<Option<Arc<File>>>,
 }
 
 struct InFlight {
@@ -101,17 +104,32 @@ impl CachedFile {
             }),
             listed: AtomicBool::new(false),
             fetching: Mutex::new(Vec::new()),
-            cache: OnceLock::new(),
+            in_use: AtomicBool::new(false),
+            cache: Mutex::new(None),
         }
     }
 
-    /// The cache file; made when first needed.
+    /// The cache file; made when first needed. Its descriptor is kept while somebody has the file
+    /// open here, and no longer: a node can hold more files than descriptors.
     pub fn cache(&self, dir: &CacheDir) -> Result<Arc<File>, Errno> {
-        if let Some(file) = self.cache.get() {
+        let mut kept = self.cache.lock();
+        if let Some(file) = &*kept {
             return Ok(Arc::clone(file));
         }
         let file = Arc::new(dir.file(self.ino)?);
-        Ok(Arc::clone(self.cache.get_or_init(|| file)))
+        if self.in_use.load(Acquire) {
+            *kept = Some(Arc::clone(&file));
+        }
+        Ok(file)
+    }
+
+    /// Somebody has it open here now, or nobody any more.
+    pub fn set_in_use(&self, in_use: bool) {
+        let mut kept = self.cache.lock();
+        self.in_use.store(in_use, Release);
+        if !in_use {
+            *kept = None;
+        }
     }
 
     /// Its path for messages.
@@ -123,12 +141,6 @@ impl CachedFile {
         } else {
             String::from_utf8_lossy(&state.path).into_owned()
         }
-    }
-
-    /// The cache file, if there is one.
-    #[must_use]
-    pub fn cache_if_any(&self) -> Option<&Arc<File>> {
-        self.cache.get()
     }
 
     /// Asks for the right to fetch `range`.

@@ -13,6 +13,9 @@ pub struct OpenFile {
     pub file: Arc<CachedFile>,
     /// Where a sequential reader would go on.
     pub read_ahead: Mutex<ReadAhead>,
+    /// Owners of record locks taken through this handle. Those that are left when the handle
+    /// goes are open file description locks, of whose end the kernel does not tell.
+    pub record_owners: Mutex<Vec<u64>>,
     /// The owner of a flock taken through this handle; 0: none.
     pub flock_owner: AtomicU64,
 }

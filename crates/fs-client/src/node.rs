@@ -17,9 +17,10 @@ use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Files are spread over so many maps, so that threads seldom meet.
 const SHARDS: usize = 16;
@@ -57,8 +58,13 @@ pub struct Node {
     pub flusher: OnceLock<Arc<Engine>>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
+    /// Upper bound of the bytes in the buffer.
+    pub used: AtomicU64,
+    /// Whoever makes room has this; when room was made last.
+    pub making_room: tokio::sync::Mutex<Option<Instant>>,
     /// Files that may have bytes which are not on the backing.
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
+    capacity: OnceLock<u64>,
     this: Weak<Node>,
     files: [RwLock<HashMap<Ino, Arc<CachedFile>>>; SHARDS],
 }
@@ -105,6 +111,9 @@ impl Node {
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
             daemon: OnceLock::new(),
+            used: AtomicU64::new(0),
+            making_room: tokio::sync::Mutex::new(None),
+            capacity: OnceLock::new(),
             dirty: Mutex::new(HashMap::new()),
             this: this.clone(),
             files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
@@ -162,9 +171,8 @@ impl Node {
     /// The cap of the buffer.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.config
-            .cache_size
-            .map_or_else(|| self.cache.space().map_or(0, |(all, _)| all / 5 * 4), |s| s.0)
+        let of_file_system = || self.cache.space().map_or(u64::MAX, |(all, _)| all / 5 * 4);
+        *self.capacity.get_or_init(|| self.config.cache_size.map_or_else(of_file_system, |s| s.0))
     }
 
     fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Arc<CachedFile>>> {
@@ -206,19 +214,36 @@ impl Node {
         }
     }
 
-    /// The kernel holds no reference to the inode any more; what has no local bytes is dropped.
+    /// The kernel holds no reference to the inode any more: what has no local bytes is dropped,
+    /// and of what has some it is found out whether it was unlinked.
     pub fn forget(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
-        let idle = shard.get(&ino).is_some_and(|f| {
-            let state = f.state.read();
+        let Some(file) = shard.get(&ino) else { return };
+        // Whoever is about to open it holds it as well; then it stays.
+        let (in_use, bytes) = {
+            let state = file.state.read();
             let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
-            state.opens == 0 && !state.registered && bytes == 0
-        });
-        if idle
-            && let Some(file) = shard.remove(&ino)
-            && file.cache_if_any().is_some()
-        {
+            (state.opens > 0 || state.registered || Arc::strong_count(file) > 2, bytes)
+        };
+        if in_use {
+            return;
+        }
+        if bytes == 0 && Arc::strong_count(file) == 1 {
+            shard.remove(&ino);
+            drop(shard);
             let _ = self.cache.remove(ino);
+        } else if let Some(node) = self.me_arc() {
+            drop(shard);
+            self.runtime.spawn(async move { node.discard_if_unlinked(ino).await });
+        }
+    }
+
+    async fn discard_if_unlinked(&self, ino: Ino) {
+        if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await
+            && let Some(file) = self.file(ino)
+        {
+            self.unlist(&file);
+            self.discard(ino);
         }
     }
 

@@ -15,7 +15,8 @@ impl PeerSource {
         ranges: &[ByteRange],
         then: impl FnOnce(Arc<std::fs::File>) -> T,
     ) -> Option<T> {
-        let file = self.0.upgrade()?.file(ino)?;
+        let node = self.0.upgrade()?;
+        let file = node.file(ino)?;
         let all_here = {
             let state = file.state.read();
             ranges.iter().all(|r| state.view.local(*r))
@@ -23,7 +24,7 @@ impl PeerSource {
         if !all_here {
             return None;
         }
-        file.cache_if_any().map(|cache| then(Arc::clone(cache)))
+        file.cache(&node.cache).ok().map(then)
     }
 }
 

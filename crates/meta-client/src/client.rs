@@ -10,7 +10,7 @@ use ebb_wire::pb::{self, reply::Body, request::Op};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -97,6 +97,8 @@ pub(crate) struct Inner {
     pub sessions: AtomicU64,
     pub timeouts: AtomicU64,
     pub unknown_replies: AtomicU64,
+    /// The goodbye is on its way: a stream that ends is not resumed.
+    pub leaving: AtomicBool,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
 }
@@ -173,6 +175,7 @@ impl MetaClient {
             sessions: AtomicU64::new(0),
             timeouts: AtomicU64::new(0),
             unknown_replies: AtomicU64::new(0),
+            leaving: AtomicBool::new(false),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
         });

@@ -29,6 +29,8 @@ pub enum Entry {
     Unlock(Ino, Space, Owner, ByteRange),
     /// A node holds no locks.
     UnlockNode(NodeId),
+    /// Everything below this directory has that model, or its own way again.
+    Model(Ino, Option<String>),
     /// A request that must not be done twice has been done.
     Answered(NodeId, u64, Outcome),
 }
@@ -85,6 +87,8 @@ pub struct State {
     pub locks: LockTable,
     /// What all nodes agreed on.
     pub consistency: Option<String>,
+    /// Models that directories ask for.
+    pub models: HashMap<Ino, String>,
     /// Recent answers of operations that must not be done twice.
     pub answered: BTreeMap<NodeId, BTreeMap<u64, Outcome>>,
     next_node: u32,
@@ -102,6 +106,7 @@ impl State {
             nodes: BTreeMap::new(),
             locks: LockTable::new(),
             consistency: None,
+            models: HashMap::new(),
             answered: BTreeMap::new(),
             next_node: 1,
         }
@@ -161,6 +166,8 @@ impl State {
             }
             // The live table has let its waiting requests go before; replay has none.
             Entry::UnlockNode(node) => drop(self.locks.release_node(*node)),
+            Entry::Model(ino, Some(model)) => drop(self.models.insert(*ino, model.clone())),
+            Entry::Model(ino, None) => drop(self.models.remove(ino)),
             Entry::Answered(node, id, outcome) => {
                 let answered = self.answered.entry(*node).or_default();
                 answered.insert(*id, *outcome);
@@ -181,6 +188,7 @@ impl State {
             Record::Base { ino, len } => drop(self.need(*ino)?.base_changed(*len)),
             Record::Free { ino } => {
                 self.files.remove(ino);
+                self.models.remove(ino);
                 self.locks.drop_file(*ino);
             }
             _ => {}
@@ -220,6 +228,8 @@ impl State {
             |(ino, f): (&Ino, &FileState)| Entry::File(*ino, FileOp::State(Box::new(f.clone())));
         out.extend(files.into_iter().map(|(i, f)| whole((i, f))));
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
+        let models: BTreeMap<_, _> = self.models.iter().collect();
+        out.extend(models.into_iter().map(|(i, m)| Entry::Model(*i, Some(m.clone()))));
         for (node, answered) in &self.answered {
             out.extend(answered.iter().map(|(id, o)| Entry::Answered(*node, *id, *o)));
         }

@@ -12,10 +12,13 @@ use std::path::PathBuf;
 
 /// Show every effective setting and where it came from (default, file, env or flag)
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_override_self = true,
+    after_help = "Examples:
   ebb config --show                                    what a mount would use now
   ebb config --show --consistency commit --config job.toml
-  ebb config --show --of /local/run7                   what a running daemon uses")]
+  ebb config --show --of /local/run7                   what a running daemon uses"
+)]
 pub struct Args {
     /// Show the settings (there is nothing else to do yet)
     #[arg(long)]
@@ -75,7 +78,8 @@ fn as_toml(settings: &Settings) -> String {
             (Form::Count(..) | Form::Switch, Some(_)) => value.parts[0].clone(),
             (_, Some(q)) => q.clone(),
         };
-        let meaning = if value.parts.is_empty() { format!(": {}", key.when_empty) } else { String::new() };
+        let meaning =
+            if value.parts.is_empty() { format!(": {}", key.when_empty) } else { String::new() };
         let setting = format!("{} = {shown}", key.name);
         text.push_str(&format!("{setting:<32} # {}{meaning}\n", value.origin));
     }

@@ -53,10 +53,8 @@ fn report(report: Report) {
     let _ = redirect(|null| rustix::stdio::dup2_stdout(null));
     if let (Err(e), Report::Ready(_)) = (heard, report) {
         tracing::error!("`ebb mount` is gone ({e}); ending");
-        let _ = rustix::process::kill_process(
-            rustix::process::getpid(),
-            rustix::process::Signal::TERM,
-        );
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
     }
 }
 

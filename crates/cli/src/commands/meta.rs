@@ -1,6 +1,6 @@
 //! `ebb meta`: the metadata service alone, in the foreground, for many nodes.
 
-use crate::cachedir::{self, Lock};
+use crate::cachedir;
 use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::logging;
@@ -23,14 +23,15 @@ pub struct Args {
     /// Directory of its journal
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
-    /// The job's model, as the nodes name it [default: what the first node says]
+    /// The job's model: posix, commit, session or mpiio, without rules [default: what the first
+    /// node says]
     #[arg(long, value_name = "MODEL")]
     consistency: Option<String>,
     /// The job's shared secret, made by `ebb token`; without it only loopback is served
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// A node that is silent for so long counts as gone, in ms, s, m, h
-    #[arg(long, value_name = "TIME", default_value = "15s")]
+    #[arg(long, value_name = "TIME", default_value = "10s")]
     lease: Span,
     /// What is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
@@ -54,16 +55,19 @@ impl Args {
         }
         let state = std::path::absolute(&self.state).or_usage(self.state.display())?;
         cachedir::prepare(&state)?;
-        let _lock = Lock::take(&state, "a metadata service")?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .or_failed("threads")?;
+        let consistency = match &self.consistency {
+            Some(name) => Some(crate::models::describe(name)?),
+            None => None,
+        };
         let start = Start {
             backing,
             state,
-            consistency: self.consistency.clone().unwrap_or_default(),
+            consistency,
             token_file: self.token_file.as_deref(),
             lease: self.lease.0,
         };

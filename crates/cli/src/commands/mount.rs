@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 
 /// Start the per-node daemon: mounts BACKING at MOUNTPOINT; returns once the mount answers
 #[derive(clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_override_self = true,
+    after_help = "Examples:
   ebb mount /lustre/proj/run7 /local/$SLURM_JOB_ID
   ebb mount --consistency commit --cache /nvme/$USER --cache-size 400GiB /lustre/proj/run7 /local/run7
-  ebb mount --meta node001:7400 --listen $(hostname):7401 --token-file ~/job.token /lustre/run /local/run")]
+  ebb mount --meta node001:7400 --listen $(hostname):7401 --token-file ~/job.token /lustre/run /local/run"
+)]
 pub struct Args {
     #[command(flatten)]
     options: MountOptions,

@@ -23,8 +23,11 @@ const FORWARDED: [Signal; 6] =
 /// Mount, run CMD, drain, unmount; exits with CMD's status (128 + signal when one killed it),
 /// or 3 or 4 when not everything reached the backing
 #[derive(clap::Args)]
-#[command(after_help = "Example:
-  ebb run --consistency commit /lustre/proj/run7 /local/run7 -- mpirun ./solver /local/run7/out")]
+#[command(
+    args_override_self = true,
+    after_help = "Example:
+  ebb run --consistency commit /lustre/proj/run7 /local/run7 -- mpirun ./solver /local/run7/out"
+)]
 pub struct Args {
     #[command(flatten)]
     options: MountOptions,
@@ -143,7 +146,9 @@ async fn unmounted(
     }
     Err(Failure::new(
         Code::Incomplete,
-        format!("{shown}: left before everything was on the backing; the daemon goes on (`ebb status {shown}`)"),
+        format!(
+            "{shown}: left before everything was on the backing; the daemon goes on (`ebb status {shown}`)"
+        ),
     ))
 }
 
@@ -176,8 +181,7 @@ mod tests {
     use super::*;
 
     fn run_shell(script: &str) -> Result<u8, Failure> {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut signals = Signals::new().unwrap();
             run(&["sh".into(), "-c".into(), script.into()], &mut signals).await

@@ -61,8 +61,7 @@ mod tests {
     #[test]
     fn numbers_are_named_by_their_path() {
         let text = lines(&serde_json::json!({"ops": {"read": 3, "write": [1, 2]}, "up": 1.5}));
-        let words: Vec<Vec<&str>> =
-            text.lines().map(|l| l.split_whitespace().collect()).collect();
+        let words: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(
             words,
             [["ops.read", "3"], ["ops.write.0", "1"], ["ops.write.1", "2"], ["up", "1.5"]]

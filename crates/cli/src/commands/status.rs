@@ -3,13 +3,16 @@
 use crate::client;
 use crate::exit::{Code, Context, Failure};
 use crate::mounts;
+use crate::options::MountOptions;
 use ebb_fs_client::control::Request;
+use ebb_transport::auth::{Proof, Token};
 use ebb_types::units::Size;
 use ebb_wire::pb;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
+use tonic::metadata::MetadataValue;
 
 /// The service must answer within this time.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -26,6 +29,10 @@ pub struct Args {
     /// As one JSON object
     #[arg(long)]
     json: bool,
+    /// The job's shared secret, to ask a metadata service of another machine [default: as
+    /// `ebb mount` finds it]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<String>,
     /// Mount point, or HOST:PORT of a metadata service
     #[arg(value_name = "MOUNTPOINT|HOST:PORT")]
     target: String,
@@ -35,7 +42,7 @@ impl Args {
     /// Runs the command.
     pub fn run(self) -> Result<(), Failure> {
         let (status, screen): (Value, fn(&Value) -> String) = match is_address(&self.target) {
-            true => (of_service(&self.target)?, service_screen),
+            true => (of_service(&self.target, self.token_file)?, service_screen),
             false => {
                 let point = mounts::resolve(Path::new(&self.target)).or_usage(&self.target)?;
                 (client::ask_body(&client::daemon_of(&point)?, &Request::Status)?, mount_screen)
@@ -55,14 +62,15 @@ fn is_address(target: &str) -> bool {
     port && !target.contains('/') && !Path::new(target).exists()
 }
 
-fn of_service(address: &str) -> Result<Value, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .or_failed("threads")?;
+fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failure> {
+    let settings = MountOptions { token_file, ..MountOptions::default() }.resolve()?;
+    let token = settings.text("token-file").map(Token::load).transpose();
+    let proof = token.or_usage(settings.named("token-file"))?.map(|t| t.prove("admin", &[]));
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().or_failed("threads")?;
     let what = format!("metadata service {address}");
     let reply = runtime.block_on(async {
-        tokio::time::timeout(LIMIT, request(address)).await.unwrap_or_else(|_| {
+        tokio::time::timeout(LIMIT, request(address, proof)).await.unwrap_or_else(|_| {
             Err(format!("no answer within {} s (is it running there?)", LIMIT.as_secs()))
         })
     });
@@ -70,13 +78,17 @@ fn of_service(address: &str) -> Result<Value, Failure> {
     Ok(service_object(address, reply))
 }
 
-async fn request(address: &str) -> Result<pb::StatusReply, String> {
+async fn request(address: &str, proof: Option<Proof>) -> Result<pb::StatusReply, String> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| e.to_string())?;
     let channel = endpoint.connect().await.map_err(|e| cause(&e))?;
     let mut client = pb::metadata_client::MetadataClient::new(channel)
         .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
-    let reply = client.status(pb::StatusRequest {}).await;
+    let mut request = tonic::Request::new(pb::StatusRequest {});
+    if let Some(proof) = proof {
+        request.metadata_mut().insert_bin("ebb-proof-bin", MetadataValue::from_bytes(&proof));
+    }
+    let reply = client.status(request).await;
     reply.map(tonic::Response::into_inner).map_err(|e| e.message().to_owned())
 }
 
@@ -146,8 +158,12 @@ fn mount_screen(status: &Value) -> String {
     row("dirty", format!("{} not on the backing yet", size(status, "dirty_bytes")));
     row("clean", size(status, "clean_bytes"));
     row("cache", format!("{} on disk", size(status, "cache_bytes")));
-    row("flush", format!("{}, {} so far", text(status, "flush_state"), size(status, "flushed_bytes")));
-    let (peers, backing) = (size(status, "fetched_bytes_peer"), size(status, "fetched_bytes_backing"));
+    row(
+        "flush",
+        format!("{}, {} so far", text(status, "flush_state"), size(status, "flushed_bytes")),
+    );
+    let (peers, backing) =
+        (size(status, "fetched_bytes_peer"), size(status, "fetched_bytes_backing"));
     row("fetched", format!("{peers} from peers, {backing} from the backing"));
     row("in flight", format!("{} operation(s)", text(status, "activity")));
     row("requests", counts(&status["rpc"]));
@@ -166,7 +182,10 @@ fn service_screen(status: &Value) -> String {
     row("backing", text(status, "backing"));
     row("model", text(status, "consistency"));
     row("unflushed", format!("{} not on the backing yet", size(status, "unflushed_bytes")));
-    row("inodes", format!("{}, {} owned ranges", text(status, "inodes"), text(status, "owned_ranges")));
+    row(
+        "inodes",
+        format!("{}, {} owned ranges", text(status, "inodes"), text(status, "owned_ranges")),
+    );
     row("journal", size(status, "journal_bytes"));
     let up = Duration::from_millis(status["uptime_ms"].as_u64().unwrap_or(0));
     row("up", format!("{} s", up.as_secs()));
@@ -238,7 +257,8 @@ mod tests {
             "errors": [{"path": "a", "operation": "flush", "errno": 28, "text": "No space"}],
         });
         let screen = mount_screen(&status);
-        for part in ["/pfs on /m", "3MiB", "waiting", "attach 9, lookup 7", "n2", "a: flush: No space"]
+        for part in
+            ["/pfs on /m", "3MiB", "waiting", "attach 9, lookup 7", "n2", "a: flush: No space"]
         {
             assert!(screen.contains(part), "{part} in\n{screen}");
         }

@@ -116,9 +116,9 @@ impl Key {
 
 fn check_rule(value: &str) -> Result<(), String> {
     match value.rsplit_once('=') {
-        Some((glob, model)) if !glob.is_empty() && !model.is_empty() => globset::Glob::new(glob)
-            .map(drop)
-            .map_err(|e| format!("'{value}': {e}")),
+        Some((glob, model)) if !glob.is_empty() && !model.is_empty() => {
+            globset::Glob::new(glob).map(drop).map_err(|e| format!("'{value}': {e}"))
+        }
         _ => Err(format!("'{value}' is not GLOB=MODEL (like '*.log=posix')")),
     }
 }

@@ -3,9 +3,14 @@
 //!
 //! # How a caller uses it
 //!
-//! * **Write**: [`FileView::write`], write the bytes to the cache file, [`FileView::write`] again.
-//!   The first call keeps a concurrent reader from filling the place with fetched bytes; the second
-//!   sees to it that an attach or a flush that was taken in between does not count for them.
+//! * **Write**: [`FileView::begin_write`], put the bytes into the cache file, then
+//!   [`FileView::end_write`] (or [`FileView::abort_write`] for what could not be put there). In
+//!   between the bytes are still what they were: they are not filled with fetched ones, not
+//!   dropped, not counted as flushed and not listed in [`Changes`]. A caller that puts the bytes
+//!   while it holds the view's lock may call [`FileView::write`] alone; without the lock that is
+//!   not enough, also when called before and after: an early attach, flush and eviction can come
+//!   in between, and the second call would claim bytes that are gone (the explorer's
+//!   `WriteWithoutPin`).
 //! * **Attach**: send what [`FileView::take_unattached`] gives, then [`FileView::attached`] or
 //!   [`FileView::attach_failed`]. A sync event that must publish is not done before every
 //!   attach of these bytes that is under way was answered, also one that somebody else sent
@@ -18,8 +23,11 @@
 //!   bytes became local meanwhile, the local ones are read. A peer that no longer has the bytes
 //!   means that the map is out of date: query and plan again.
 //! * **Flush**: get a grant for [`FileView::unflushed`], copy the granted ranges, end the grant,
-//!   [`FileView::flushed`] with the granted ranges and versions. To make room: detach flushed
-//!   ranges at the service, [`FileView::detached`], [`FileView::drop_clean`].
+//!   [`FileView::flushed`] with the granted ranges and versions. What was asked for and not granted
+//!   was taken by others or is flushed already: query anew, with version zero as the known one.
+//! * **Make room**: detach flushed ranges at the service, [`FileView::detached`],
+//!   [`FileView::drop_clean`]. Holes are punched into the cache file while the view's lock is
+//!   held, for dropped bytes as for those in [`Changes`].
 //!
 //! # Versions
 //!
@@ -35,12 +43,14 @@
 mod flying;
 mod known;
 mod local;
+mod writing;
 
 use crate::ownership::MapAnswer;
 use ebb_types::{ByteRange, NodeId, Version};
 use flying::Flying;
 use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
+use writing::Writing;
 
 /// Where bytes are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,6 +101,7 @@ pub struct FileView {
     me: NodeId,
     local: LocalMap,
     flying: Flying,
+    writing: Writing,
     known: Known,
 }
 
@@ -102,6 +113,7 @@ impl FileView {
             me,
             local: LocalMap::default(),
             flying: Flying::default(),
+            writing: Writing::default(),
             known: Known::nothing(),
         }
     }
@@ -153,7 +165,7 @@ impl FileView {
             for certain in without(range, &doubtful) {
                 self.known.learn(certain, new);
             }
-            changes.doubtful.append(&mut doubtful);
+            doubtful.into_iter().for_each(|r| push_joined(&mut changes.doubtful, r));
         }
     }
 
@@ -188,7 +200,9 @@ impl FileView {
     fn forget(&mut self, ranges: &[ByteRange], into: &mut Vec<ByteRange>) {
         for range in ranges {
             self.local.set(*range, None);
-            push_joined(into, *range);
+            for idle in self.writing.idle(*range).into_iter().filter(|r| !r.is_empty()) {
+                push_joined(into, idle);
+            }
         }
     }
 
@@ -201,9 +215,25 @@ impl FileView {
 
     // ---- writing and attaching -----------------------------------------------------------------
 
-    /// The bytes of `range` are being (and then: were) written.
+    /// The bytes of `range` were written; they are dirty.
     pub fn write(&mut self, range: ByteRange) {
         self.local.set(range, Some(Local::Dirty));
+    }
+
+    /// The bytes of `range` are going to be put into the cache file.
+    pub fn begin_write(&mut self, range: ByteRange) {
+        self.writing.begin(range);
+    }
+
+    /// The bytes of `range`, which was begun, are in the cache file; they are dirty.
+    pub fn end_write(&mut self, range: ByteRange) {
+        self.writing.end(range);
+        self.write(range);
+    }
+
+    /// Nothing was put into `range`, which was begun; all is as before.
+    pub fn abort_write(&mut self, range: ByteRange) {
+        self.writing.end(range);
     }
 
     /// The written bytes within `within` that no attach was sent for. They count as sent now.
@@ -337,7 +367,8 @@ impl FileView {
     /// fills exactly these into the cache file.
     pub fn fetched(&mut self, range: ByteRange, as_of: Version) -> Vec<ByteRange> {
         let mut accepted = Vec::new();
-        for gap in self.local.gaps(range) {
+        let gaps = self.local.gaps(range);
+        for gap in gaps.into_iter().flat_map(|gap| self.writing.idle(gap)) {
             for (bytes, fact) in self.known.facts(gap) {
                 if fact.version <= as_of && fact.owner != self.me {
                     push_joined(&mut accepted, bytes);
@@ -352,7 +383,8 @@ impl FileView {
 
     /// Gives up clean bytes within `within`; returns which.
     pub fn drop_clean(&mut self, within: ByteRange) -> Vec<ByteRange> {
-        let dropped = self.local.of_class(Class::Clean, within);
+        let clean = self.local.of_class(Class::Clean, within);
+        let dropped: Vec<_> = clean.into_iter().flat_map(|r| self.writing.idle(r)).collect();
         dropped.iter().for_each(|r| self.local.set(*r, None));
         dropped
     }
@@ -378,7 +410,9 @@ impl FileView {
     /// not attached again since, nor written, is flushed.
     pub fn flushed(&mut self, ranges: &[(ByteRange, Version)]) {
         for (range, upto) in ranges {
-            let extents: Vec<(ByteRange, Local)> = self.local.overlapping(*range).collect();
+            let idle = self.writing.idle(*range);
+            let extents: Vec<(ByteRange, Local)> =
+                idle.into_iter().flat_map(|r| self.local.overlapping(r)).collect();
             for (bytes, state) in extents {
                 if let Local::Owned { first, last, flushed: false } = state
                     && last <= *upto

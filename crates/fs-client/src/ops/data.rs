@@ -26,6 +26,8 @@ pub enum Rest {
     Publish(ByteRange),
     /// The end of the file must be asked for first.
     Append(Vec<u8>),
+    /// The buffer is full: room must be made first.
+    NoRoom(u64, bool, Vec<u8>),
     /// Setuid bits must go first.
     KillPriv(u64, bool, Vec<u8>),
 }
@@ -52,7 +54,15 @@ impl Node {
             return Ok(Written::Then(Rest::Append(data.to_vec())));
         }
         let place = if append { Place::End } else { Place::At(offset) };
-        let range = file.store(&self.cache, place, data)?;
+        let no_room = || Ok(Written::Then(Rest::NoRoom(offset, append, data.to_vec())));
+        if self.is_over_capacity() {
+            return no_room();
+        }
+        let range = match file.store(&self.cache, place, data) {
+            Err(Errno::ENOSPC) => return no_room(),
+            stored => stored?,
+        };
+        self.note_stored(range.len());
         self.list_dirty(file);
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(match attach {
@@ -73,6 +83,15 @@ impl Node {
                 self.kill_priv(handle.file.ino).await?;
                 match self.write_local(handle, offset, append, false, &data)? {
                     Written::Done(n) => Ok(n),
+                    Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
+                }
+            }
+            Rest::NoRoom(offset, append, data) => {
+                self.make_room().await?;
+                match self.write_local(handle, offset, append, false, &data)? {
+                    Written::Done(n) => Ok(n),
+                    // Not even now: the disk is full of something else.
+                    Written::Then(Rest::NoRoom(..)) => Err(Errno::ENOSPC),
                     Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
                 }
             }
@@ -118,10 +137,10 @@ impl Node {
             let part = &mut buffer[at..at + piece.range.len() as usize];
             match piece.source {
                 Source::Zero => part.fill(0),
-                Source::Local => match handle.file.cache_if_any() {
-                    Some(cache) => read_padded(cache, part, piece.range.start())?,
-                    None => return Err(Errno::EIO),
-                },
+                Source::Local => {
+                    let cache = handle.file.cache(&self.cache)?;
+                    read_padded(&cache, part, piece.range.start())?;
+                }
                 Source::Peer { .. } | Source::Backing => return Ok(None),
             }
             filled = at + piece.range.len() as usize;

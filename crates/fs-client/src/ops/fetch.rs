@@ -81,8 +81,7 @@ impl Node {
                 Source::Zero => {}
                 Source::Local => {
                     let part = &mut bytes[at..at + piece.range.len() as usize];
-                    let cache = file.cache_if_any().ok_or(Errno::EIO)?;
-                    read_padded(cache, part, piece.range.start())?;
+                    read_padded(&*file.cache(&self.cache)?, part, piece.range.start())?;
                 }
                 Source::Peer { .. } | Source::Backing => missing.push(piece),
             }
@@ -118,7 +117,10 @@ impl Node {
             Source::Backing => Some(self.from_backing(file, piece.range).await?),
             Source::Local | Source::Zero => return Err(Errno::EIO),
         };
+        // A full buffer is for writers: readers do without a copy.
+        let full = self.is_over_capacity();
         if let Some(bytes) = &got
+            && !full
             && let Err(e) = file.keep(&self.cache, piece.range, piece.as_of, bytes)
         {
             // The reader has its bytes; only the copy for later is missing.
@@ -164,8 +166,12 @@ impl Node {
         Ok(found.peer_address)
     }
 
-    async fn from_backing(&self, file: &CachedFile, range: ByteRange) -> Result<Vec<u8>, Errno> {
-        let (_, backing) = file.state.read().backing.clone().ok_or(Errno::EIO)?;
+    async fn from_backing(
+        &self,
+        file: &Arc<CachedFile>,
+        range: ByteRange,
+    ) -> Result<Vec<u8>, Errno> {
+        let backing = self.backing_of(file).await?;
         let read = tokio::task::spawn_blocking(move || {
             let mut bytes = vec![0; range.len() as usize];
             backing.read_full_at(&mut bytes, range.start()).map(|n| {

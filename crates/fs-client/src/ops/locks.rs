@@ -97,26 +97,46 @@ impl Node {
         if lock.flock {
             handle.flock_owner.store(lock.owner, Relaxed);
         } else {
-            let mut state = file.state.write();
-            if !state.lock_owners.contains(&lock.owner) {
-                state.lock_owners.push(lock.owner);
-            }
+            note(&mut file.state.write().lock_owners, lock.owner);
+            note(&mut handle.record_owners.lock(), lock.owner);
         }
         self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await
     }
 
-    /// Gives back the flock that was taken through a handle, when the handle goes.
-    pub(crate) async fn release_flock(&self, handle: &OpenFile) {
+    /// Gives back what was locked through a handle, when the handle goes. Record locks of a
+    /// process have gone with its `close` before.
+    pub(crate) async fn release_locks_of(&self, handle: &OpenFile) {
+        let file = &handle.file;
+        let mut held = Vec::new();
         let owner = handle.flock_owner.swap(0, Relaxed);
-        if owner == 0 {
+        if owner != 0 {
+            held.push((owner, true));
+        }
+        {
+            let mut state = file.state.write();
+            for owner in std::mem::take(&mut *handle.record_owners.lock()) {
+                if state.lock_owners.contains(&owner) {
+                    state.lock_owners.retain(|o| *o != owner);
+                    held.push((owner, false));
+                }
+            }
+        }
+        if held.is_empty() {
             return;
         }
-        let file = &handle.file;
         if let Err(e) = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await {
             tracing::error!(ino = %file.ino, error = %e, "bytes written under a lock not published");
         }
-        if let Err(e) = self.meta.release_locks(file.ino, owner, true).await {
-            tracing::warn!(ino = %file.ino, error = %e, "flock not given back");
+        for (owner, flock) in held {
+            if let Err(e) = self.meta.release_locks(file.ino, owner, flock).await {
+                tracing::warn!(ino = %file.ino, error = %e, "locks not given back");
+            }
         }
+    }
+}
+
+fn note(owners: &mut Vec<u64>, owner: u64) {
+    if !owners.contains(&owner) {
+        owners.push(owner);
     }
 }

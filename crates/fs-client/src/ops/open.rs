@@ -21,6 +21,7 @@ impl Node {
         self.handles.insert_file(OpenFile {
             file,
             read_ahead: Mutex::new(ReadAhead::default()),
+            record_owners: Mutex::new(Vec::new()),
             flock_owner: AtomicU64::new(0),
         })
     }
@@ -58,6 +59,8 @@ impl Node {
             return false;
         }
         state.opens += 1;
+        drop(state);
+        file.set_in_use(true);
         true
     }
 
@@ -93,7 +96,29 @@ impl Node {
         }
         state.opens += 1;
         state.registered = true;
+        drop(state);
+        file.set_in_use(true);
         Ok(true)
+    }
+
+    /// The backing file that unowned bytes come from. It can have come into being after this node
+    /// opened the file: then the service is asked where it is.
+    pub(crate) async fn backing_of(
+        &self,
+        file: &Arc<CachedFile>,
+    ) -> Result<Arc<dyn BackingFile>, Errno> {
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some((_, backing)) = file.state.read().backing.clone() {
+                return Ok(backing);
+            }
+            let known = file.state.read().view.known_version();
+            let opened = self.meta.open(file.ino, false, false, known).await?;
+            let at = opened.backing.ok_or(Errno::EIO)?;
+            if let Some(backing) = self.open_backing(file, &at).await? {
+                file.state.write().backing = Some(backing);
+            }
+        }
+        Err(Errno::ESTALE)
     }
 
     /// Opens the backing file, unless the open one is still the right one. `None`: the path leads
@@ -153,14 +178,18 @@ impl Node {
     /// The last descriptor of a handle is gone.
     pub async fn release(&self, handle: &OpenFile) {
         let file = &handle.file;
-        self.release_flock(handle).await;
+        self.release_locks_of(handle).await;
         let _turn = file.turn.lock().await;
-        let last = {
+        let (last, registered) = {
             let mut state = file.state.write();
             state.opens -= 1;
-            state.opens == 0 && std::mem::take(&mut state.registered)
+            let last = state.opens == 0;
+            (last, last && std::mem::take(&mut state.registered))
         };
-        if !last {
+        if last {
+            file.set_in_use(false);
+        }
+        if !registered {
             return;
         }
         match self.meta.release(file.ino).await {

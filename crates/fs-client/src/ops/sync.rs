@@ -39,7 +39,7 @@ impl Node {
         if !state.view.has_unattached() {
             state.mtime = None;
         }
-        if let Some(cache) = file.cache_if_any()
+        if let Ok(cache) = file.cache(&self.cache)
             && cache.metadata().is_ok_and(|m| m.len() > size)
             && let Err(e) = cache.set_len(size)
         {
@@ -192,7 +192,7 @@ impl Node {
     }
 
     async fn sync_cache(&self, file: &CachedFile) -> Result<(), Errno> {
-        let Some(cache) = file.cache_if_any().cloned() else { return Ok(()) };
+        let cache = file.cache(&self.cache)?;
         tokio::task::spawn_blocking(move || cache.sync_data())
             .await
             .map_err(|_| Errno::EIO)?

@@ -54,6 +54,7 @@ impl Call {
             attr: Some(ebb_wire::attr_to_pb(&state.attr(ino)?)),
             map: Some(map(state, ino, ByteRange::ALL, known)?),
             backing: backing_ref(state, ino),
+            r#where: Some(super::describe::place(state, ino)),
         })))
     }
 

@@ -3,6 +3,7 @@
 
 mod attrs;
 mod bytes;
+mod describe;
 mod dirs;
 mod flush;
 mod locking;
@@ -98,6 +99,13 @@ impl Call {
             Op::ReadLink(r) => Some(self.read_link(r)),
             Op::GetXattr(x) => self.get_xattr_fast(x),
             Op::Access(a) => Some(self.access(a)),
+            Op::Describe(d) => Some(self.describe(d)),
+            Op::SetXattr(x) if describe::is_model(&x.name) => {
+                Some(self.choose_model(Ino(x.ino), Some(&x.value)))
+            }
+            Op::RemoveXattr(x) if describe::is_model(&x.name) => {
+                Some(self.choose_model(Ino(x.ino), None))
+            }
             Op::Open(o) => self.open_fast(o),
             Op::Release(r) => Some(self.release(r)),
             Op::Query(q) => Some(self.query(q)),
@@ -156,14 +164,16 @@ impl Call {
     }
 
     /// What was answered before the service was restarted.
-    pub fn answered_before(&self) -> Option<OpResult> {
+    pub fn answered_before(&self, op: &Op) -> Option<OpResult> {
         let state = self.core.state();
         let outcome = *state.answered.get(&self.who.node)?.get(&self.id)?;
         Some(match outcome {
             Outcome::Plain => Ok(None),
-            Outcome::Inode(ino) => match state.file(ino) {
-                Ok(_) => self.opened(&state, ino, 0),
-                Err(_) => entry(&state, ino),
+            Outcome::Inode(ino) => match op {
+                Op::Make(make) if make.open && state.file(ino).is_ok() => {
+                    self.opened(&state, ino, 0)
+                }
+                _ => entry(&state, ino),
             },
             Outcome::Appended(size, version) => {
                 Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))

@@ -1,0 +1,96 @@
+//! Bandwidth of one file on a mount against the same file in the bare directory: overwriting and
+//! reading a cached file in several record sizes, and reading another node's file for the first
+//! time. Files are overwritten, not made anew: fresh memory would measure the host.
+
+use ebb_benches::{Report, rate};
+use ebb_testkit::Cluster;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const FILE_BYTES: usize = 64 << 20;
+const MIB: f64 = (1 << 20) as f64;
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
+}
+
+/// Writes records one after another for about `bytes`; MiB per second.
+fn write(file: &File, record: usize, bytes: usize) -> f64 {
+    let data = vec![0x5a; record];
+    rate(|| {
+        for at in (0..bytes).step_by(record) {
+            file.write_all_at(&data, at as u64).expect("write");
+        }
+        bytes as f64 / MIB
+    })
+}
+
+fn read(file: &File, record: usize, bytes: usize, random: bool) -> f64 {
+    let mut data = vec![0; record];
+    let records = bytes / record;
+    let mut at = 0usize;
+    rate(|| {
+        for i in 0..records {
+            // A full cycle through all records, far apart from each other.
+            at = if random { (at + records / 2 + 7) % records } else { i };
+            file.read_exact_at(&mut data, (at * record) as u64).expect("read");
+        }
+        (records * record) as f64 / MIB
+    })
+}
+
+fn main() {
+    let mut report = Report::new("mount_io");
+    report.head("bare", "mount");
+    for model in ["session", "commit", "posix"] {
+        let cluster = Cluster::builder().nodes(1).consistency(model).flush("end").start();
+        let bare_dir = tempfile::tempdir().expect("tempdir");
+        let (bare, mount) = (open(&bare_dir.path().join("f")), open(&cluster.nodes()[0].path("f")));
+        write(&bare, 1 << 20, FILE_BYTES);
+        write(&mount, 1 << 20, FILE_BYTES);
+        for (record, bytes) in [(8 << 10, 4 << 20), (64 << 10, 16 << 20), (1 << 20, FILE_BYTES)] {
+            let size = record >> 10;
+            report.compare(
+                format!("{model}: overwrite {size} KiB records"),
+                "MiB/s",
+                || write(&bare, record, bytes),
+                || write(&mount, record, bytes),
+            );
+            for (random, how) in [(false, "sequential"), (true, "random")] {
+                report.compare(
+                    format!("{model}: {how} read {size} KiB"),
+                    "MiB/s",
+                    || read(&bare, record, bytes, random),
+                    || read(&mount, record, bytes, random),
+                );
+            }
+        }
+    }
+    first_touch(&mut report);
+    println!("{}", report.save().expect("save").display());
+}
+
+/// A file that another node wrote, read for the first time: through its cache and the network.
+fn first_touch(report: &mut Report) {
+    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let bare_dir = tempfile::tempdir().expect("tempdir");
+    let bare = open(&bare_dir.path().join("f"));
+    write(&bare, 1 << 20, FILE_BYTES);
+    let mut n = 0;
+    report.compare(
+        "session: first read of a peer's file, 1 MiB",
+        "MiB/s",
+        || read(&bare, 1 << 20, FILE_BYTES, false),
+        || {
+            n += 1;
+            let name = format!("peer-{n}");
+            let written = open(&cluster.nodes()[0].path(&name));
+            write(&written, 1 << 20, FILE_BYTES);
+            drop(written);
+            let speed = read(&open(&cluster.nodes()[1].path(&name)), 1 << 20, FILE_BYTES, false);
+            std::fs::remove_file(cluster.nodes()[0].path(&name)).expect("remove");
+            speed
+        },
+    );
+}

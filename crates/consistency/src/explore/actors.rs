@@ -1,0 +1,216 @@
+//! The actors that work on a node without being asked: flusher, evictor, read-ahead; and the
+//! drain at the end of a run.
+
+use super::fault::Fault;
+use super::world::{FILE, Setup, Step, World, Wrong, indexes};
+use crate::ownership::Owned;
+use crate::view::Piece;
+use ebb_types::{ByteRange, Version};
+
+/// Steps after which a drain that goes on is called endless.
+const DRAIN_STEPS: usize = 200;
+
+/// Attach early, get a grant, copy, mark, take note.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Flusher {
+    Idle,
+    Attaching(Vec<ByteRange>, Version, u64),
+    Attached,
+    Granted(Vec<Owned>),
+    Copied(Vec<Owned>),
+    Marked(Vec<Owned>),
+}
+
+impl Flusher {
+    pub(super) fn is_attaching(&self) -> bool {
+        matches!(self, Flusher::Attaching(..))
+    }
+
+    /// True when a grant is out that meets `range`.
+    pub(super) fn holds(&self, range: ByteRange) -> bool {
+        match self {
+            Flusher::Granted(g) | Flusher::Copied(g) => g.iter().any(|o| o.range.overlaps(range)),
+            _ => false,
+        }
+    }
+}
+
+/// Give flushed bytes to the backing, take note, drop.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Evictor {
+    Idle,
+    Detached(Vec<ByteRange>, Version),
+    Droppable,
+}
+
+/// Plan and fetch, then fill.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Ahead {
+    Idle,
+    Fetched(Vec<(Piece, Vec<u8>)>),
+}
+
+impl World {
+    /// The steps of actors that can be taken now.
+    #[must_use]
+    pub fn stirring(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for (i, node) in self.nodes.iter().enumerate() {
+            let flush = match &node.flusher {
+                Flusher::Idle => self.left.flushes > 0 && node.view.unflushed_bytes() > 0,
+                Flusher::Attached => !self.others_hold(i),
+                _ => true,
+            };
+            let evict = match &node.evictor {
+                Evictor::Idle => self.left.evictions > 0 && node.view.clean_bytes() > 0,
+                _ => true,
+            };
+            let ahead = match &node.ahead {
+                Ahead::Idle => self.left.aheads > 0 && !node.view.local(self.content()),
+                _ => true,
+            };
+            let steps_of =
+                [(flush, Step::Flush(i)), (evict, Step::Evict(i)), (ahead, Step::Ahead(i))];
+            steps.extend(steps_of.into_iter().filter(|(can, _)| *can).map(|(_, s)| s));
+        }
+        steps
+    }
+
+    fn content(&self) -> ByteRange {
+        ByteRange::new(0, self.service.size())
+    }
+
+    /// No two flushes of the same bytes: the service lets the second one wait.
+    fn others_hold(&self, n: usize) -> bool {
+        let mine = self.nodes[n].view.unflushed(FILE);
+        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
+        others.into_iter().any(|(_, o)| mine.iter().any(|(r, _)| o.flusher.holds(*r)))
+    }
+
+    /// Takes a step, of whomever.
+    pub fn step(&mut self, setup: &Setup<'_>, step: Step) -> Result<(), Wrong> {
+        match step {
+            Step::Process(p) => return self.go(setup, p),
+            Step::Flush(n) => self.flush(setup, n),
+            Step::Evict(n) => self.evict(n),
+            Step::Ahead(n) => self.read_ahead(setup, n),
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, setup: &Setup<'_>, n: usize) {
+        let now = std::mem::replace(&mut self.nodes[n].flusher, Flusher::Idle);
+        self.nodes[n].flusher = match now {
+            Flusher::Idle => {
+                self.left.flushes -= 1;
+                let ranges = self.nodes[n].view.take_unattached(FILE);
+                let (version, size) = self.serve_attach(setup, n, &ranges);
+                Flusher::Attaching(ranges, version, size)
+            }
+            Flusher::Attaching(ranges, version, size) => {
+                self.end_attach(setup, n, &ranges, version, size);
+                Flusher::Attached
+            }
+            Flusher::Attached => self.begin(setup, n),
+            Flusher::Granted(granted) => {
+                for i in granted.iter().flat_map(|g| indexes(g.range)) {
+                    self.backing[i] = self.nodes[n].cache[i];
+                }
+                Flusher::Copied(granted)
+            }
+            Flusher::Copied(mut granted) => {
+                let id = self.nodes[n].id;
+                if setup.fault == Some(Fault::MarkWithoutGrant) {
+                    let ranges: Vec<_> = granted.iter().map(|g| g.range).collect();
+                    granted = self.service.grantable(id, &ranges);
+                }
+                self.service.mark_flushed(id, &granted);
+                Flusher::Marked(granted)
+            }
+            Flusher::Marked(granted) => {
+                let list: Vec<_> = granted.iter().map(|g| (g.range, g.version)).collect();
+                self.nodes[n].view.flushed(&list);
+                Flusher::Idle
+            }
+        };
+    }
+
+    /// Asks for a grant. What is not granted was taken by others: the node learns of it.
+    fn begin(&mut self, setup: &Setup<'_>, n: usize) -> Flusher {
+        let wanted = self.nodes[n].view.unflushed(FILE);
+        let node = self.nodes[n].id;
+        if setup.fault == Some(Fault::FlushWithoutGrant) {
+            let own = |(range, version)| Owned { range, node, version, flushed: false };
+            return Flusher::Granted(wanted.into_iter().map(own).collect());
+        }
+        let ranges: Vec<_> = wanted.into_iter().map(|(r, _)| r).collect();
+        let granted = self.service.grantable(node, &ranges);
+        let bytes =
+            |list: &mut dyn Iterator<Item = ByteRange>| list.map(ByteRange::len).sum::<u64>();
+        if bytes(&mut granted.iter().map(|g| g.range)) < bytes(&mut ranges.iter().copied()) {
+            let answer = self.serve_query(setup, n, FILE, false);
+            self.learn(setup, n, &answer);
+        }
+        if granted.is_empty() { Flusher::Idle } else { Flusher::Granted(granted) }
+    }
+
+    fn evict(&mut self, n: usize) {
+        let id = self.nodes[n].id;
+        let now = std::mem::replace(&mut self.nodes[n].evictor, Evictor::Idle);
+        self.nodes[n].evictor = match now {
+            Evictor::Idle => {
+                self.left.evictions -= 1;
+                let ranges = self.nodes[n].view.detachable(FILE);
+                match self.service.detach(id, &ranges) {
+                    Ok(version) => Evictor::Detached(ranges, version),
+                    Err(_) => Evictor::Idle,
+                }
+            }
+            Evictor::Detached(ranges, version) => {
+                self.nodes[n].view.detached(&ranges, version);
+                Evictor::Droppable
+            }
+            Evictor::Droppable => {
+                let dropped = self.nodes[n].view.drop_clean(FILE);
+                self.scramble(n, &dropped);
+                Evictor::Idle
+            }
+        };
+    }
+
+    fn read_ahead(&mut self, setup: &Setup<'_>, n: usize) {
+        let now = std::mem::replace(&mut self.nodes[n].ahead, Ahead::Idle);
+        self.nodes[n].ahead = match now {
+            Ahead::Idle => {
+                self.left.aheads -= 1;
+                let plan = self.nodes[n].view.plan_read(FILE);
+                let fetch = |piece: Piece| Some((piece, self.bytes_of(n, &piece)?));
+                Ahead::Fetched(plan.into_iter().filter_map(fetch).collect())
+            }
+            Ahead::Fetched(list) => {
+                let (plan, data): (Vec<_>, Vec<_>) = list.into_iter().unzip();
+                self.fill(setup, n, &plan, &data);
+                Ahead::Idle
+            }
+        };
+    }
+
+    /// After the end of all processes: every node flushes what it has, and then the backing has
+    /// the file.
+    pub fn drain(mut self, setup: &Setup<'_>) -> Result<(), Wrong> {
+        for _ in 0..DRAIN_STEPS {
+            self.left.flushes = u8::MAX;
+            let step = self.stirring().into_iter().find(|s| matches!(s, Step::Flush(_)));
+            let Some(step) = step else { break };
+            self.step(setup, step)?;
+        }
+        if !self.service.is_clean() || self.nodes.iter().any(|n| n.view.unflushed_bytes() > 0) {
+            return Err(Wrong::NotDrained);
+        }
+        if self.backing != *self.memory() {
+            let (got, expected) = (self.backing.to_vec(), self.memory().to_vec());
+            return Err(Wrong::Drained { got, expected });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! Planted bugs of whoever drives the structures (a daemon, a service). They live in the
+//! explorer's harness; the structures themselves have no switches.
+
+use crate::model::{Actions, SyncEvent};
+use crate::ownership::{FileState, MapAnswer};
+use ebb_types::{ByteRange, Version};
+
+/// One bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// Open does not ask.
+    NoQueryAtOpen,
+    /// Reads do not ask.
+    NoQueryAtRead,
+    /// Close publishes nothing.
+    NoAttachAtClose,
+    /// The service forgets an attach that it acknowledged.
+    AttachLost,
+    /// An attach reply is taken for bytes, too, that were written after it was sent.
+    AttachCoversRewritten,
+    /// A sync operation does not wait for attaches that somebody else has under way.
+    NoWaitForAttaches,
+    /// Neighbours of different owners are answered as one.
+    MergeAcrossOwners,
+    /// An answer about a range is taken for one about the whole file.
+    RangeAnswerIsWhole,
+    /// The version of unowned bytes stays the first one.
+    BaseNeverAges,
+    /// Answers tell the size that the file had at first.
+    SizeNeverGrows,
+    /// Clean bytes stay after an answer said that they changed.
+    KeepStale,
+    /// Owned bytes stay after an answer said that another node took them.
+    KeepOvertaken,
+    /// Fetched bytes are put into the cache file also where newer ones are by now.
+    FillOverLocal,
+    /// Fetched bytes are taken as current, whatever was learned since they were asked for.
+    FetchedNeverAges,
+    /// The flusher writes to the backing what it thinks it owns, without a grant.
+    FlushWithoutGrant,
+    /// At the end of a flush everything the node owns by then counts as flushed.
+    MarkWithoutGrant,
+    /// A truncate goes ahead while a flush of the same bytes is out.
+    TruncateIgnoresGrants,
+    /// The own truncate leaves unattached bytes beyond the cut.
+    TruncateKeepsLocal,
+    /// Written bytes are announced to the view only after they are in the cache file, where
+    /// read-ahead has overwritten them by then.
+    WriteAnnouncedLate,
+    /// The view is told of a write before and after it, but nothing keeps the bytes in between.
+    WriteWithoutPin,
+}
+
+impl Fault {
+    /// Every fault.
+    pub const ALL: [Fault; 20] = [
+        Fault::NoQueryAtOpen,
+        Fault::NoQueryAtRead,
+        Fault::NoAttachAtClose,
+        Fault::AttachLost,
+        Fault::AttachCoversRewritten,
+        Fault::NoWaitForAttaches,
+        Fault::MergeAcrossOwners,
+        Fault::RangeAnswerIsWhole,
+        Fault::BaseNeverAges,
+        Fault::SizeNeverGrows,
+        Fault::KeepStale,
+        Fault::KeepOvertaken,
+        Fault::FillOverLocal,
+        Fault::FetchedNeverAges,
+        Fault::FlushWithoutGrant,
+        Fault::MarkWithoutGrant,
+        Fault::TruncateIgnoresGrants,
+        Fault::TruncateKeepsLocal,
+        Fault::WriteAnnouncedLate,
+        Fault::WriteWithoutPin,
+    ];
+
+    /// What a daemon with this bug does at an event.
+    #[must_use]
+    pub fn actions(self, event: SyncEvent, right: Actions) -> Actions {
+        match (self, event) {
+            (Fault::NoQueryAtOpen, SyncEvent::Open) => Actions { query: None, ..right },
+            (Fault::NoQueryAtRead, SyncEvent::Read) => Actions { query: None, ..right },
+            (Fault::NoAttachAtClose, SyncEvent::Close) => Actions { attach: None, ..right },
+            _ => right,
+        }
+    }
+
+    /// What a service with this bug answers.
+    pub fn spoil(self, answer: &mut MapAnswer, service: &FileState, first_size: u64) {
+        match self {
+            Fault::MergeAcrossOwners => merge_across(answer),
+            Fault::RangeAnswerIsWhole => answer.covers = ByteRange::ALL,
+            Fault::BaseNeverAges => answer.base_version = Version::ZERO.next(),
+            Fault::SizeNeverGrows => answer.size = service.size().min(first_size),
+            _ => {}
+        }
+    }
+}
+
+fn merge_across(answer: &mut MapAnswer) {
+    let list = std::mem::take(&mut answer.ranges);
+    for next in list {
+        match answer.ranges.last_mut() {
+            Some(last) if last.range.end() == next.range.start() => {
+                last.range = ByteRange::new(last.range.start(), next.range.end());
+                last.version = last.version.max(next.version);
+            }
+            _ => answer.ranges.push(next),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Depth-first search over every step of a run, every state once.
+
+use super::fault::Fault;
+use super::program::Program;
+use super::world::{Budget, Setup, Step, World, Wrong};
+use crate::model::Model;
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// How much is explored, and in which variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// How often the actors may begin.
+    pub budget: Budget,
+    /// Operations are split at requests and replies.
+    pub split: bool,
+    /// Queries about a range are answered about that range only.
+    pub narrow: bool,
+    /// Nodes know nothing at the start.
+    pub cold: bool,
+    /// States after which the search of one program is given up.
+    pub states_max: usize,
+}
+
+impl Bounds {
+    /// No actors, whole operations.
+    #[must_use]
+    pub fn plain() -> Bounds {
+        let budget = Budget::default();
+        Bounds { budget, split: false, narrow: false, cold: false, states_max: 100_000 }
+    }
+
+    /// Split operations, and the actors as often as given.
+    #[must_use]
+    pub fn split(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
+        let budget = Budget { flushes, evictions, aheads };
+        Bounds { budget, split: true, narrow: true, ..Bounds::plain() }
+    }
+}
+
+/// A run that went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The program, as text.
+    pub program: String,
+    /// The model's name.
+    pub model: String,
+    /// The planted bug, when there is one.
+    pub fault: Option<Fault>,
+    /// The bounds; they decide what a step is.
+    pub bounds: Bounds,
+    /// The steps taken.
+    pub schedule: Vec<Step>,
+    /// What was wrong after them.
+    pub wrong: Wrong,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps: Vec<String> = self.schedule.iter().map(Step::to_string).collect();
+        writeln!(f, "model:    {} (fault: {:?}, {:?})", self.model, self.fault, self.bounds)?;
+        writeln!(f, "program:  {}", self.program)?;
+        writeln!(f, "schedule: {}", steps.join(" "))?;
+        write!(f, "wrong:    {:?}", self.wrong)
+    }
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// States visited.
+    pub states: usize,
+    /// True when the search was given up.
+    pub cut_short: bool,
+    /// The first run that went wrong.
+    pub failure: Option<Failure>,
+}
+
+/// Runs `program` through all of its schedules. Whether it is race-free is the caller's question.
+#[must_use]
+pub fn explore(program: &Program, model: &Model, bounds: Bounds, fault: Option<Fault>) -> Report {
+    let setup = setup(program, model, bounds, fault);
+    let mut search = Search {
+        setup: &setup,
+        bounds,
+        seen: HashSet::new(),
+        schedule: Vec::new(),
+        report: Report::default(),
+    };
+    search.visit(World::new(&setup, bounds.budget));
+    search.report
+}
+
+fn setup<'a>(
+    program: &'a Program,
+    model: &'a Model,
+    bounds: Bounds,
+    fault: Option<Fault>,
+) -> Setup<'a> {
+    Setup { program, model, fault, split: bounds.split, narrow: bounds.narrow, cold: bounds.cold }
+}
+
+struct Search<'a> {
+    setup: &'a Setup<'a>,
+    bounds: Bounds,
+    /// Two hashes of each state seen.
+    seen: HashSet<(u64, u64)>,
+    schedule: Vec<Step>,
+    report: Report,
+}
+
+impl Search<'_> {
+    fn visit(&mut self, world: World) {
+        self.report.states += 1;
+        self.report.cut_short |= self.report.states >= self.bounds.states_max;
+        let steps = match next_steps(&world, self.setup) {
+            Ok(steps) => steps,
+            Err(wrong) => return self.fail(wrong),
+        };
+        for step in steps {
+            if self.report.cut_short || self.report.failure.is_some() {
+                return;
+            }
+            let mut next = world.clone();
+            self.schedule.push(step);
+            match next.step(self.setup, step) {
+                Err(wrong) => self.fail(wrong),
+                Ok(()) if self.seen.insert(hashes(&next)) => self.visit(next),
+                Ok(()) => {}
+            }
+            self.schedule.pop();
+        }
+    }
+
+    fn fail(&mut self, wrong: Wrong) {
+        self.report.failure = Some(Failure {
+            program: self.setup.program.to_string(),
+            model: self.setup.model.name().to_owned(),
+            fault: self.setup.fault,
+            bounds: self.bounds,
+            schedule: self.schedule.clone(),
+            wrong,
+        });
+    }
+}
+
+/// The steps that can be taken; none after a good end.
+fn next_steps(world: &World, setup: &Setup<'_>) -> Result<Vec<Step>, Wrong> {
+    if world.is_done(setup) {
+        world.clone().drain(setup)?;
+        return Ok(Vec::new());
+    }
+    let mut steps = world.ready(setup);
+    steps.extend(world.stirring());
+    if steps.is_empty() { Err(Wrong::Stuck) } else { Ok(steps) }
+}
+
+fn hashes(world: &World) -> (u64, u64) {
+    let mut first = DefaultHasher::new();
+    world.hash(&mut first);
+    let one = first.finish();
+    // The same input behind a prefix: two hashes collide together with probability 2^-128.
+    let mut second = DefaultHasher::new();
+    one.hash(&mut second);
+    world.hash(&mut second);
+    (one, second.finish())
+}
+
+/// Takes the steps of a failure's schedule (`p0 p1 f0 ...`) and returns what goes wrong.
+pub fn replay(
+    program: &Program,
+    model: &Model,
+    bounds: Bounds,
+    fault: Option<Fault>,
+    schedule: &str,
+) -> Result<(), Wrong> {
+    let setup = setup(program, model, bounds, fault);
+    let mut world = World::new(&setup, bounds.budget);
+    for word in schedule.split_whitespace() {
+        let steps = next_steps(&world, &setup)?;
+        let Some(step) = steps.into_iter().find(|s| s.to_string() == word) else {
+            return Err(Wrong::Stuck);
+        };
+        world.step(&setup, step)?;
+    }
+    next_steps(&world, &setup).map(|_| ())
+}

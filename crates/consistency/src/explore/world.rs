@@ -1,0 +1,612 @@
+//! The state of a run and the steps of its processes: the engine of a daemon in miniature. It
+//! asks the model's row what to do at each event, as the daemon does, and splits every operation
+//! where something else can come in between. The actors that nobody asked are in
+//! [`super::actors`].
+
+use super::actors::{Ahead, Evictor, Flusher};
+use super::fault::Fault;
+use super::program::{FILE_MAX, Op, Program};
+use crate::model::{Model, Scope, SyncEvent};
+use crate::ownership::{FileState, MapAnswer};
+use crate::view::{FileView, Piece, Source};
+use ebb_types::{ByteRange, NodeId, Version};
+use std::fmt;
+
+/// Every byte of the pretend file.
+pub(super) const FILE: ByteRange = ByteRange::ALL;
+const LEN: usize = FILE_MAX as usize;
+/// What is in a cache file where no byte is supposed to be.
+pub(super) const GARBAGE: u8 = 0xEE;
+/// How often a read may find its map out of date.
+const READ_TRIES: u8 = 4;
+
+pub(super) type Bytes = [u8; LEN];
+
+/// What every step of a run has in common.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// The program.
+    pub program: &'a Program,
+    /// The model.
+    pub model: &'a Model,
+    /// The planted bug.
+    pub fault: Option<Fault>,
+    /// Operations are split into requests, service work and replies. Otherwise each operation of
+    /// a process is one step, as far as it need not wait.
+    pub split: bool,
+    /// Queries about a range are answered about that range only, as for large maps.
+    pub narrow: bool,
+    /// Nodes know nothing at the start. Otherwise they know the file as it was then.
+    pub cold: bool,
+}
+
+/// A part of an operation that nothing comes in between of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Announce(ByteRange),
+    Put(ByteRange, u8),
+    Written(ByteRange),
+    Take(ByteRange),
+    Attach,
+    Attached,
+    WaitForAttaches,
+    Ask(ByteRange),
+    Learn,
+    Plan(ByteRange),
+    Fetch,
+    Deliver(ByteRange),
+    Cut(u64),
+    HaveCut(u64),
+    Lock,
+    Unlock,
+    Send(u8),
+    Recv(u8),
+    Nothing,
+}
+
+/// What a process holds between two parts of an operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+enum Hand {
+    #[default]
+    Nothing,
+    Taken(Vec<ByteRange>),
+    Reply(Vec<ByteRange>, Version, u64),
+    Answer(ByteRange, MapAnswer),
+    Read(Vec<Piece>, Vec<Vec<u8>>, u8),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Proc {
+    op: usize,
+    part: usize,
+    hand: Hand,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Node {
+    pub(super) id: NodeId,
+    pub(super) view: FileView,
+    pub(super) cache: Bytes,
+    pub(super) flusher: Flusher,
+    pub(super) evictor: Evictor,
+    pub(super) ahead: Ahead,
+}
+
+/// A step that can be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// The next part of a process's operation.
+    Process(usize),
+    /// The next step of a node's flusher.
+    Flush(usize),
+    /// The next step of a node's evictor.
+    Evict(usize),
+    /// The next step of a node's read-ahead.
+    Ahead(usize),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Process(p) => write!(f, "p{p}"),
+            Step::Flush(n) => write!(f, "f{n}"),
+            Step::Evict(n) => write!(f, "e{n}"),
+            Step::Ahead(n) => write!(f, "a{n}"),
+        }
+    }
+}
+
+/// What a run did that it must not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// A read returned something else than sequential consistency gives.
+    Read {
+        /// The process.
+        process: usize,
+        /// Which of its operations.
+        op: usize,
+        /// What it returned.
+        got: Vec<u8>,
+        /// What it should have.
+        expected: Vec<u8>,
+    },
+    /// A read could not find its bytes anywhere.
+    Unreadable {
+        /// The process.
+        process: usize,
+        /// Which of its operations.
+        op: usize,
+    },
+    /// Nothing can go on, and not everybody is done.
+    Stuck,
+    /// After the end and a drain the backing does not have the file.
+    Drained {
+        /// What it has.
+        got: Vec<u8>,
+        /// What it should have.
+        expected: Vec<u8>,
+    },
+    /// The drain does not come to an end.
+    NotDrained,
+}
+
+/// How often the actors may still begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Budget {
+    /// Flushes.
+    pub flushes: u8,
+    /// Evictions.
+    pub evictions: u8,
+    /// Read-aheads.
+    pub aheads: u8,
+}
+
+/// The state of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    pub(super) service: FileState,
+    pub(super) backing: Bytes,
+    pub(super) nodes: Vec<Node>,
+    procs: Vec<Proc>,
+    /// The file as sequential consistency has it.
+    memory: Bytes,
+    sent: u64,
+    locked: Option<usize>,
+    pub(super) left: Budget,
+}
+
+pub(super) fn indexes(range: ByteRange) -> std::ops::Range<usize> {
+    range.start().min(FILE_MAX) as usize..range.end().min(FILE_MAX) as usize
+}
+
+impl World {
+    /// The start of a run.
+    #[must_use]
+    pub fn new(setup: &Setup<'_>, left: Budget) -> World {
+        let base = setup.program.base;
+        let service = FileState::new(base);
+        let mut backing = [0; LEN];
+        (0..base as usize).for_each(|i| backing[i] = 0xB0 + i as u8);
+        let node = |i: usize| {
+            let id = NodeId(i as u32 + 1);
+            let mut view = FileView::new(id);
+            if !setup.cold {
+                view.apply(&service.query(FILE, Version::ZERO));
+            }
+            Node {
+                id,
+                view,
+                cache: [GARBAGE; LEN],
+                flusher: Flusher::Idle,
+                evictor: Evictor::Idle,
+                ahead: Ahead::Idle,
+            }
+        };
+        World {
+            nodes: (0..setup.program.nodes()).map(node).collect(),
+            procs: vec![Proc::default(); setup.program.processes.len()],
+            memory: backing,
+            sent: 0,
+            locked: None,
+            service,
+            backing,
+            left,
+        }
+    }
+
+    /// True when every process has done all it had to do.
+    #[must_use]
+    pub fn is_done(&self, setup: &Setup<'_>) -> bool {
+        let mut procs = self.procs.iter().zip(&setup.program.processes);
+        procs.all(|(p, program)| p.op == program.ops.len())
+    }
+
+    /// What sequential consistency has in the file.
+    #[must_use]
+    pub fn memory(&self) -> &[u8] {
+        &self.memory
+    }
+
+    /// The steps of processes that can be taken now.
+    #[must_use]
+    pub fn ready(&self, setup: &Setup<'_>) -> Vec<Step> {
+        let ready = |p: &usize| self.part(setup, *p).is_some_and(|part| self.may(setup, *p, part));
+        (0..self.procs.len()).filter(ready).map(Step::Process).collect()
+    }
+
+    fn part(&self, setup: &Setup<'_>, p: usize) -> Option<Part> {
+        let op = setup.program.processes[p].ops.get(self.procs[p].op)?;
+        parts(setup, p, self.procs[p].op, *op).get(self.procs[p].part).copied()
+    }
+
+    fn may(&self, setup: &Setup<'_>, p: usize, part: Part) -> bool {
+        match part {
+            Part::Recv(m) => self.sent & (1 << m) != 0,
+            Part::Lock => self.locked.is_none(),
+            Part::WaitForAttaches => {
+                let node = setup.program.processes[p].node;
+                let other = |(i, q): (usize, &Proc)| {
+                    let here = i != p && setup.program.processes[i].node == node;
+                    here && matches!(q.hand, Hand::Taken(_) | Hand::Reply(..))
+                };
+                setup.fault == Some(Fault::NoWaitForAttaches)
+                    || !(self.procs.iter().enumerate().any(other)
+                        || self.nodes[node].flusher.is_attaching())
+            }
+            Part::Cut(len) => {
+                setup.fault == Some(Fault::TruncateIgnoresGrants)
+                    || !self.nodes.iter().any(|n| n.flusher.holds(ByteRange::from(len)))
+            }
+            _ => true,
+        }
+    }
+
+    /// A process goes on: by one part, or without `split` to the end of its operation, as far as
+    /// it need not wait.
+    pub fn go(&mut self, setup: &Setup<'_>, p: usize) -> Result<(), Wrong> {
+        let op = self.procs[p].op;
+        loop {
+            let Some(part) = self.part(setup, p) else { return Ok(()) };
+            if !self.may(setup, p, part) {
+                return Ok(());
+            }
+            self.procs[p].part += 1;
+            self.perform(setup, p, part)?;
+            if self.part(setup, p).is_none() {
+                (self.procs[p].op, self.procs[p].part) = (op + 1, 0);
+                return Ok(());
+            }
+            if setup.split {
+                return Ok(());
+            }
+        }
+    }
+
+    fn perform(&mut self, setup: &Setup<'_>, p: usize, part: Part) -> Result<(), Wrong> {
+        let n = setup.program.processes[p].node;
+        let hand = std::mem::take(&mut self.procs[p].hand);
+        let hand = match (part, hand) {
+            (Part::Announce(r), _) => {
+                match setup.fault {
+                    Some(Fault::WriteAnnouncedLate) => {}
+                    Some(Fault::WriteWithoutPin) => self.nodes[n].view.write(r),
+                    _ => self.nodes[n].view.begin_write(r),
+                }
+                Hand::Nothing
+            }
+            (Part::Put(r, value), _) => {
+                self.nodes[n].cache[indexes(r)].fill(value);
+                self.memory[indexes(r)].fill(value);
+                Hand::Nothing
+            }
+            (Part::Written(r), _) => {
+                match setup.fault {
+                    Some(Fault::WriteAnnouncedLate | Fault::WriteWithoutPin) => {
+                        self.nodes[n].view.write(r);
+                    }
+                    _ => self.nodes[n].view.end_write(r),
+                }
+                Hand::Nothing
+            }
+            (Part::Take(within), _) => Hand::Taken(self.nodes[n].view.take_unattached(within)),
+            (Part::Attach, Hand::Taken(ranges)) => {
+                let (version, size) = self.serve_attach(setup, n, &ranges);
+                Hand::Reply(ranges, version, size)
+            }
+            (Part::Attached, Hand::Reply(ranges, version, size)) => {
+                self.end_attach(setup, n, &ranges, version, size);
+                Hand::Nothing
+            }
+            (Part::Ask(range), _) => {
+                Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow))
+            }
+            (Part::Learn, Hand::Answer(range, answer)) => {
+                if self.learn(setup, n, &answer) {
+                    Hand::Nothing
+                } else {
+                    let newer = self.serve_query(setup, n, range, setup.narrow);
+                    self.procs[p].part -= 1;
+                    Hand::Answer(range, newer)
+                }
+            }
+            (Part::Plan(range), hand) => {
+                let tries = if let Hand::Read(_, _, tries) = hand { tries } else { 0 };
+                Hand::Read(self.nodes[n].view.plan_read(range), Vec::new(), tries)
+            }
+            (Part::Fetch, Hand::Read(plan, _, tries)) => {
+                match plan.iter().map(|piece| self.bytes_of(n, piece)).collect() {
+                    Some(data) => Hand::Read(plan, data, tries),
+                    None => {
+                        let answer = self.serve_query(setup, n, FILE, false);
+                        self.learn(setup, n, &answer);
+                        self.again(p, tries)?
+                    }
+                }
+            }
+            (Part::Deliver(range), Hand::Read(plan, data, tries)) => {
+                self.fill(setup, n, &plan, &data);
+                match self.result(n, range, &plan, &data) {
+                    Some(got) => {
+                        self.judge(p, range, got)?;
+                        Hand::Nothing
+                    }
+                    None => {
+                        self.procs[p].part -= 1;
+                        self.again(p, tries)?
+                    }
+                }
+            }
+            (Part::Cut(len), _) => {
+                self.cut(len);
+                let mut answer = self.service.query(FILE, Version::ZERO);
+                self.spoil(setup, &mut answer);
+                Hand::Answer(FILE, answer)
+            }
+            (Part::HaveCut(len), Hand::Answer(_, answer)) => {
+                let len = match setup.fault {
+                    Some(Fault::TruncateKeepsLocal) => u64::MAX,
+                    _ => len,
+                };
+                let changes = self.nodes[n].view.truncated(len, &answer);
+                self.scramble(n, &changes.overtaken);
+                self.scramble(n, &changes.stale);
+                self.scramble(n, &[ByteRange::from(len)]);
+                Hand::Nothing
+            }
+            (Part::Lock, _) => {
+                self.locked = Some(p);
+                Hand::Nothing
+            }
+            (Part::Unlock, _) => {
+                self.locked = None;
+                Hand::Nothing
+            }
+            (Part::Send(m), _) => {
+                self.sent |= 1 << m;
+                Hand::Nothing
+            }
+            (Part::Recv(_) | Part::WaitForAttaches | Part::Nothing, hand) => hand,
+            (part, hand) => unreachable!("{part:?} with {hand:?}: the parts are in order"),
+        };
+        self.procs[p].hand = hand;
+        Ok(())
+    }
+
+    /// Goes back to planning a read.
+    fn again(&mut self, p: usize, tries: u8) -> Result<Hand, Wrong> {
+        self.procs[p].part -= 2;
+        if tries >= READ_TRIES {
+            return Err(Wrong::Unreadable { process: p, op: self.procs[p].op });
+        }
+        Ok(Hand::Read(Vec::new(), Vec::new(), tries + 1))
+    }
+
+    // ---- between node and service --------------------------------------------------------------
+
+    pub(super) fn serve_attach(
+        &mut self,
+        setup: &Setup<'_>,
+        n: usize,
+        ranges: &[ByteRange],
+    ) -> (Version, u64) {
+        if setup.fault != Some(Fault::AttachLost) {
+            self.service.attach(self.nodes[n].id, ranges);
+        }
+        let size = match setup.fault {
+            Some(Fault::SizeNeverGrows) => setup.program.base,
+            _ => self.service.size(),
+        };
+        (self.service.version(), size)
+    }
+
+    pub(super) fn end_attach(
+        &mut self,
+        setup: &Setup<'_>,
+        n: usize,
+        ranges: &[ByteRange],
+        version: Version,
+        size: u64,
+    ) {
+        if ranges.is_empty() {
+            return;
+        }
+        let view = &mut self.nodes[n].view;
+        let mut ranges = ranges.to_vec();
+        if setup.fault == Some(Fault::AttachCoversRewritten) {
+            ranges.extend(view.take_unattached(FILE));
+        }
+        let changes = view.attached(&ranges, version, size);
+        self.scramble(n, &changes.overtaken);
+    }
+
+    pub(super) fn serve_query(
+        &self,
+        setup: &Setup<'_>,
+        n: usize,
+        range: ByteRange,
+        narrow: bool,
+    ) -> MapAnswer {
+        let narrow = narrow && range != FILE;
+        let known = if narrow { Version::ZERO } else { self.nodes[n].view.known_version() };
+        let mut answer = self.service.query(range, known);
+        if narrow {
+            answer.covers = range;
+            answer.ranges.retain(|o| o.range.overlaps(range));
+            answer.ranges.iter_mut().for_each(|o| o.range = o.range.intersect(range));
+        }
+        self.spoil(setup, &mut answer);
+        answer
+    }
+
+    fn spoil(&self, setup: &Setup<'_>, answer: &mut MapAnswer) {
+        if let Some(fault) = setup.fault {
+            fault.spoil(answer, &self.service, setup.program.base);
+        }
+    }
+
+    /// The node learns an answer; false when it must ask again.
+    pub(super) fn learn(&mut self, setup: &Setup<'_>, n: usize, answer: &MapAnswer) -> bool {
+        let changes = self.nodes[n].view.apply(answer);
+        let kept = |fault| setup.fault == Some(fault);
+        for (gone, keep) in [
+            (&changes.stale, kept(Fault::KeepStale)),
+            (&changes.overtaken, kept(Fault::KeepOvertaken)),
+        ] {
+            if keep {
+                let view = &mut self.nodes[n].view;
+                gone.iter().for_each(|r| drop(view.fetched(*r, Version(u64::MAX))));
+            } else {
+                self.scramble(n, gone);
+            }
+        }
+        changes.doubtful.is_empty()
+    }
+
+    /// Bytes that are not in the cache any more have no value there.
+    pub(super) fn scramble(&mut self, n: usize, gone: &[ByteRange]) {
+        gone.iter().for_each(|r| self.nodes[n].cache[indexes(*r)].fill(GARBAGE));
+    }
+
+    fn cut(&mut self, len: u64) {
+        let beyond = ByteRange::from(len);
+        if len < self.service.size() {
+            self.backing[indexes(beyond)].fill(0);
+        }
+        self.service.truncate(len);
+        self.memory[indexes(beyond)].fill(0);
+    }
+
+    // ---- reading -------------------------------------------------------------------------------
+
+    /// The bytes of a piece from where they are; none for a local piece. `None` when they are not
+    /// there, or when it is not known where they are.
+    pub(super) fn bytes_of(&self, n: usize, piece: &Piece) -> Option<Vec<u8>> {
+        let at = indexes(piece.range);
+        match piece.source {
+            Source::Local => Some(Vec::new()),
+            _ if piece.as_of == Version::ZERO => None,
+            Source::Peer { node, .. } => {
+                let peer = self.nodes.iter().find(|p| p.id == node)?;
+                let has = node != self.nodes[n].id && peer.view.local(piece.range);
+                has.then(|| peer.cache[at].to_vec())
+            }
+            Source::Backing => Some(self.backing[at].to_vec()),
+            Source::Zero => Some(vec![0; at.len()]),
+        }
+    }
+
+    pub(super) fn fill(&mut self, setup: &Setup<'_>, n: usize, plan: &[Piece], data: &[Vec<u8>]) {
+        let node = &mut self.nodes[n];
+        for (piece, bytes) in plan.iter().zip(data).filter(|(_, b)| !b.is_empty()) {
+            let as_of = match setup.fault {
+                Some(Fault::FetchedNeverAges) => Version(u64::MAX),
+                _ => piece.as_of,
+            };
+            let mut accepted = node.view.fetched(piece.range, as_of);
+            if setup.fault == Some(Fault::FillOverLocal) {
+                accepted = vec![piece.range];
+            }
+            for i in accepted.iter().flat_map(|r| indexes(*r)) {
+                node.cache[i] = bytes[i - piece.range.start() as usize];
+            }
+        }
+    }
+
+    /// What a read returns: local bytes where there are any, else the fetched ones, else zeros.
+    /// `None` when bytes that were local are not any more.
+    fn result(
+        &self,
+        n: usize,
+        range: ByteRange,
+        plan: &[Piece],
+        data: &[Vec<u8>],
+    ) -> Option<Vec<u8>> {
+        let node = &self.nodes[n];
+        let mut out = vec![0; range.len() as usize];
+        for (piece, bytes) in plan.iter().zip(data) {
+            for i in indexes(piece.range) {
+                let fetched = bytes.get(i - piece.range.start() as usize);
+                let local = node.view.local(ByteRange::at(i as u64, 1));
+                let value = if local { node.cache[i] } else { *fetched? };
+                out[i - range.start() as usize] = value;
+            }
+        }
+        Some(out)
+    }
+
+    fn judge(&self, p: usize, range: ByteRange, got: Vec<u8>) -> Result<(), Wrong> {
+        let expected = self.memory[indexes(range)].to_vec();
+        if got == expected {
+            return Ok(());
+        }
+        Err(Wrong::Read { process: p, op: self.procs[p].op, got, expected })
+    }
+}
+
+/// The parts of an operation, as the row says.
+fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
+    let mut out = Vec::with_capacity(8);
+    match op {
+        Op::Sync(event) => sync(setup, event, FILE, &mut out),
+        Op::Lock => {
+            out.push(Part::Lock);
+            sync(setup, SyncEvent::Lock, FILE, &mut out);
+        }
+        Op::Unlock => {
+            sync(setup, SyncEvent::Unlock, FILE, &mut out);
+            out.push(Part::Unlock);
+        }
+        Op::Read(r) => {
+            sync(setup, SyncEvent::Read, r, &mut out);
+            out.extend([Part::Plan(r), Part::Fetch, Part::Deliver(r)]);
+        }
+        Op::Write(r) => {
+            let value = (p as u8 + 1) * 16 + index as u8;
+            out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
+            sync(setup, SyncEvent::Write, r, &mut out);
+        }
+        Op::Truncate(len) => out.extend([Part::Cut(len), Part::HaveCut(len)]),
+        Op::Send(m) => out.push(Part::Send(m)),
+        Op::Recv(m) => out.push(Part::Recv(m)),
+    }
+    // An operation that does nothing under this model still is one.
+    if out.is_empty() {
+        out.push(Part::Nothing);
+    }
+    out
+}
+
+fn sync(setup: &Setup<'_>, event: SyncEvent, range: ByteRange, out: &mut Vec<Part>) {
+    let mut actions = setup.model.on(event);
+    if let Some(fault) = setup.fault {
+        actions = fault.actions(event, actions);
+    }
+    let whole = |scope: Scope| if scope == Scope::File { FILE } else { range };
+    if let Some(scope) = actions.attach {
+        out.extend([Part::Take(whole(scope)), Part::Attach, Part::Attached, Part::WaitForAttaches]);
+    }
+    if let Some(scope) = actions.query {
+        out.extend([Part::Ask(whole(scope)), Part::Learn]);
+    }
+}

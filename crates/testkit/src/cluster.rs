@@ -1,0 +1,298 @@
+//! Several daemons of one job on this machine.
+
+use crate::environment::ebb_command;
+use crate::node::{MetaAddress, Node};
+use crate::{describe, mounts};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// What a cluster is to be.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    nodes: usize,
+    options: Vec<String>,
+    separate_meta: bool,
+    token: bool,
+    backing: Option<PathBuf>,
+    below: Option<PathBuf>,
+}
+
+impl Builder {
+    /// How many nodes (default: 1).
+    #[must_use]
+    pub fn nodes(mut self, nodes: usize) -> Builder {
+        self.nodes = nodes;
+        self
+    }
+
+    /// The job's model (default: the command's own).
+    #[must_use]
+    pub fn consistency(self, model: &str) -> Builder {
+        self.option("--consistency", model)
+    }
+
+    /// The flush policy (default: the command's own).
+    #[must_use]
+    pub fn flush(self, policy: &str) -> Builder {
+        self.option("--flush", policy)
+    }
+
+    /// Any other option of `ebb mount` with a value, for every node.
+    #[must_use]
+    pub fn option(mut self, name: &str, value: &str) -> Builder {
+        self.options.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// The metadata service is `ebb meta`, not inside the first node's daemon.
+    #[must_use]
+    pub fn separate_meta(mut self) -> Builder {
+        self.separate_meta = true;
+        self
+    }
+
+    /// All of them share a job token.
+    #[must_use]
+    pub fn token(mut self) -> Builder {
+        self.token = true;
+        self
+    }
+
+    /// An existing directory as backing (default: a fresh one).
+    #[must_use]
+    pub fn backing(mut self, dir: impl Into<PathBuf>) -> Builder {
+        self.backing = Some(dir.into());
+        self
+    }
+
+    /// Where the cluster's directory is made (default: the system's temporary directory). Benches
+    /// name the file system to measure.
+    #[must_use]
+    pub fn below(mut self, dir: impl Into<PathBuf>) -> Builder {
+        self.below = Some(dir.into());
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Panics
+    /// When a daemon does not come up, with what it said.
+    #[must_use]
+    pub fn start(self) -> Cluster {
+        let cluster = self.prepare();
+        for node in &cluster.nodes {
+            node.mount();
+        }
+        cluster
+    }
+
+    /// Everything but the mounts: for tests that start the nodes themselves.
+    #[must_use]
+    pub fn prepare(self) -> Cluster {
+        let root = match &self.below {
+            Some(dir) => TempDir::with_prefix_in("ebb-test-", dir),
+            None => TempDir::with_prefix("ebb-test-"),
+        };
+        let root = root.expect("a temporary directory");
+        let real = root.path().canonicalize().expect("it was just made");
+        let backing = self.backing.clone().unwrap_or_else(|| real.join("backing"));
+        for dir in [&backing, &real.join("tmp")] {
+            std::fs::create_dir_all(dir).expect("directories of a cluster");
+        }
+        let mut options = self.options.clone();
+        if self.token {
+            let file = real.join("token");
+            let made = ebb_command(&real).arg("token").arg(&file).output().expect("ebb token");
+            assert!(made.status.success(), "ebb token: {}", describe(&made));
+            options.extend(["--token-file".to_owned(), file.display().to_string()]);
+        }
+        let mut cluster =
+            Cluster { nodes: Vec::new(), meta: None, backing, root: Some(root), real };
+        let address = MetaAddress::default();
+        if self.separate_meta {
+            *address.lock().expect("nobody else has it yet") = Some(cluster.start_meta(&options));
+        }
+        for index in 0..self.nodes {
+            let is_service = index == 0 && !self.separate_meta;
+            let (root, backing) = (&cluster.real, &cluster.backing);
+            let node =
+                Node::new(root, backing, index, options.clone(), is_service, address.clone());
+            cluster.nodes.push(node);
+        }
+        cluster
+    }
+}
+
+/// A backing directory, daemons, and perhaps a metadata service of its own. Dropping it takes
+/// everything away.
+#[derive(Debug)]
+pub struct Cluster {
+    nodes: Vec<Node>,
+    meta: Option<Meta>,
+    backing: PathBuf,
+    root: Option<TempDir>,
+    real: PathBuf,
+}
+
+#[derive(Debug)]
+struct Meta {
+    child: Child,
+    address: String,
+    command: Vec<String>,
+}
+
+impl Cluster {
+    /// What a cluster is to be; one node and the command's own defaults unless told otherwise.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder {
+            nodes: 1,
+            options: Vec::new(),
+            separate_meta: false,
+            token: false,
+            backing: None,
+            below: None,
+        }
+    }
+
+    /// The nodes, in order. The first one has the metadata service inside, if no other has.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// One node.
+    #[must_use]
+    pub fn node(&self, index: usize) -> &Node {
+        &self.nodes[index]
+    }
+
+    /// The backing directory.
+    #[must_use]
+    pub fn backing(&self) -> &Path {
+        &self.backing
+    }
+
+    /// The directory that holds everything of this cluster.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.real
+    }
+
+    /// An `ebb` command line in the surroundings of this cluster.
+    #[must_use]
+    pub fn ebb(&self) -> Command {
+        ebb_command(&self.real)
+    }
+
+    /// Runs `ebb` with these arguments.
+    #[must_use]
+    pub fn run_ebb(&self, arguments: &[&str]) -> Output {
+        self.ebb().args(arguments).output().expect("ebb can be started")
+    }
+
+    /// Unmounts every node in reverse order, so that the service ends last.
+    ///
+    /// # Panics
+    /// When one does not end with everything on the backing.
+    pub fn umount_all(&self) {
+        self.nodes.iter().rev().for_each(Node::umount);
+    }
+
+    /// The address of the separate metadata service.
+    #[must_use]
+    pub fn meta_address(&self) -> Option<&str> {
+        self.meta.as_ref().map(|m| m.address.as_str())
+    }
+
+    /// Kills the separate metadata service, as a crash would.
+    pub fn kill_meta(&mut self) {
+        let meta = self.meta.as_mut().expect("a cluster with a separate service");
+        let _ = meta.child.kill();
+        let _ = meta.child.wait();
+    }
+
+    /// Starts the killed metadata service again, on its state and its address.
+    pub fn restart_meta(&mut self) {
+        let meta = self.meta.as_mut().expect("a cluster with a separate service");
+        let command = meta.command.clone();
+        let (child, address) = spawn_meta(&self.real, &command);
+        let meta = self.meta.as_mut().expect("checked above");
+        assert_eq!(address, meta.address, "it must come back where it was");
+        meta.child = child;
+    }
+
+    fn start_meta(&mut self, options: &[String]) -> String {
+        let mut command: Vec<String> = ["meta", "--state"].into_iter().map(str::to_owned).collect();
+        command.push(self.real.join("meta").display().to_string());
+        if let Some(at) = options.iter().position(|o| o == "--token-file") {
+            command.extend_from_slice(&options[at..at + 2]);
+        }
+        command.push(self.backing.display().to_string());
+        command.push("--listen".to_owned());
+        let any = [command.clone(), vec!["127.0.0.1:0".to_owned()]].concat();
+        let (child, address) = spawn_meta(&self.real, &any);
+        command.push(address.clone());
+        self.meta = Some(Meta { child, address: address.clone(), command });
+        address
+    }
+}
+
+/// Starts `ebb meta` and reads the address that it prints.
+fn spawn_meta(root: &Path, arguments: &[String]) -> (Child, String) {
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(root.join("meta.log"))
+        .expect("the service's log");
+    let mut child = ebb_command(root)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .expect("ebb meta can be started");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("it was piped");
+    let _ = BufReader::new(stdout).read_line(&mut line);
+    let address = line.trim().strip_prefix("ebb meta: listening on ").map(str::to_owned);
+    let address = address.unwrap_or_else(|| {
+        let log = std::fs::read_to_string(root.join("meta.log")).unwrap_or_default();
+        panic!("ebb meta said {line:?}; its log:\n{log}")
+    });
+    (child, address)
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.nodes.iter().for_each(Node::show_log);
+        }
+        // First the daemons: a dead mount cannot block, a living one may.
+        self.nodes.iter().for_each(Node::kill_quietly);
+        if let Some(meta) = &mut self.meta {
+            let _ = meta.child.kill();
+            let _ = meta.child.wait();
+        }
+        let is_clear = mounts::wait_until(Duration::from_secs(5), || mounts::clear(&self.real));
+        match self.root.take() {
+            Some(root) if is_clear => drop(root),
+            // Removing files through a mount that is still there would remove the backing's.
+            Some(root) => eprintln!("still mounted, kept: {}", root.keep().display()),
+            None => {}
+        }
+    }
+}
+
+/// A member of a status object that must be there.
+///
+/// # Panics
+/// When it is not.
+#[must_use]
+pub fn number(status: &Value, key: &str) -> u64 {
+    status[key].as_u64().unwrap_or_else(|| panic!("no number '{key}' in {status:#}"))
+}

@@ -1,0 +1,284 @@
+//! One daemon with its mount point and its cache, driven by the `ebb` command as a user would.
+
+use crate::describe;
+use crate::environment::ebb_command;
+use crate::mounts;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Where the nodes of a cluster find their metadata service.
+pub(crate) type MetaAddress = Arc<Mutex<Option<String>>>;
+
+/// A node of a cluster.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    root: PathBuf,
+    backing: PathBuf,
+    mountpoint: PathBuf,
+    cache: PathBuf,
+    options: Vec<String>,
+    /// The first node of a cluster without a service of its own has it inside.
+    is_service: bool,
+    meta: MetaAddress,
+    pid: Mutex<Option<u32>>,
+}
+
+/// A panic of another thread does not make these values wrong.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    pub(crate) fn new(
+        root: &Path,
+        backing: &Path,
+        index: usize,
+        options: Vec<String>,
+        is_service: bool,
+        meta: MetaAddress,
+    ) -> Node {
+        let name = format!("node{index}");
+        let home = root.join(&name);
+        let mountpoint = home.join("mnt");
+        std::fs::create_dir_all(&mountpoint).expect("directories of a node");
+        Node {
+            cache: home.join("cache"),
+            name,
+            root: root.to_owned(),
+            backing: backing.to_owned(),
+            mountpoint,
+            options,
+            is_service,
+            meta,
+            pid: Mutex::new(None),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its mount point.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Its cache directory.
+    #[must_use]
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    /// A path in its mount.
+    #[must_use]
+    pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
+        self.mountpoint.join(relative)
+    }
+
+    /// The daemon's process, while it is mounted.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        *locked(&self.pid)
+    }
+
+    /// `ebb mount` for this node with further options, not run yet.
+    #[must_use]
+    pub fn mount_command(&self, more: &[&str]) -> Command {
+        let mut command = ebb_command(&self.root);
+        command.arg("mount").args(&self.options).args(more);
+        if let (false, Some(address)) = (self.is_service, locked(&self.meta).as_ref()) {
+            command.args(["--meta", address]);
+        }
+        command.args(["--node", &self.name]).arg("--cache").arg(&self.cache);
+        command.arg(&self.backing).arg(&self.mountpoint);
+        command
+    }
+
+    /// Mounts with further options.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn mount_with(&self, more: &[&str]) {
+        let output = self.mount_command(more).output().expect("ebb can be started");
+        assert!(output.status.success(), "{}: ebb mount: {}", self.name, describe(&output));
+        let status = self.status();
+        *locked(&self.pid) = status["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        if self.is_service {
+            *locked(&self.meta) = status["meta"].as_str().map(str::to_owned);
+        }
+    }
+
+    /// Mounts; also again after an unmount or a crash.
+    pub fn mount(&self) {
+        self.mount_with(&[]);
+    }
+
+    /// `ebb COMMAND [options] MOUNTPOINT [paths]`, run to its end.
+    #[must_use]
+    pub fn ebb(&self, command: &str, options: &[&str], after: &[&str]) -> Output {
+        ebb_command(&self.root)
+            .arg(command)
+            .args(options)
+            .arg(&self.mountpoint)
+            .args(after)
+            .output()
+            .expect("ebb can be started")
+    }
+
+    fn must(&self, command: &str, options: &[&str], after: &[&str]) -> Output {
+        let output = self.ebb(command, options, after);
+        assert!(output.status.success(), "{}: ebb {command}: {}", self.name, describe(&output));
+        output
+    }
+
+    /// `ebb umount`, which must end with everything on the backing.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn umount(&self) {
+        self.must("umount", &[], &[]);
+        assert!(!mounts::is_mounted(&self.mountpoint), "{}: still mounted", self.name);
+        *locked(&self.pid) = None;
+    }
+
+    /// `ebb drain`, which must end with everything on the backing.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn drain(&self) {
+        self.must("drain", &[], &[]);
+    }
+
+    /// The object of `ebb status --json`.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let output = self.must("status", &["--json"], &[]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+            panic!("{}: status is not JSON ({e}): {}", self.name, describe(&output))
+        })
+    }
+
+    /// Waits until the status is as wanted; answers it.
+    ///
+    /// # Panics
+    /// When that takes longer than `limit`.
+    pub fn wait_status(&self, limit: Duration, wanted: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + limit;
+        loop {
+            let status = self.status();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < end, "{}: after {limit:?} still {status:#}", self.name);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Kills the daemon as a crash would: no signal handler runs, the mount stays and is dead.
+    ///
+    /// # Panics
+    /// When it is not mounted.
+    pub fn kill9(&self) {
+        let pid = locked(&self.pid).take().expect("a daemon to kill");
+        kill(pid, Signal::KILL);
+        let gone = || !is_running(pid);
+        assert!(mounts::wait_until(Duration::from_secs(10), gone), "process {pid} does not end");
+    }
+
+    /// Sends a signal to the daemon.
+    ///
+    /// # Panics
+    /// When it is not mounted.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid().expect("a daemon to signal"), signal);
+    }
+
+    /// A program in this node's mount: its working directory is the mount point.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.mountpoint);
+        command
+    }
+
+    /// Starts a shell script in this node's mount.
+    #[must_use]
+    pub fn spawn(&self, script: &str) -> Child {
+        self.command("sh").args(["-ec", script]).spawn().expect("sh can be started")
+    }
+
+    /// Runs a shell script in this node's mount; its standard output.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn shell(&self, script: &str) -> String {
+        let output = self.command("sh").args(["-ec", script]).output().expect("sh can be started");
+        assert!(output.status.success(), "{}: {script}: {}", self.name, describe(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The daemon's log so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.cache.join("ebb.log")).unwrap_or_default()
+    }
+
+    pub(crate) fn show_log(&self) {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(40)..].join("\n");
+        eprintln!("--- log of {} (last lines)\n{last}\n---", self.name);
+    }
+
+    pub(crate) fn kill_quietly(&self) {
+        // The registry also knows a daemon that a test has started in its own way.
+        let pids = locked(&self.pid).take().into_iter().chain(self.registered());
+        for pid in pids.filter(|p| is_daemon(*p)) {
+            kill(pid, Signal::KILL);
+            mounts::wait_until(Duration::from_secs(5), || !is_running(pid));
+        }
+    }
+
+    /// Processes that the cluster's registry names for this mount point.
+    fn registered(&self) -> Vec<u32> {
+        let Ok(records) = std::fs::read_dir(self.root.join("run")) else { return Vec::new() };
+        let pid_of = |path: PathBuf| {
+            let record: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+            let is_own = record["mountpoint"].as_str()? == self.mountpoint.to_str()?;
+            is_own.then(|| u32::try_from(record["pid"].as_u64()?).ok())?
+        };
+        records.filter_map(|r| pid_of(r.ok()?.path())).collect()
+    }
+}
+
+fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// True for a process that runs; one that only waits to be collected does not.
+#[must_use]
+pub fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// Only daemons are ended: a process id may have been taken over by another program.
+fn is_daemon(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let program = line.split(|b| *b == 0).next().unwrap_or_default();
+    program.ends_with(b"ebb")
+}
