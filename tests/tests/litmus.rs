@@ -207,16 +207,17 @@ const PROGRAMS: &[Litmus] = &[
     Litmus { name: "L11", promised: &[Posix, Commit, Session, Mpiio], run: l11_rename_over },
 ];
 
-fn run_all(model: Model) {
-    let cluster = Cluster::builder().nodes(2).consistency(model.name()).start();
-    let nodes: Vec<&Node> = cluster.nodes().iter().collect();
+fn run_all(model: Model, nodes: usize) {
+    let cluster = Cluster::builder().nodes(nodes).consistency(model.name()).start();
+    let at: Vec<&Node> = cluster.nodes().iter().collect();
     let mut ran = 0;
     for litmus in PROGRAMS.iter().filter(|l| l.promised.contains(&model)) {
         for round in 0..ROUNDS {
-            // Both nodes take both parts.
-            let (first, second) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
+            // Every node takes every part in its turn.
+            let first = round as usize % nodes;
+            let second = (first + 1 + round as usize / nodes % (nodes - 1)) % nodes;
             let name = format!("{}-{round}", litmus.name);
-            let (a, b) = (nodes[first].path(&name), nodes[second].path(&name));
+            let (a, b) = (at[first].path(&name), at[second].path(&name));
             std::fs::write(&a, vec![0; SIZE as usize]).expect("prepare");
             let scene = Scene { a, b, round };
             let outcome = std::panic::catch_unwind(|| (litmus.run)(&scene));
@@ -224,27 +225,47 @@ fn run_all(model: Model) {
             ran += 1;
         }
     }
-    println!("{ran} litmus runs under {}", model.name());
+    println!("{ran} litmus runs under {} on {nodes} nodes", model.name());
 }
 
 #[test]
-fn litmus_posix() {
-    run_all(Posix);
+fn two_nodes_posix() {
+    run_all(Posix, 2);
 }
 
 #[test]
-fn litmus_commit() {
-    run_all(Commit);
+fn two_nodes_commit() {
+    run_all(Commit, 2);
 }
 
 #[test]
-fn litmus_session() {
-    run_all(Session);
+fn two_nodes_session() {
+    run_all(Session, 2);
 }
 
 #[test]
-fn litmus_mpiio() {
-    run_all(Mpiio);
+fn two_nodes_mpiio() {
+    run_all(Mpiio, 2);
+}
+
+#[test]
+fn four_nodes_posix() {
+    run_all(Posix, 4);
+}
+
+#[test]
+fn four_nodes_commit() {
+    run_all(Commit, 4);
+}
+
+#[test]
+fn four_nodes_session() {
+    run_all(Session, 4);
+}
+
+#[test]
+fn four_nodes_mpiio() {
+    run_all(Mpiio, 4);
 }
 
 /// The table's "race" entries are no accident of fast code: under session an unpublished write

@@ -271,8 +271,13 @@ impl MetaClient {
         Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
     }
 
-    /// Leaves the job for good.
+    /// Leaves the job for good: no call succeeds afterwards.
     pub async fn goodbye(&self) -> Result<(), Errno> {
-        self.call(Op::Goodbye(pb::Goodbye {})).await.map(drop)
+        self.inner.leaving.store(true, std::sync::atomic::Ordering::Relaxed);
+        match self.call(Op::Goodbye(pb::Goodbye {})).await {
+            // The service ends the stream of a node that leaves; its answer may be lost with it.
+            Ok(_) | Err(Errno::ENOTCONN) => Ok(()),
+            Err(e) => Err(e),
+        }
     }
 }

@@ -2,24 +2,31 @@
 
 use crate::driver::{self, Event};
 use crate::exchange::{Answer, Exchange, Patience};
-use crate::ops::{NAMES, describe};
+use crate::ops::{NAMES, counter};
 use crate::session::{self, ConnectError, ConnectOptions};
+use ebb_transport::Token;
 use ebb_types::{Errno, NodeId};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, broadcast, oneshot};
+use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
+use tonic::Code;
+use tonic::metadata::MetadataValue;
 
-/// Calls in flight at most; others wait their turn. Far more than a kernel hands to one mount,
-/// so it only bounds what a stalled session holds, and how many answers the service must remember.
-const CALLS_MAX: usize = 2048;
+/// Calls in flight at most; others wait their turn. No more than the answers that the service
+/// remembers for a node across a restart.
+const CALLS_MAX: usize = 1024;
 /// Events that a listener may be behind before it misses some (it is told so).
 const EVENTS_MAX: usize = 64;
+
+/// Role and metadata key of the proof that administration from another machine carries.
+const ADMIN_ROLE: &str = "admin";
+const ADMIN_KEY: &str = "ebb-proof-bin";
 
 /// Why a call failed, where the service may say more than an errno.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -81,6 +88,8 @@ pub(crate) struct Inner {
     pub exchange: Arc<Exchange>,
     pub options: ConnectOptions,
     pub events: broadcast::Sender<Event>,
+    /// Why this node is out of the job, once it is.
+    pub fenced: watch::Sender<Option<String>>,
     pub dirty_bytes: AtomicU64,
     pub lease_ms: AtomicU32,
     pub node_id: AtomicU32,
@@ -88,13 +97,15 @@ pub(crate) struct Inner {
     pub sessions: AtomicU64,
     pub timeouts: AtomicU64,
     pub unknown_replies: AtomicU64,
+    /// The goodbye is on its way: a stream that ends is not resumed.
+    pub leaving: AtomicBool,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
 }
 
 impl Inner {
     fn count(&self, op: &Op) {
-        self.calls[describe(op).0].fetch_add(1, Relaxed);
+        self.calls[counter(op)].fetch_add(1, Relaxed);
     }
 
     pub fn patience(&self) -> Patience {
@@ -156,6 +167,7 @@ impl MetaClient {
             exchange,
             options,
             events: broadcast::channel(EVENTS_MAX).0,
+            fenced: watch::Sender::new(None),
             dirty_bytes: AtomicU64::new(0),
             lease_ms: AtomicU32::new(welcome.lease_ms),
             node_id: AtomicU32::new(welcome.node_id),
@@ -163,6 +175,7 @@ impl MetaClient {
             sessions: AtomicU64::new(0),
             timeouts: AtomicU64::new(0),
             unknown_replies: AtomicU64::new(0),
+            leaving: AtomicBool::new(false),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
         });
@@ -211,6 +224,16 @@ impl MetaClient {
         self.inner.events.subscribe()
     }
 
+    /// Waits until this node is out of the job (or was before this call), and says why.
+    pub async fn fenced(&self) -> String {
+        let mut fenced = self.inner.fenced.subscribe();
+        match fenced.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            // The sender lives as long as this handle.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
     /// What the next heartbeats tell of this node.
     pub fn set_dirty_bytes(&self, bytes: u64) {
         self.inner.dirty_bytes.store(bytes, Relaxed);
@@ -244,17 +267,27 @@ impl MetaClient {
     }
 }
 
-/// What the service at `address` tells anybody who asks, without joining the job.
+/// What the service at `address` tells of itself, without joining the job. From another machine
+/// it wants to see the job's token.
 pub async fn service_status(
     address: &str,
+    token: Option<&Token>,
     patience: Duration,
 ) -> Result<pb::StatusReply, ConnectError> {
     let asked = async {
         let mut client = session::client(session::channel(address).await?);
-        let reply = client.status(pb::StatusRequest {}).await;
-        reply
-            .map(tonic::Response::into_inner)
-            .map_err(|e| ConnectError::Unreachable(format!("{address}: {}", e.message())))
+        let mut request = tonic::Request::new(pb::StatusRequest {});
+        if let Some(token) = token {
+            let proof = MetadataValue::from_bytes(&token.prove(ADMIN_ROLE, &[]));
+            request.metadata_mut().insert_bin(ADMIN_KEY, proof);
+        }
+        client.status(request).await.map(tonic::Response::into_inner).map_err(|e| {
+            let text = format!("{address}: {}", e.message());
+            match e.code() {
+                Code::PermissionDenied => ConnectError::BadToken(text),
+                _ => ConnectError::Unreachable(text),
+            }
+        })
     };
     timeout(patience, asked)
         .await

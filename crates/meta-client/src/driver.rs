@@ -1,8 +1,7 @@
 //! Keeps the session of a node alive.
 //!
-//! * Consistency: a session that broke is resumed under the same incarnation; what was unanswered
-//!   goes out again (see [`crate::exchange`]). A service that was restarted is announced with
-//!   [`Event::ServiceRestarted`]: what it knew only in memory must be told again.
+//! * Consistency: a session that broke is resumed under the same incarnation, also with a service
+//!   that was restarted; what was unanswered goes out again (see [`crate::exchange`]).
 //! * Retries: without end, with growing pauses, until the service refuses this node for good.
 //! * Cancellation: the tasks end when the last [`crate::MetaClient`] is dropped.
 //! * Completion: calls end by their answer, their deadline, or the end of the session for good.
@@ -30,13 +29,18 @@ const HEARTBEATS_PER_LEASE: u32 = 3;
 pub enum Event {
     /// The connection broke; calls wait.
     Disconnected,
-    /// The same service is back, and knows everything it had answered.
-    Resumed,
-    /// A new instance of the service is there: it knows what was journalled, but no sessions'
-    /// locks, open files or flush grants. Sent before any call is answered by it.
+    /// The same service is back.
+    Resumed {
+        /// This node was silent for so long that its locks and opens were given up.
+        expired: bool,
+    },
+    /// A new instance of the service is there: it knows what the old one had journalled, but no
+    /// flush grants. Sent before any call is answered by it.
     ServiceRestarted {
         /// Its number.
         instance: u64,
+        /// As for [`Event::Resumed`].
+        expired: bool,
     },
     /// This node is out of the job: another daemon took its name, or the service refuses it.
     /// Every call fails from now on.
@@ -51,6 +55,10 @@ pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
     loop {
         if let Err(reason) = listen(&inner, session).await {
             return inner.fence(&reason);
+        }
+        if inner.leaving.load(Relaxed) {
+            // Who comes back after a goodbye would be a node of the job again.
+            return inner.exchange.end(Errno::ENOTCONN, "this node has left the job");
         }
         inner.exchange.down();
         inner.announce(Event::Disconnected);
@@ -71,13 +79,13 @@ pub(crate) fn welcome(inner: &Inner, session: &Session) {
     inner.node_id.store(session.welcome.node_id, Relaxed);
     if inner.sessions.load(Relaxed) > 1 {
         tracing::info!(restarted, "connected to the metadata service again");
-        inner.announce(if restarted {
-            Event::ServiceRestarted { instance }
-        } else {
-            Event::Resumed
+        let expired = session.welcome.expired;
+        inner.announce(match restarted {
+            true => Event::ServiceRestarted { instance, expired },
+            false => Event::Resumed { expired },
         });
     }
-    inner.exchange.up(session.number, restarted);
+    inner.exchange.up(session.number);
     inner.heartbeat();
 }
 
@@ -184,6 +192,7 @@ impl Inner {
     fn fence(&self, reason: &str) {
         tracing::error!(reason, "this node is out of the job");
         self.exchange.end(Errno::EIO, reason);
+        self.fenced.send_replace(Some(reason.to_owned()));
         self.announce(Event::Fenced { reason: reason.to_owned() });
     }
 }

@@ -1,9 +1,9 @@
 //! The requests that have no answer yet: who waits for them, what goes into the next frame, and
-//! what happens to them when the connection or the service goes. No sockets, no clock, no tasks;
+//! what happens to them when the connection goes. No sockets, no clock, no tasks;
 //! one short lock, under which nothing is awaited and nobody is woken.
 
 use crate::client::CallError;
-use crate::ops::{Again, UNLOCK, describe};
+use crate::ops::UNLOCK;
 use ebb_types::Errno;
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use parking_lot::Mutex;
@@ -158,15 +158,12 @@ impl Exchange {
     }
 
     /// The session is welcome: everything unanswered goes out again, under its old ids and in
-    /// their order. When the service is a new one, what it must not be asked twice fails.
-    pub fn up(&self, session: u64, new_service: bool) {
+    /// their order. What must not be done twice the service knows by its id, even after a restart:
+    /// it journals such answers together with what was done.
+    pub fn up(&self, session: u64) {
         let mut state = self.state.lock();
         if state.session != session || state.phase != Phase::Down {
             return;
-        }
-        let mut lost = Vec::new();
-        if new_service {
-            lost = state.take_where(|p| p.sent && describe(&p.op).1 == Again::Never);
         }
         let mut ids: Vec<u64> = state.pending.keys().copied().collect();
         ids.sort_unstable();
@@ -175,8 +172,6 @@ impl Exchange {
         let waker = state.waker.take();
         drop(state);
         wake(waker);
-        let error = CallError::new(Errno::EIO, "the metadata service was restarted meanwhile");
-        fail(lost, &error);
     }
 
     /// The connection of the current session is gone.

@@ -155,13 +155,9 @@ impl MetaClient {
             mtime: set.mtime.map(SetTime::to_pb),
             kill_priv: set.kill_priv,
         });
-        match self.call(op).await? {
-            Some(Body::Entry(entry)) => Ok(SetAttrDone {
-                attr: attr_for(ino, entry.attr)?,
-                map: entry.map.map(map_from_pb).transpose()?,
-            }),
-            _ => Err(Errno::EPROTO),
-        }
+        let entry = expect_body!(self.call(op).await?, Entry);
+        let map = entry.map.map(map_from_pb).transpose()?;
+        Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map })
     }
 
     /// Makes an inode.

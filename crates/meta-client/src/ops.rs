@@ -1,18 +1,7 @@
-//! What is known of every operation: the name under which it is counted, and whether a restarted
-//! service may be asked again when nobody knows what became of the first time.
+//! The names under which operations are counted.
 
 use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
-
-/// May a request be sent to a new instance of the service after an old one took it and did not
-/// answer? (The same instance always gets it again: it knows by its id what it has answered.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Again {
-    /// Doing it twice is doing it once, or no program can tell.
-    Yes,
-    /// The second time would fail for a reason that the first one made, or change more.
-    Never,
-}
 
 /// Names by index of counter.
 pub(crate) const NAMES: [&str; 38] = [
@@ -56,49 +45,44 @@ pub(crate) const NAMES: [&str; 38] = [
     "describe",
 ];
 
-/// Index into [`NAMES`] and the rule of repetition.
-pub(crate) fn describe(op: &Op) -> (usize, Again) {
-    use Again::{Never, Yes};
+/// Index into [`NAMES`].
+pub(crate) fn counter(op: &Op) -> usize {
     match op {
-        Op::Hello(_) => (0, Never),
-        Op::Prove(_) => (1, Never),
-        Op::Heartbeat(_) => (2, Yes),
-        Op::Goodbye(_) => (3, Yes),
-        Op::NodeInfo(_) => (4, Yes),
-        Op::Lookup(_) => (5, Yes),
-        Op::GetAttr(_) => (6, Yes),
-        // The same values again; whoever cut or changed the file in between did so at the same
-        // time as this request, and either order is right.
-        Op::SetAttr(_) => (7, Yes),
-        Op::Make(make) => (made(make.mode), Never),
-        Op::Unlink(_) => (12, Never),
-        Op::Rename(_) => (13, Never),
-        Op::Link(_) => (14, Never),
-        Op::ReadDir(_) => (15, Yes),
-        Op::ReadLink(_) => (16, Yes),
-        Op::GetXattr(_) => (17, Yes),
-        // XATTR_CREATE and XATTR_REPLACE look at what is there.
-        Op::SetXattr(set) => (18, if set.flags == 0 { Yes } else { Never }),
-        Op::ListXattr(_) => (19, Yes),
-        Op::RemoveXattr(_) => (20, Never),
-        Op::StatFs(_) => (21, Yes),
-        Op::Access(_) => (22, Yes),
-        Op::Open(_) => (23, Yes),
-        Op::Release(_) => (24, Yes),
-        Op::Query(_) => (25, Yes),
-        Op::Attach(_) => (26, Yes),
-        Op::Append(_) => (27, Never),
-        Op::Detach(_) => (28, Yes),
-        // Grants end with the instance that gave them: a new one is taken, an old one is void.
-        Op::FlushBegin(_) => (29, Yes),
-        Op::FlushEnd(_) => (30, Never),
-        Op::Materialize(_) => (31, Yes),
-        Op::SyncMeta(_) => (32, Yes),
-        Op::SetLock(lock) => (33, if lock.r#type == UNLOCK { Yes } else { Never }),
-        Op::GetLock(_) => (34, Yes),
-        Op::ReleaseLocks(_) => (35, Yes),
-        Op::Cancel(_) => (36, Yes),
-        Op::Describe(_) => (37, Yes),
+        Op::Make(make) => made(make.mode),
+        Op::Hello(_) => 0,
+        Op::Prove(_) => 1,
+        Op::Heartbeat(_) => 2,
+        Op::Goodbye(_) => 3,
+        Op::NodeInfo(_) => 4,
+        Op::Lookup(_) => 5,
+        Op::GetAttr(_) => 6,
+        Op::SetAttr(_) => 7,
+        Op::Unlink(_) => 12,
+        Op::Rename(_) => 13,
+        Op::Link(_) => 14,
+        Op::ReadDir(_) => 15,
+        Op::ReadLink(_) => 16,
+        Op::GetXattr(_) => 17,
+        Op::SetXattr(_) => 18,
+        Op::ListXattr(_) => 19,
+        Op::RemoveXattr(_) => 20,
+        Op::StatFs(_) => 21,
+        Op::Access(_) => 22,
+        Op::Open(_) => 23,
+        Op::Release(_) => 24,
+        Op::Query(_) => 25,
+        Op::Attach(_) => 26,
+        Op::Append(_) => 27,
+        Op::Detach(_) => 28,
+        Op::FlushBegin(_) => 29,
+        Op::FlushEnd(_) => 30,
+        Op::Materialize(_) => 31,
+        Op::SyncMeta(_) => 32,
+        Op::SetLock(_) => 33,
+        Op::GetLock(_) => 34,
+        Op::ReleaseLocks(_) => 35,
+        Op::Cancel(_) => 36,
+        Op::Describe(_) => 37,
     }
 }
 
@@ -120,7 +104,7 @@ mod tests {
     use ebb_wire::pb;
 
     fn name(op: Op) -> &'static str {
-        NAMES[describe(&op).0]
+        NAMES[counter(&op)]
     }
 
     #[test]
@@ -134,25 +118,9 @@ mod tests {
         assert_eq!(name(Op::Attach(pb::Attach::default())), "attach");
         assert_eq!(name(Op::Query(pb::Query::default())), "query");
         assert_eq!(name(Op::Open(pb::Open::default())), "open");
+        assert_eq!(name(Op::SyncMeta(pb::SyncMeta::default())), "sync_meta");
         assert_eq!(name(Op::SetLock(pb::SetLock::default())), "set_lock");
         assert_eq!(name(Op::Cancel(pb::Cancel::default())), "cancel");
-    }
-
-    #[test]
-    fn what_must_not_be_done_twice_is_not_repeated() {
-        let set = |flags| describe(&Op::SetXattr(pb::SetXattr { flags, ..Default::default() })).1;
-        assert_eq!((set(0), set(1)), (Again::Yes, Again::Never));
-        let lock = |r#type| describe(&Op::SetLock(pb::SetLock { r#type, ..Default::default() })).1;
-        assert_eq!((lock(0), lock(1), lock(2)), (Again::Never, Again::Never, Again::Yes));
-        for op in [
-            Op::Append(pb::Append::default()),
-            Op::Make(pb::Make::default()),
-            Op::Rename(pb::Rename::default()),
-            Op::Unlink(pb::Unlink::default()),
-            Op::Link(pb::Link::default()),
-            Op::FlushEnd(pb::FlushEnd::default()),
-        ] {
-            assert_eq!(describe(&op).1, Again::Never, "{op:?}");
-        }
+        assert_eq!(name(Op::Describe(pb::Describe::default())), "describe");
     }
 }

@@ -75,6 +75,10 @@ pub enum ConnectError {
     /// The job runs another consistency model, or other rules under the same name.
     #[error("metadata service {0}")]
     WrongConsistency(String),
+    /// Another daemon of this name is alive; when it is the same one's crashed predecessor, it
+    /// counts as gone after its lease.
+    #[error("metadata service {0}")]
+    NameTaken(String),
     /// The service does not want this node for another reason.
     #[error("metadata service {0}")]
     Refused(String),
@@ -93,7 +97,8 @@ impl ConnectError {
         match Errno(errno) {
             Errno::EACCES | Errno::EPERM => ConnectError::BadToken(text),
             Errno::EINVAL => ConnectError::WrongConsistency(text),
-            Errno::EAGAIN | Errno::EBUSY => ConnectError::Unreachable(text),
+            Errno::EBUSY => ConnectError::NameTaken(text),
+            Errno::EAGAIN => ConnectError::Unreachable(text),
             _ => ConnectError::Refused(text),
         }
     }

@@ -131,7 +131,7 @@ async fn a_broken_connection_is_resumed_and_the_same_requests_come_again() {
     assert!(hello.resume);
     assert_eq!((hello.incarnation, hello.node.as_str()), (77, "n1"));
     assert_eq!(event(&mut events).await, Event::Disconnected);
-    assert_eq!(event(&mut events).await, Event::Resumed);
+    assert_eq!(event(&mut events).await, Event::Resumed { expired: false });
     assert_eq!(lookups(&mut peer, 2).await, first);
     let (again, op) = peer.next().await;
     assert!(matches!(op, Op::Unlink(_)));
@@ -150,40 +150,26 @@ async fn a_broken_connection_is_resumed_and_the_same_requests_come_again() {
 }
 
 #[tokio::test]
-async fn a_restarted_service_is_asked_again_only_what_is_harmless() {
+async fn a_restarted_service_is_announced_before_it_is_asked() {
     let (mut service, mut peer, client) = connected(|_| ()).await;
     let mut events = client.events();
     let lookup = spawn_lookup(&client, 10);
     let (lookup_id, _) = peer.next().await;
-    let unlink = {
-        let client = client.clone();
-        tokio::spawn(async move { client.unlink(Ino(1), &name("gone")).await })
-    };
-    peer.next().await;
     drop(peer);
-    // Made while there is no service: the old one never saw it.
-    tokio::time::timeout(Duration::from_secs(5), async {
-        while client.stats().connected {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await
-    .unwrap();
-    let mkdir = {
-        let client = client.clone();
-        tokio::spawn(async move { client.rmdir(Ino(1), &name("later")).await })
-    };
-    let (mut peer, _) = service.welcome(2).await;
-    assert_eq!(unlink.await.unwrap(), Err(Errno::EIO));
     assert_eq!(event(&mut events).await, Event::Disconnected);
-    assert_eq!(event(&mut events).await, Event::ServiceRestarted { instance: 2 });
-    let (id, op) = peer.next().await;
-    assert!(id == lookup_id && matches!(op, Op::Lookup(_)));
-    peer.reply(id, entry(10)).await;
-    let (id, op) = peer.next().await;
-    assert!(matches!(op, Op::Unlink(_)));
-    peer.done(id).await;
-    assert_eq!((lookup.await.unwrap(), mkdir.await.unwrap()), (Ok(10), Ok(())));
+    // Made while there is no service.
+    let later = spawn_lookup(&client, 20);
+    let mut peer = service.accept().await;
+    let (id, _) = peer.next().await;
+    peer.reply(id, Body::Welcome(pb::Welcome { expired: true, ..welcome(2) })).await;
+    let restarted = Event::ServiceRestarted { instance: 2, expired: true };
+    assert_eq!(event(&mut events).await, restarted);
+    let asked = lookups(&mut peer, 2).await;
+    assert_eq!(asked[0], (lookup_id, 10));
+    for (id, parent) in asked {
+        peer.reply(id, entry(parent)).await;
+    }
+    assert_eq!((lookup.await.unwrap(), later.await.unwrap()), (Ok(10), Ok(20)));
 }
 
 #[tokio::test]
@@ -237,6 +223,7 @@ async fn a_fenced_node_stops() {
     peer.notice(pb::notice::What::Fenced(pb::Fenced { reason: "another n1".into() })).await;
     assert_eq!(call.await.unwrap(), Err(Errno::EIO));
     assert_eq!(event(&mut events).await, Event::Fenced { reason: "another n1".into() });
+    assert_eq!(client.fenced().await, "another n1", "also for those who ask later");
     assert_eq!(spawn_lookup(&client, 1).await.unwrap(), Err(Errno::EIO));
     assert!(service.is_left_alone().await, "it does not come back");
 }
@@ -436,7 +423,8 @@ async fn both_ends_prove_the_token() {
 
 #[tokio::test]
 async fn refusals_are_told_apart_and_name_the_service() {
-    let kind: [(i32, fn(&ConnectError) -> bool); 4] = [
+    let kind: [(i32, fn(&ConnectError) -> bool); 5] = [
+        (libc::EBUSY, |e| matches!(e, ConnectError::NameTaken(_))),
         (libc::EINVAL, |e| matches!(e, ConnectError::WrongConsistency(_))),
         (libc::EACCES, |e| matches!(e, ConnectError::BadToken(_))),
         (libc::EEXIST, |e| matches!(e, ConnectError::Refused(_))),
@@ -478,9 +466,9 @@ async fn nobody_there_is_said_at_once_and_silence_in_time() {
 async fn the_status_of_a_service_needs_no_session() {
     let service = Service::start().await;
     let address = service.address.to_string();
-    let status = service_status(&address, Duration::from_secs(5)).await.unwrap();
+    let status = service_status(&address, None, Duration::from_secs(5)).await.unwrap();
     assert_eq!(status.consistency, "session");
     service.stop().await;
-    let gone = service_status(&address, Duration::from_secs(5)).await;
+    let gone = service_status(&address, None, Duration::from_secs(5)).await;
     assert!(matches!(gone, Err(ConnectError::Unreachable(_))), "{gone:?}");
 }

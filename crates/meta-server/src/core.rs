@@ -12,10 +12,10 @@ use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
 use ebb_namespace::locks::{Granted, Ticket};
-use ebb_namespace::{Namespace, Record};
+use ebb_namespace::{Home, Namespace, Record};
 use ebb_types::{ByteRange, Errno, Ino, NodeId};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -121,17 +121,36 @@ impl Core {
         }
     }
 
-    /// The same for records of the namespace.
+    /// The same for records of the namespace. They may have been planned a while ago; opens,
+    /// releases and attaches do not wait for the turn, so what they changed since is respected.
     pub fn commit_ns(&self, state: &mut State, records: Vec<Record>) {
-        for record in &records {
-            if let Record::Free { ino } = record {
-                // Nobody can be granted a lock of a file that is gone.
+        let homeless: Vec<Ino> = records
+            .iter()
+            .filter_map(|r| match r {
+                Record::Home { ino, home: Home::None } => Some(*ino),
+                _ => None,
+            })
+            .collect();
+        let entries: Vec<Entry> = as_of_now(state, records).into_iter().map(Entry::Ns).collect();
+        self.drop_locks(state, &entries);
+        self.commit(state, &entries);
+        let closed = |ino: &Ino| {
+            state.ns.get(*ino).is_some_and(|i| i.links.is_empty()) && !state.ns.is_open(*ino)
+        };
+        let freed = homeless.iter().filter(|i| closed(i));
+        let freed: Vec<Entry> = freed.map(|ino| Entry::Ns(Record::Free { ino: *ino })).collect();
+        self.drop_locks(state, &freed);
+        self.commit(state, &freed);
+    }
+
+    /// Nobody can be granted a lock of a file that is gone.
+    fn drop_locks(&self, state: &mut State, entries: &[Entry]) {
+        for entry in entries {
+            if let Entry::Ns(Record::Free { ino }) = entry {
                 let gone = state.locks.drop_file(*ino);
                 self.end_waiting(&gone, Err(Errno::ESTALE));
             }
         }
-        let entries: Vec<Entry> = records.into_iter().map(Entry::Ns).collect();
-        self.commit(state, &entries);
     }
 
     /// Waits for the turn to change names.
@@ -175,6 +194,12 @@ impl Core {
             checked.clear();
         }
         checked.insert(ino, Instant::now());
+    }
+
+    /// As if a while had passed.
+    #[cfg(test)]
+    pub fn forget_checked(&self) {
+        self.checked.lock().clear();
     }
 
     // ---- claims of bytes ---------------------------------------------------------------------
@@ -263,6 +288,49 @@ impl Core {
         let tickets: Vec<Ticket> = granted.iter().map(|g| g.ticket).collect();
         self.end_waiting(&tickets, Ok(()));
     }
+}
+
+/// Records that were planned before the last opens, releases and attaches, corrected by them.
+fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
+    let mut made = BTreeSet::new();
+    let mut closed = BTreeSet::new();
+    let mut out = Vec::with_capacity(records.len());
+    for record in records {
+        match record {
+            Record::Inode(ref new) => {
+                made.insert(new.ino);
+            }
+            Record::Close { ino, .. } => {
+                closed.insert(ino);
+            }
+            // Somebody opened it since: it lives on without a name.
+            Record::Free { ino } if state.ns.is_open(ino) && !closed.contains(&ino) => {
+                out.push(Record::Home { ino, home: Home::None });
+                out.push(Record::Seen { ino, seen: None });
+                continue;
+            }
+            // Somebody wrote to it since: it is not settled.
+            Record::Due { ino, due: false } if state.is_dirty(ino) => {
+                out.push(Record::Due { ino, due: true });
+                continue;
+            }
+            // It was closed, nameless, since.
+            Record::Attr { ino, .. }
+            | Record::Xattr { ino, .. }
+            | Record::XattrsMoved { ino }
+            | Record::Home { ino, .. }
+            | Record::Seen { ino, .. }
+            | Record::Due { ino, .. }
+            | Record::Base { ino, .. }
+                if state.ns.get(ino).is_none() && !made.contains(&ino) =>
+            {
+                continue;
+            }
+            _ => {}
+        }
+        out.push(record);
+    }
+    out
 }
 
 /// Random bits for a job or an instance.

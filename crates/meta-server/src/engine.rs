@@ -238,10 +238,16 @@ impl Core {
         with: Vec<Entry>,
     ) -> Result<(), Errno> {
         let mut with = Some(with);
+        let commit_with = |state: &mut State, with: Option<Vec<Entry>>| {
+            let mut with = with.unwrap_or_default();
+            // A file without a name may have been closed since this was planned.
+            with.retain(|e| !matches!(e, Entry::File(ino, _) if !state.files.contains_key(ino)));
+            self.commit(state, &with);
+        };
         let mut steps = plan.steps.into_iter().peekable();
         if steps.peek().is_none() {
             let mut state = self.state();
-            self.commit(&mut state, &with.take().unwrap_or_default());
+            commit_with(&mut state, with.take());
         }
         while let Some(step) = steps.next() {
             let mut records = step.records.clone();
@@ -249,7 +255,7 @@ impl Core {
             let mut state = self.state();
             self.commit_ns(&mut state, records);
             if steps.peek().is_none() {
-                self.commit(&mut state, &with.take().unwrap_or_default());
+                commit_with(&mut state, with.take());
             }
         }
         Ok(())

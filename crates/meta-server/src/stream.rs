@@ -239,7 +239,7 @@ async fn pump(
         let n = tokio::select! {
             biased;
             n = outgoing.recv_many(&mut batch, REPLIES_PER_FRAME) => n,
-            _ = ended.wait_for(|e| *e) => 0,
+            () = end_of(&mut ended) => 0,
         };
         if n == 0 {
             return;
@@ -254,6 +254,14 @@ async fn pump(
         if to_node.send(Ok(frame)).await.is_err() {
             return;
         }
+    }
+}
+
+/// Waits until the stream must end. A node that said goodbye is forgotten, but ends its stream
+/// itself, so that it hears the answer.
+async fn end_of(ended: &mut watch::Receiver<bool>) {
+    if ended.wait_for(|e| *e).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -286,7 +294,7 @@ impl Stream {
         loop {
             let frame = tokio::select! {
                 biased;
-                _ = ended.wait_for(|e| *e) => return,
+                () = end_of(&mut ended) => return,
                 frame = frames.message() => frame,
             };
             match frame {

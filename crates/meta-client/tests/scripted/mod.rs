@@ -123,7 +123,7 @@ impl Service {
 
 /// With a lease so long that heartbeats do not get in the way.
 pub fn welcome(instance: u64) -> pb::Welcome {
-    pb::Welcome { node_id: 5, service_instance: instance, lease_ms: 600_000, backing_dev_ino: 1 }
+    pb::Welcome { node_id: 5, service_instance: instance, lease_ms: 600_000, ..Default::default() }
 }
 
 pub fn attr(ino: u64) -> pb::Attr {
@@ -141,7 +141,7 @@ pub fn attr(ino: u64) -> pb::Attr {
 }
 
 pub fn entry(ino: u64) -> Body {
-    Body::Entry(pb::Entry { attr: Some(attr(ino)) })
+    Body::Entry(pb::Entry { attr: Some(attr(ino)), map: None })
 }
 
 impl Peer {
