@@ -451,7 +451,8 @@ fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Resul
         Err(RunError::Undrained { .. }) => Outcome::Incomplete { remaining: left_of(&daemon.node) },
         Err(e) => Outcome::Failed { text: e.to_string() },
     };
-    let _ = daemon.ended.send(Some(outcome));
+    // Kept also when the client that waits for it is not listening yet.
+    daemon.ended.send_replace(Some(outcome));
     // The client that asked for the unmount hears of its end before the process goes.
     runtime.block_on(async {
         for _ in 0..100 {

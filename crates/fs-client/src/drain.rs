@@ -45,10 +45,10 @@ impl Drain {
         let mut timed_out = report.timed_out;
         // Names go after bytes: what is published by now needs nothing more.
         match self.materialize(deadline).await {
-            Ok(Ok(failures)) => remaining.extend(failures),
+            Ok(Ok(failures)) => remaining.extend(meant(failures, paths)),
             Ok(Err(late)) => {
                 timed_out = true;
-                remaining.extend(late);
+                remaining.extend(meant(late, paths));
             }
             Err(Errno::ETIMEDOUT) => {
                 return Outcome::Unreachable {
@@ -166,6 +166,12 @@ impl Drain {
         }
         Ok(())
     }
+}
+
+/// What is at or below `paths`: the service speaks of everything, the user asked for these.
+fn meant(found: Vec<Remaining>, paths: &[PathBuf]) -> impl Iterator<Item = Remaining> {
+    let is_below = |r: &Remaining| paths.iter().any(|p| Path::new(&r.path).starts_with(p));
+    found.into_iter().filter(move |r| paths.is_empty() || is_below(r))
 }
 
 fn remaining_of(report: &DrainReport) -> Vec<Remaining> {

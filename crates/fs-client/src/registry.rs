@@ -30,11 +30,15 @@ impl Record {
     }
 }
 
-/// When process `pid` was started, in clock ticks since boot.
+/// When process `pid` was started, in clock ticks since boot; none when it has ended, also when
+/// nobody has collected it yet.
 #[must_use]
 pub fn process_start(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let after_name = stat.rsplit_once(')')?.1;
+    if after_name.trim_start().starts_with(['Z', 'X']) {
+        return None;
+    }
     after_name.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 

@@ -1,0 +1,42 @@
+# Build, try, test and measure Ebb. Everything works in a fresh clone; as root on a Debian
+# system what is missing is installed, elsewhere the message says what to install.
+#
+#   make demo    two nodes on this machine, each step explained (under two minutes once built)
+#   make test    all tests, on real mounts
+#   make bench   the benchmarks
+#   make build   the binary: $(TARGET)/release/ebb
+#   make lint    format, clippy
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.PHONY: build demo test bench lint clean tools
+
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+
+# Tests that mount start several daemons each: more of them at once measure the machine.
+THREADS := $(if $(EBB_TEST_THREADS),$(EBB_TEST_THREADS),$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
+
+build: tools
+	cargo build --release --workspace
+
+demo: build
+	EBB_BIN="$$(realpath $(TARGET)/release/ebb)" demo/demo.sh
+
+# The binaries first, because the tests of other packages run them.
+test: build
+	.ci/test-totals env EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
+	    cargo test --release --workspace --no-fail-fast
+
+bench: build
+	EBB_REQUIRE_FUSE=1 cargo bench --workspace
+
+lint: tools
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --release -- -D warnings
+
+clean:
+	cargo clean
+
+tools:
+	@.ci/tools

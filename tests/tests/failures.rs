@@ -1,0 +1,371 @@
+//! Parts that die, hang, fill up or come back: errors within their deadline instead of hanging,
+//! the truth from drain and umount, and going on where that is possible.
+
+use ebb_testkit::{Cluster, Node, describe, mounts};
+use ebb_tests::content::{bytes, same};
+use ebb_tests::tools::{shell, wait_until, within};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+/// What the daemons of these tests are told about remote requests.
+const TIMEOUT: &str = "2s";
+/// An operation is a few requests, one after the other.
+const OPERATION_MAX: Duration = Duration::from_secs(12);
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+/// The service's lease for a silent node, and some.
+const LEASE_MAX: Duration = Duration::from_secs(40);
+
+fn cluster(nodes: usize, model: &str) -> Cluster {
+    Cluster::builder()
+        .nodes(nodes)
+        .consistency(model)
+        .flush("end")
+        .option("--request-timeout", TIMEOUT)
+        .separate_meta()
+        .start()
+}
+
+fn ebb(node: &Node, command: &str, options: &[&str]) -> (Output, Duration) {
+    let start = Instant::now();
+    let output = node.ebb(command, options, &[]);
+    let time = start.elapsed();
+    println!("ebb {command} {options:?}: {} after {time:.1?}", output.status);
+    assert!(time < COMMAND_MAX, "ebb {command}: {time:?}\n{}", describe(&output));
+    (output, time)
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap_or_else(|| panic!("{}", describe(output)))
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+fn read_fresh(path: &Path) -> io::Result<Vec<u8>> {
+    let path = path.to_owned();
+    within(OPERATION_MAX, "read", move || fs::read(path))
+}
+
+/// Every operation ends in time, with an error where it needs the service.
+#[test]
+fn without_the_service_operations_end_with_an_error_and_the_mount_can_go() {
+    let mut cluster = cluster(1, "posix");
+    let node = cluster.node(0);
+    let at = |p: &str| node.path(p);
+    fs::write(at("f"), "content").expect("write");
+    fs::create_dir(at("d")).expect("mkdir");
+    let open = OpenOptions::new().read(true).write(true).open(at("f")).expect("open");
+    let root = at("");
+    cluster.kill_meta();
+
+    type Work = Box<dyn FnOnce() -> io::Result<()> + Send>;
+    let twin = || open.try_clone().expect("dup");
+    let (r, w, s) = (twin(), twin(), twin());
+    let p = |name: &str| root.join(name);
+    let (f, d, new, dir, to) = (p("f"), p("d"), p("new"), p("new dir"), p("to"));
+    let (f2, f3, list) = (f.clone(), f.clone(), root.clone());
+    let operations: Vec<(&str, Work)> = vec![
+        ("stat", Box::new(move || fs::metadata(f).map(drop))),
+        ("open", Box::new(move || File::open(f2).map(drop))),
+        ("create", Box::new(move || File::create(new).map(drop))),
+        ("mkdir", Box::new(move || fs::create_dir(dir))),
+        ("rename", Box::new(move || fs::rename(f3, to))),
+        ("rmdir", Box::new(move || fs::remove_dir(d))),
+        (
+            "list",
+            Box::new(move || fs::read_dir(list).and_then(|mut l| l.next().transpose()).map(drop)),
+        ),
+        ("read", Box::new(move || r.read_at(&mut [0; 7], 0).map(drop))),
+        ("write", Box::new(move || w.write_at(b"new", 0).map(drop))),
+        ("fsync", Box::new(move || s.sync_all())),
+    ];
+    for (what, work) in operations {
+        let start = Instant::now();
+        let result = within(OPERATION_MAX, what, work);
+        println!("{what}: {result:?} after {:.1?}", start.elapsed());
+        assert!(result.is_err(), "{what} cannot be done without the service under posix");
+    }
+    drop(open);
+    let node = cluster.node(0);
+    let status = node.status();
+    let errors = status["errors"].as_array().expect("errors");
+    assert!(errors.iter().any(|e| e["operation"] == "metadata service"), "{errors:?}");
+    let (drain, _) = ebb(node, "drain", &["--timeout", "5s"]);
+    assert!([4, 5].contains(&code(&drain)), "{}", describe(&drain));
+    let (refused, _) = ebb(node, "umount", &["--timeout", "5s"]);
+    assert!([3, 4, 5].contains(&code(&refused)), "{}", describe(&refused));
+    if mounts::is_mounted(node.mountpoint()) {
+        let (output, time) = ebb(node, "umount", &["--no-drain"]);
+        assert_eq!(code(&output), 3, "dirty bytes are left: {}", describe(&output));
+        assert!(time < Duration::from_secs(20), "{time:?}");
+    }
+    assert!(!mounts::is_mounted(node.mountpoint()));
+}
+
+#[test]
+fn nodes_go_on_when_the_service_is_back_on_its_state() {
+    let mut cluster = cluster(2, "posix");
+    let paths: Vec<PathBuf> = cluster.nodes().iter().map(|n| n.path("")).collect();
+    let (a, b) = (&paths[0], &paths[1]);
+    fs::create_dir(a.join("d")).expect("mkdir");
+    let mut open = File::create(a.join("d/f")).expect("create");
+    open.write_all(b"before").expect("write");
+    fs::write(b.join("closed"), bytes(1, 1, 0, 200_000)).expect("write");
+    for round in 0..3 {
+        cluster.kill_meta();
+        // Waits for the service, which is back before its deadline.
+        let stat = a.join("closed");
+        let waiting = std::thread::spawn(move || fs::metadata(stat).map(|m| m.len()));
+        std::thread::sleep(Duration::from_millis(500));
+        cluster.restart_meta();
+        let found = within(OPERATION_MAX, "stat", move || waiting.join()).expect("no panic");
+        assert_eq!(found.expect("stat over a restart"), 200_000, "round {round}");
+        open.write_all(b", after").expect("write to a file that stayed open");
+        let want = "before".to_string() + &", after".repeat(round + 1);
+        assert_eq!(read_fresh(&b.join("d/f")).expect("read"), want.as_bytes());
+        same("closed", &read_fresh(&a.join("closed")).expect("read"), &bytes(1, 1, 0, 200_000));
+        fs::write(b.join(format!("new-{round}")), "new").expect("create");
+        fs::rename(b.join(format!("new-{round}")), b.join(format!("d/n{round}"))).expect("rename");
+        assert_eq!(read_fresh(&a.join(format!("d/n{round}"))).expect("read"), b"new");
+    }
+    drop(open);
+    cluster.umount_all();
+    let backing = |p: &str| fs::read(cluster.backing().join(p)).expect("read");
+    assert_eq!(backing("d/f"), b"before, after, after, after");
+    same("closed", &backing("closed"), &bytes(1, 1, 0, 200_000));
+    assert_eq!(backing("d/n2"), b"new");
+}
+
+/// What was acknowledged stays, however often the service dies under load.
+#[test]
+fn a_service_that_dies_under_load_loses_nothing_it_answered() {
+    let mut cluster = Cluster::builder().nodes(2).consistency("commit").separate_meta().start();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let roots: Vec<PathBuf> = cluster.nodes().iter().map(|n| n.path("")).collect();
+    let written: Vec<u64> = std::thread::scope(|threads| {
+        let writers: Vec<_> = (0..2u64)
+            .map(|who| {
+                let (root, stop) = (&roots[who as usize], &stop);
+                threads.spawn(move || {
+                    let mut n = 0;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let path = root.join(format!("{who}-{n}"));
+                        let mut file = File::create(path).expect("create");
+                        file.write_all(&bytes(who, 0, n, 5_000)).expect("write");
+                        file.sync_all().expect("fsync");
+                        n += 1;
+                    }
+                    n
+                })
+            })
+            .collect();
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(700));
+            cluster.kill_meta();
+            cluster.restart_meta();
+        }
+        std::thread::sleep(Duration::from_millis(700));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writers.into_iter().map(|w| w.join().expect("no panic")).collect()
+    });
+    println!("files written: {written:?}");
+    assert!(written.iter().all(|n| *n > 4), "both went on: {written:?}");
+    for (who, count) in written.iter().enumerate() {
+        for n in 0..*count {
+            let path = roots[1 - who].join(format!("{who}-{n}"));
+            same(
+                "on the other node",
+                &fs::read(path).expect("read"),
+                &bytes(who as u64, 0, n, 5_000),
+            );
+        }
+    }
+    cluster.umount_all();
+    let drained = fs::read_dir(cluster.backing()).expect("list").count() as u64;
+    assert_eq!(drained, written.iter().sum::<u64>(), "files on the backing");
+}
+
+/// Node 0 writes what only it has; node 1 has files of its own, and some on the backing.
+fn with_bytes_on_node_0(cluster: &Cluster) {
+    fs::write(cluster.backing().join("old"), "old").expect("write");
+    fs::write(cluster.node(0).path("lost"), bytes(1, 1, 0, 3_000_000)).expect("write");
+    fs::write(cluster.node(0).path("fetched"), bytes(1, 2, 0, 50_000)).expect("write");
+    fs::write(cluster.node(1).path("own"), bytes(2, 1, 0, 50_000)).expect("write");
+    assert_eq!(fs::read(cluster.node(1).path("fetched")).expect("read").len(), 50_000);
+}
+
+fn only_the_lost_bytes_fail(cluster: &Cluster) {
+    let at = |p: &str| cluster.node(1).path(p);
+    let start = Instant::now();
+    let lost = read_fresh(&at("lost")).expect_err("these bytes are gone");
+    println!("reading lost bytes: {lost} after {:.1?}", start.elapsed());
+    assert_eq!(lost.raw_os_error(), Some(libc::EIO));
+    assert_eq!(read_fresh(&at("old")).expect("read"), b"old");
+    same("own", &read_fresh(&at("own")).expect("read"), &bytes(2, 1, 0, 50_000));
+    let fetched = read_fresh(&at("fetched")).expect("fetched before");
+    same("fetched", &fetched, &bytes(1, 2, 0, 50_000));
+    fs::write(at("new"), "new").expect("write");
+    fs::write(at("lost"), "written anew").expect("overwrite");
+    assert_eq!(read_fresh(&at("lost")).expect("read"), b"written anew");
+}
+
+#[test]
+fn bytes_of_a_dead_node_read_as_eio_and_everything_else_works() {
+    let cluster = cluster(2, "session");
+    with_bytes_on_node_0(&cluster);
+    cluster.node(0).kill9();
+    only_the_lost_bytes_fail(&cluster);
+    let (output, _) = ebb(cluster.node(1), "umount", &[]);
+    assert_eq!(code(&output), 0, "node 1 has all its bytes: {}", describe(&output));
+    assert_eq!(fs::read(cluster.backing().join("lost")).expect("read"), b"written anew");
+    assert_eq!(fs::read(cluster.backing().join("new")).expect("read"), b"new");
+}
+
+#[test]
+fn bytes_of_a_node_that_hangs_read_as_eio_until_it_goes_on() {
+    let cluster = cluster(2, "session");
+    with_bytes_on_node_0(&cluster);
+    let pid = cluster.node(0).pid().expect("a daemon") as libc::pid_t;
+    // SAFETY: a signal to our own daemon.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let start = Instant::now();
+    let lost = read_fresh(&cluster.node(1).path("lost")).expect_err("its owner hangs");
+    println!("reading from a node that hangs: {lost} after {:.1?}", start.elapsed());
+    assert_eq!(lost.raw_os_error(), Some(libc::EIO));
+    assert_eq!(read_fresh(&cluster.node(1).path("old")).expect("read"), b"old");
+    // SAFETY: as above.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+    wait_until(LEASE_MAX, "its bytes are back", || {
+        read_fresh(&cluster.node(1).path("lost")).is_ok()
+    });
+    let back = read_fresh(&cluster.node(1).path("lost")).expect("read");
+    same("back", &back, &bytes(1, 1, 0, 3_000_000));
+    cluster.umount_all();
+}
+
+#[test]
+fn locks_of_a_dead_node_are_given_back() {
+    let cluster = cluster(2, "posix");
+    File::create(cluster.node(0).path("f")).expect("create");
+    let held = File::open(cluster.node(0).path("f")).expect("open");
+    held.lock().expect("flock");
+    let other = File::open(cluster.node(1).path("f")).expect("open");
+    assert!(other.try_lock().is_err(), "held by node 0");
+    cluster.node(0).kill9();
+    wait_until(LEASE_MAX, "the lock of a dead node", || other.try_lock().is_ok());
+}
+
+#[test]
+fn a_dead_daemons_mount_is_cleared_away_and_can_be_mounted_again() {
+    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let node = cluster.node(0);
+    fs::write(node.path("dirty"), bytes(1, 1, 0, 100_000)).expect("write");
+    node.kill9();
+    let gone = fs::metadata(node.path("dirty")).expect_err("dead").raw_os_error();
+    assert_eq!(gone, Some(libc::ENOTCONN));
+    let (output, time) = ebb(node, "umount", &[]);
+    assert_eq!(code(&output), 3, "{}", describe(&output));
+    assert!(time < Duration::from_secs(10), "{time:?}");
+    assert!(said(&output).contains(&node.cache().display().to_string()), "{}", describe(&output));
+    assert!(!mounts::is_mounted(node.mountpoint()));
+    assert_eq!(fs::read_dir(node.mountpoint()).expect("list").count(), 0);
+}
+
+/// A backing of its own that can be made full or read-only: a tmpfs. Taken away when dropped.
+struct Small {
+    dir: tempfile::TempDir,
+}
+
+impl Small {
+    /// None where mounting one is not allowed.
+    fn new(size: &str) -> Option<Small> {
+        // SAFETY: no arguments, no failure.
+        if unsafe { libc::geteuid() } != 0 {
+            println!("SKIPPED: only root may mount a tmpfs");
+            return None;
+        }
+        let small = Small { dir: tempfile::tempdir().expect("tempdir") };
+        let path = small.dir.path().display();
+        shell(
+            Path::new("/"),
+            &format!("mount -t tmpfs -o size={size} ebb-test '{path}'"),
+            COMMAND_MAX,
+        );
+        Some(small)
+    }
+
+    fn remount(&self, options: &str) {
+        let path = self.dir.path().display();
+        shell(Path::new("/"), &format!("mount -o remount,{options} '{path}'"), COMMAND_MAX);
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        assert!(mounts::clear(self.dir.path()) || std::thread::panicking(), "tmpfs stays");
+    }
+}
+
+fn on_small_backing(small: &Small) -> Cluster {
+    let builder = Cluster::builder().nodes(1).consistency("session").flush("end");
+    builder.backing(small.dir.path().canonicalize().expect("path")).start()
+}
+
+#[test]
+fn a_full_backing_is_told_by_drain_and_made_good_later() {
+    let Some(small) = Small::new("8m") else { return };
+    let cluster = on_small_backing(&small);
+    let node = cluster.node(0);
+    let large = bytes(1, 1, 0, 20_000_000);
+    fs::write(node.path("small"), "small").expect("write");
+    fs::write(node.path("too-large"), &large).expect("the buffer takes it");
+    for command in ["drain", "umount"] {
+        let (output, _) = ebb(node, command, &[]);
+        assert_eq!(code(&output), 3, "{}", describe(&output));
+        assert!(said(&output).contains("too-large"), "{}", describe(&output));
+        assert!(mounts::is_mounted(node.mountpoint()));
+        same("still there", &read_fresh(&node.path("too-large")).expect("read"), &large);
+    }
+    assert!(!cluster.backing().join("too-large").exists(), "never short under its own name");
+    let errors = node.status()["errors"].clone();
+    assert!(errors.to_string().contains("too-large"), "{errors}");
+    small.remount("size=64m");
+    node.drain();
+    same("backing", &fs::read(cluster.backing().join("too-large")).expect("read"), &large);
+    assert_eq!(fs::read(cluster.backing().join("small")).expect("read"), b"small");
+    assert_eq!(node.status()["errors"].as_array().map(Vec::len), Some(0), "made good");
+    node.umount();
+}
+
+#[test]
+fn a_read_only_backing_is_told_by_drain_and_made_good_later() {
+    let Some(small) = Small::new("64m") else { return };
+    let cluster = on_small_backing(&small);
+    let node = cluster.node(0);
+    fs::write(cluster.backing().join("old"), "old").expect("write");
+    fs::write(node.path("new"), bytes(1, 1, 0, 100_000)).expect("write");
+    fs::create_dir(node.path("dir")).expect("mkdir");
+    small.remount("ro");
+    let removed = fs::remove_file(node.path("old")).expect_err("it is written through");
+    assert_eq!(removed.raw_os_error(), Some(libc::EROFS));
+    assert_eq!(fs::read(node.path("old")).expect("read"), b"old");
+    let (output, _) = ebb(node, "drain", &[]);
+    assert_eq!(code(&output), 3, "{}", describe(&output));
+    let text = said(&output);
+    assert!(text.contains("new") && text.contains("dir"), "{}", describe(&output));
+    same("still there", &read_fresh(&node.path("new")).expect("read"), &bytes(1, 1, 0, 100_000));
+    small.remount("rw");
+    node.drain();
+    same(
+        "backing",
+        &fs::read(cluster.backing().join("new")).expect("read"),
+        &bytes(1, 1, 0, 100_000),
+    );
+    assert!(cluster.backing().join("dir").is_dir());
+    node.umount();
+}
