@@ -2,6 +2,8 @@
 //! backing and in which order, and that a snapshot is the whole state. (That the rules are those
 //! of the kernel is tested against the kernel, where the effects are carried out.)
 
+#![allow(clippy::unwrap_used)]
+
 use ebb_namespace::*;
 use ebb_types::{Errno, FileKind, Ino, Name, NodeId, Time};
 
