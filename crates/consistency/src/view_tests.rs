@@ -449,6 +449,8 @@ impl World {
     /// A byte that is no longer ours here was given back or taken.
     fn check_not_lost(&mut self, i: usize) {
         if let Some(version) = self.bytes[i].owned.take() {
+            // What this node attached it knows, also when it has given it back.
+            self.bytes[i].told = self.bytes[i].told.max(version);
             let since = self.history[i].iter().filter(|(v, ..)| *v > version);
             assert!(since.into_iter().any(|(_, _, o)| *o != ME), "byte {i} was ours");
         }

@@ -1,45 +1,111 @@
-//! Every generated race-free program under every model.
+//! Every generated race-free program, under every built-in model, through every schedule: reads
+//! return what sequential consistency gives, and a drain leaves the file on the backing.
+//!
+//! The default takes seconds in a debug build. `EBB_EXPLORE_DEPTH=1` (a minute with --release) and
+//! `=2` (many) look at more programs and let the actors begin more often.
+
 use ebb_consistency::explore::{Bounds, Program, explore, generate, is_race_free};
 use ebb_consistency::{Model, ModelTable};
-use std::time::Instant;
+use std::sync::Arc;
 
-fn run(label: &str, model: &Model, programs: &[Program], bounds: Bounds) {
-    let t = Instant::now();
-    let (mut free, mut states, mut max) = (0, 0, 0);
-    for p in programs {
-        if !is_race_free(p, model, false) {
+fn depth() -> usize {
+    std::env::var("EBB_EXPLORE_DEPTH").ok().and_then(|d| d.parse().ok()).unwrap_or(0)
+}
+
+fn models() -> Vec<Arc<Model>> {
+    let table = ModelTable::builtin();
+    table.names().into_iter().filter_map(|n| table.get(n)).collect()
+}
+
+/// Explores the race-free ones of every `stride`-th program; returns how many those were.
+fn all(model: &Model, programs: &[Program], stride: usize, bounds: Bounds) -> usize {
+    let mut explored = 0;
+    // Another place to begin for each model, so that together they see more programs.
+    let first = model.name().len() % stride;
+    for program in programs.iter().skip(first).step_by(stride) {
+        if !is_race_free(program, model, false) {
             continue;
         }
-        free += 1;
-        let r = explore(p, model, bounds, None);
-        states += r.states;
-        max = max.max(r.states);
-        if let Some(f) = r.failure {
-            panic!("{f}")
+        let report = explore(program, model, bounds, None);
+        if let Some(failure) = report.failure {
+            panic!("{failure}");
         }
-        assert!(!r.cut_short);
+        assert!(!report.cut_short, "{program}: too many states");
+        explored += 1;
     }
-    eprintln!(
-        "{label} {}: {} programs, {free} free, {states} states (max {max}), {:?}",
-        model.name(),
-        programs.len(),
-        t.elapsed()
-    );
+    explored
+}
+
+/// The larger the depth, the smaller the stride.
+fn stride(steps: [usize; 3]) -> usize {
+    steps[depth().min(2)]
 }
 
 #[test]
-fn experiment() {
-    let table = ModelTable::builtin();
-    for name in table.names() {
-        let m = table.get(name).unwrap();
-        let h2 = generate::handoffs(&m, 2, false);
-        let h3 = generate::handoffs(&m, 3, false);
-        run("h2 plain", &m, &h2, Bounds::plain());
-        run("h2 split 1,0,0", &m, &h2, Bounds::split(1, 0, 0));
-        run("h2 split 1,1,0", &m, &h2, Bounds::split(1, 1, 0));
-        run("h2 split 1,1,1", &m, &h2, Bounds::split(1, 1, 1));
-        run("h3 plain", &m, &h3, Bounds::plain());
-        run("h3 split 0", &m, &h3, Bounds::split(0, 0, 0));
-        run("h3 split 1,0,0", &m, &h3[..200.min(h3.len())], Bounds::split(1, 0, 0));
+fn handoffs_of_three_accesses() {
+    for model in models() {
+        let programs = generate::handoffs(&model, 3, true);
+        let explored = all(&model, &programs, stride([2, 1, 1]), Bounds::split(0, 0, 0));
+        assert!(explored > 400, "by construction none of them races: {explored}");
+        assert!(all(&model, &programs, stride([4, 1, 1]), Bounds::plain()) > 200);
+        if model.reads_ask() {
+            let cold = Bounds { cold: true, ..Bounds::split(0, 0, 0) };
+            assert!(all(&model, &programs, stride([5, 1, 1]), cold) > 150);
+        }
+        if depth() > 1 {
+            let longer = generate::handoffs(&model, 4, false);
+            assert!(all(&model, &longer, 1, Bounds::split(0, 0, 0)) > 10_000);
+        }
+    }
+}
+
+#[test]
+fn handoffs_between_processes_that_share_a_node() {
+    for model in models() {
+        let programs = generate::handoffs(&model, 3, true);
+        let crowded: Vec<_> = programs.iter().map(generate::crowded).collect();
+        assert!(all(&model, &crowded, stride([5, 1, 1]), Bounds::split(0, 0, 0)) > 150);
+        let busy = Bounds::split(1, 0, 1);
+        assert!(all(&model, &crowded, stride([150, 20, 2]), busy) > 4);
+    }
+}
+
+#[test]
+fn handoffs_beside_flusher_evictor_and_read_ahead() {
+    for model in models() {
+        let pairs = generate::handoffs(&model, 2, true);
+        assert!(all(&model, &pairs, stride([3, 1, 1]), Bounds::split(1, 1, 1)) >= 8);
+        let triples = generate::handoffs(&model, 3, true);
+        assert!(all(&model, &triples, stride([40, 2, 1]), Bounds::split(1, 1, 0)) > 20);
+        if depth() > 0 {
+            assert!(all(&model, &pairs, 1, Bounds::split(2, 2, 1)) > 20);
+        }
+        if depth() > 1 {
+            assert!(all(&model, &triples, 1, Bounds::split(1, 1, 1)) > 500);
+        }
+    }
+}
+
+#[test]
+fn critical_sections() {
+    for model in models() {
+        let programs = generate::locked();
+        assert!(all(&model, &programs, stride([4, 1, 1]), Bounds::plain()) > 150);
+        assert!(all(&model, &programs, stride([12, 1, 1]), Bounds::split(0, 0, 0)) > 50);
+        let busy = Bounds::split(1, 1, 0);
+        assert!(all(&model, &programs, stride([100, 5, 1]), busy) > 5);
+    }
+}
+
+/// Programs that were not made to be race-free: the checker says which ones are.
+#[test]
+fn arbitrary_pairs_of_call_sequences() {
+    for model in models() {
+        let programs: Vec<_> = generate::raw(&model, 3, 3).collect();
+        let explored = all(&model, &programs, stride([7, 1, 1]), Bounds::split(0, 0, 0));
+        assert!(explored > 20 && explored < programs.len() / 2, "{explored}");
+        if depth() > 0 {
+            assert!(all(&model, &programs, stride([1, 100, 10]), Bounds::split(1, 1, 0)) > 5);
+        }
     }
 }

@@ -64,13 +64,8 @@ pub enum RunError {
         cause: io::Error,
     },
     /// The service cannot be reached or does not want this node.
-    #[error("metadata service {address}: {cause}")]
-    Meta {
-        /// Which.
-        address: String,
-        /// Why.
-        cause: ConnectError,
-    },
+    #[error(transparent)]
+    Meta(#[from] ConnectError),
     /// The mount did not come up.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
@@ -95,8 +90,8 @@ impl RunError {
     pub fn exit_code(&self) -> i32 {
         match self {
             RunError::Config(_) => 2,
-            RunError::Meta { cause, .. } if !cause.may_pass() => 2,
-            RunError::Meta { .. } => 5,
+            RunError::Meta(cause) if !cause.may_pass() => 2,
+            RunError::Meta(_) => 5,
             RunError::Undrained { .. } => 3,
             RunError::Local { .. } | RunError::Mount(_) | RunError::Fenced(_) => 1,
         }
@@ -241,7 +236,7 @@ fn start(
             request_timeout: config.request_timeout,
             ..ConnectOptions::new(meta_address, config.node.clone())
         }))
-        .map_err(|cause| RunError::Meta { address: meta_address.to_string(), cause })?;
+        .map_err(RunError::Meta)?;
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {
@@ -381,26 +376,12 @@ fn watch_for_fencing(
     let (sender, receiver) = watch::channel(None);
     let daemon = Arc::clone(daemon);
     runtime.spawn(async move {
-        let reason = fenced(&daemon.node.meta).await;
+        let reason = daemon.node.meta.fenced().await;
         tracing::error!(%reason, "this daemon was replaced by another one and stops");
         let _ = sender.send(Some(reason));
         let _ = fuse::unmount(&daemon.mountpoint, true);
     });
     receiver
-}
-
-/// Waits until the service tells this node to go.
-async fn fenced(meta: &MetaClient) -> String {
-    let mut events = meta.events();
-    loop {
-        match events.recv().await {
-            Ok(ebb_meta_client::Event::Fenced { reason }) => return reason,
-            Ok(event) => tracing::warn!(?event, "metadata service"),
-            Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
-            // The session has ended; so has everything else.
-            Err(_) => std::future::pending::<()>().await,
-        }
-    }
 }
 
 /// After the mount is gone: what is still dirty, and goodbye.

@@ -96,7 +96,7 @@ impl Node {
         if wanted.is_empty() {
             return Ok(None);
         }
-        let granted = match self.meta.flush_begin(ino, &wanted).await {
+        let granted = match self.patient_meta().flush_begin(ino, &wanted).await {
             Ok(granted) => granted,
             Err(e) if e.errno == Errno::ENOENT => {
                 self.unlinked(&file);
@@ -119,7 +119,7 @@ impl Node {
     }
 
     async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
-        let ended = self.meta.flush_end(grant.ino, grant.id, done).await;
+        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
         match ended {
             Ok(_) if done => {
                 if let Some(file) = self.file(grant.ino) {

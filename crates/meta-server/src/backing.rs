@@ -191,7 +191,7 @@ impl Backing {
             uid: st.st_uid,
             gid: st.st_gid,
             rdev: st.st_rdev as u32,
-            atime: time(st.st_atime as i64, st.st_atime_nsec as i64),
+            atime: time(st.st_atime, st.st_atime_nsec as i64),
             seen: seen(&st),
             target,
         })
@@ -451,8 +451,8 @@ fn seen(st: &Stat) -> Seen {
         key: BackingKey { dev: st.st_dev, ino: st.st_ino },
         size: u64::try_from(st.st_size).unwrap_or(0),
         nlink: u32::try_from(st.st_nlink).unwrap_or(u32::MAX),
-        mtime: time(st.st_mtime as i64, st.st_mtime_nsec as i64),
-        ctime: time(st.st_ctime as i64, st.st_ctime_nsec as i64),
+        mtime: time(st.st_mtime, st.st_mtime_nsec as i64),
+        ctime: time(st.st_ctime, st.st_ctime_nsec as i64),
     }
 }
 

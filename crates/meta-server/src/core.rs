@@ -111,7 +111,18 @@ impl Core {
             return;
         }
         for entry in entries {
-            state.apply(entry).expect("an entry made from the state fits it");
+            if let Err(what) = state.apply(entry) {
+                // A rule of this program is wrong. What is in memory is not to be trusted, so
+                // nothing is answered from it any more; the journal has what was true.
+                debug_assert!(false, "an entry made from the state fits it: {what}");
+                tracing::error!(
+                    what,
+                    ?entry,
+                    "the state is inconsistent; the service stops answering"
+                );
+                self.journal.fail();
+                return;
+            }
             if let Entry::Ns(Record::Free { ino }) = entry {
                 self.checked.lock().remove(ino);
             }

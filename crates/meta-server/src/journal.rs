@@ -308,6 +308,12 @@ impl Journal {
         wait(self.shared.synced.subscribe(), lsn).await
     }
 
+    /// From here on everything that waits for the journal fails.
+    pub fn fail(&self) {
+        self.shared.written.send_modify(|p| p.failed = true);
+        self.shared.synced.send_modify(|p| p.failed = true);
+    }
+
     /// Size of the file.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -34,7 +34,7 @@ pub struct Who {
 #[derive(Debug)]
 enum Remembered {
     Running(watch::Receiver<Option<pb::Reply>>),
-    Done(pb::Reply),
+    Done(Box<pb::Reply>),
 }
 
 /// What to do with a request that must not be done twice.
@@ -45,7 +45,7 @@ pub enum Turnout {
     /// It is being done; the answer will come here.
     Wait(watch::Receiver<Option<pb::Reply>>),
     /// It was done.
-    Done(pb::Reply),
+    Done(Box<pb::Reply>),
 }
 
 #[derive(Debug)]
@@ -227,7 +227,7 @@ impl Sessions {
             && session.incarnation == who.incarnation
             && let Some(slot) = session.remembered.get_mut(&reply.id)
         {
-            *slot = Remembered::Done(reply.clone());
+            *slot = Remembered::Done(Box::new(reply.clone()));
         }
     }
 

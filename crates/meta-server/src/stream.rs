@@ -336,7 +336,7 @@ impl Stream {
                 let gone = OpError::new(Errno::ESTALE, "this node has left or was replaced");
                 replies.push(reply(call.id, Err(gone)));
             }
-            Some(Turnout::Done(answer)) => replies.push(answer),
+            Some(Turnout::Done(answer)) => replies.push(*answer),
             Some(Turnout::Wait(mut told)) => {
                 let (core, out) = (Arc::clone(&self.core), self.out.clone());
                 tokio::spawn(async move {
@@ -346,7 +346,7 @@ impl Stream {
                     }
                 });
             }
-            Some(Turnout::Do(tell)) => match call.answered_before() {
+            Some(Turnout::Do(tell)) => match call.answered_before(&op) {
                 Some(result) => {
                     let answer = reply(call.id, result);
                     self.core.sessions.remember(self.who, &answer);

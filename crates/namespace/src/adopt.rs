@@ -88,12 +88,20 @@ struct Adopter<'a> {
     balance: BTreeMap<Ino, isize>,
     /// Directories that others moved within one listing: their old names are dealt with.
     moved: BTreeSet<Ino>,
+    /// Inodes that this plan lets go: their objects, found again, are new ones.
+    gone: BTreeSet<Ino>,
 }
 
 impl<'a> Adopter<'a> {
     fn new(p: Planner<'a>, dirty: IsDirty<'a>) -> Adopter<'a> {
-        let (fresh, balance, moved) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Adopter { p, dirty, fresh, balance, moved }
+        Adopter {
+            p,
+            dirty,
+            fresh: BTreeMap::new(),
+            balance: BTreeMap::new(),
+            moved: BTreeSet::new(),
+            gone: BTreeSet::new(),
+        }
     }
 
     /// How many names the inode has at this point of the plan.
@@ -127,7 +135,9 @@ impl<'a> Adopter<'a> {
             return Ok(Some(ino));
         }
         let known = self.p.ns.by_key(f.seen.key).and_then(|i| self.p.ns.get(i));
-        if let Some(inode) = known.filter(|i| i.home == Home::Own && same_object(i, f)) {
+        if let Some(inode) = known
+            .filter(|i| i.home == Home::Own && same_object(i, f) && !self.gone.contains(&i.ino))
+        {
             return self.adopt_known(parent, name, inode, f);
         }
         let ino = self.p.new_ino();
@@ -267,7 +277,7 @@ impl<'a> Adopter<'a> {
             self.p.no_dentry(parent, name);
             *self.balance.entry(ino).or_default() -= 1;
             if self.names(inode) == 0 {
-                self.p.forgotten(inode);
+                self.forget(inode);
             } else {
                 self.p.ctime(ino);
             }
@@ -291,9 +301,10 @@ impl<'a> Adopter<'a> {
         under: Under,
     ) -> Result<bool, Errno> {
         let mut kept = false;
+        let moved = self.moved.clone();
         let children: Vec<(Name, Dentry)> =
             self.p.ns.dir(inode.ino)?.entries.iter().map(|(n, d)| (n.clone(), *d)).collect();
-        for (child, d) in children {
+        for (child, d) in children.into_iter().filter(|(_, d)| !moved.contains(&d.ino)) {
             kept |= match d.under {
                 Under::This => self.lose(inode.ino, &child, d.ino, Under::Nothing)?,
                 Under::Nothing => true,
@@ -308,9 +319,14 @@ impl<'a> Adopter<'a> {
             self.p.dentry(parent, name, inode.ino, under);
         } else {
             self.p.no_dentry(parent, name);
-            self.p.forgotten(inode);
+            self.forget(inode);
         }
         Ok(kept)
+    }
+
+    fn forget(&mut self, inode: &Inode) {
+        self.gone.insert(inode.ino);
+        self.p.forgotten(inode);
     }
 
     fn homeless(&mut self, inode: &Inode) {

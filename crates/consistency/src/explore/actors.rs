@@ -14,6 +14,7 @@ const DRAIN_STEPS: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Flusher {
     Idle,
+    Taken(Vec<ByteRange>),
     Attaching(Vec<ByteRange>, Version, u64),
     Attached,
     Granted(Vec<Owned>),
@@ -23,7 +24,7 @@ pub(super) enum Flusher {
 
 impl Flusher {
     pub(super) fn is_attaching(&self) -> bool {
-        matches!(self, Flusher::Attaching(..))
+        matches!(self, Flusher::Taken(_) | Flusher::Attaching(..))
     }
 
     /// True when a grant is out that meets `range`.
@@ -57,7 +58,9 @@ impl World {
         let mut steps = Vec::new();
         for (i, node) in self.nodes.iter().enumerate() {
             let flush = match &node.flusher {
-                Flusher::Idle => self.left.flushes > 0 && node.view.unflushed_bytes() > 0,
+                Flusher::Idle => {
+                    self.left.flushes > 0 && node.view.unflushed_bytes() > 0 && !node.cutting
+                }
                 Flusher::Attached => !self.others_hold(i),
                 _ => true,
             };
@@ -103,7 +106,12 @@ impl World {
         self.nodes[n].flusher = match now {
             Flusher::Idle => {
                 self.left.flushes -= 1;
-                let ranges = self.nodes[n].view.take_unattached(FILE);
+                match self.nodes[n].view.take_unattached(FILE) {
+                    ranges if ranges.is_empty() => Flusher::Attached,
+                    ranges => Flusher::Taken(ranges),
+                }
+            }
+            Flusher::Taken(ranges) => {
                 let (version, size) = self.serve_attach(setup, n, &ranges);
                 Flusher::Attaching(ranges, version, size)
             }

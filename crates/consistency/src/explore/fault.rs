@@ -42,6 +42,8 @@ pub enum Fault {
     MarkWithoutGrant,
     /// A truncate goes ahead while a flush of the same bytes is out.
     TruncateIgnoresGrants,
+    /// A truncate does not wait for the attaches of its node, nor they for it.
+    TruncateBesideAttaches,
     /// The own truncate leaves unattached bytes beyond the cut.
     TruncateKeepsLocal,
     /// Written bytes are announced to the view only after they are in the cache file, where
@@ -53,7 +55,7 @@ pub enum Fault {
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 20] = [
+    pub const ALL: [Fault; 21] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -71,6 +73,7 @@ impl Fault {
         Fault::FlushWithoutGrant,
         Fault::MarkWithoutGrant,
         Fault::TruncateIgnoresGrants,
+        Fault::TruncateBesideAttaches,
         Fault::TruncateKeepsLocal,
         Fault::WriteAnnouncedLate,
         Fault::WriteWithoutPin,

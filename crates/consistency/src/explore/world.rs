@@ -88,6 +88,8 @@ pub(super) struct Node {
     pub(super) id: NodeId,
     pub(super) view: FileView,
     pub(super) cache: Bytes,
+    /// A truncate of this node is under way: no attach may begin.
+    pub(super) cutting: bool,
     pub(super) flusher: Flusher,
     pub(super) evictor: Evictor,
     pub(super) ahead: Ahead,
@@ -198,6 +200,7 @@ impl World {
                 id,
                 view,
                 cache: [GARBAGE; LEN],
+                cutting: false,
                 flusher: Flusher::Idle,
                 evictor: Evictor::Idle,
                 ahead: Ahead::Idle,
@@ -245,21 +248,27 @@ impl World {
             Part::Recv(m) => self.sent & (1 << m) != 0,
             Part::Lock => self.locked.is_none(),
             Part::WaitForAttaches => {
-                let node = setup.program.processes[p].node;
-                let other = |(i, q): (usize, &Proc)| {
-                    let here = i != p && setup.program.processes[i].node == node;
-                    here && matches!(q.hand, Hand::Taken(_) | Hand::Reply(..))
-                };
-                setup.fault == Some(Fault::NoWaitForAttaches)
-                    || !(self.procs.iter().enumerate().any(other)
-                        || self.nodes[node].flusher.is_attaching())
+                setup.fault == Some(Fault::NoWaitForAttaches) || !self.others_attach(setup, p)
             }
+            Part::Take(_) => !self.nodes[setup.program.processes[p].node].cutting,
             Part::Cut(len) => {
-                setup.fault == Some(Fault::TruncateIgnoresGrants)
-                    || !self.nodes.iter().any(|n| n.flusher.holds(ByteRange::from(len)))
+                let beside = setup.fault == Some(Fault::TruncateBesideAttaches);
+                let over = setup.fault == Some(Fault::TruncateIgnoresGrants);
+                (beside || !self.others_attach(setup, p))
+                    && (over || !self.nodes.iter().any(|n| n.flusher.holds(ByteRange::from(len))))
             }
             _ => true,
         }
+    }
+
+    /// True when somebody else on the node of `p` has an attach under way.
+    fn others_attach(&self, setup: &Setup<'_>, p: usize) -> bool {
+        let node = setup.program.processes[p].node;
+        let other = |(i, q): (usize, &Proc)| {
+            let here = i != p && setup.program.processes[i].node == node;
+            here && matches!(q.hand, Hand::Taken(_) | Hand::Reply(..))
+        };
+        self.procs.iter().enumerate().any(other) || self.nodes[node].flusher.is_attaching()
     }
 
     /// A process goes on: by one part, or without `split` to the end of its operation, as far as
@@ -359,11 +368,13 @@ impl World {
             }
             (Part::Cut(len), _) => {
                 self.cut(len);
+                self.nodes[n].cutting = setup.fault != Some(Fault::TruncateBesideAttaches);
                 let mut answer = self.service.query(FILE, Version::ZERO);
                 self.spoil(setup, &mut answer);
                 Hand::Answer(FILE, answer)
             }
             (Part::HaveCut(len), Hand::Answer(_, answer)) => {
+                self.nodes[n].cutting = false;
                 let len = match setup.fault {
                     Some(Fault::TruncateKeepsLocal) => u64::MAX,
                     _ => len,

@@ -29,6 +29,7 @@ pub(crate) struct Segment {
 /// A number that the service tells with every answer, and the version it was true of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Told {
+    /// The newest one told.
     pub(crate) value: u64,
     as_of: Version,
 }

@@ -29,6 +29,10 @@
 //!   [`FileView::drop_clean`]. Holes are punched into the cache file while the view's lock is
 //!   held, for dropped bytes as for those in [`Changes`].
 //!
+//! * **Truncate**: waits until no attach of the file is under way on this node, lets none begin, and
+//!   ends with [`FileView::truncated`]. An attach that the service took after the cut would claim
+//!   bytes beyond it that are gone here.
+//!
 //! # Versions
 //!
 //! Every fact about a byte is known *as of* some version. An answer older than that changes
@@ -65,7 +69,7 @@ pub enum Source {
         /// When it attached them, or later.
         version: Version,
     },
-    /// The file on the backing.
+    /// The file on the backing; what it does not have there is zeros.
     Backing,
     /// Nowhere: they are zeros.
     Zero,
@@ -436,20 +440,22 @@ impl FileView {
                 if let Local::Owned { first, last, flushed: true } = state
                     && last <= version
                 {
-                    self.give_back(bytes, first);
+                    self.give_back(bytes, first, version);
                 }
             }
         }
     }
 
-    fn give_back(&mut self, range: ByteRange, since: Version) {
+    fn give_back(&mut self, range: ByteRange, since: Version, detached: Version) {
         let facts: Vec<(ByteRange, Fact)> = self.known.facts(range).collect();
         for (bytes, fact) in facts {
             let as_of = fact.as_of.max(since);
             self.known.learn(bytes, Fact { owner: NodeId::NOBODY, version: as_of, as_of });
         }
         self.local.set(range, Some(Local::Clean));
-        self.known.base_len.value = self.known.base_len.value.max(range.end());
+        // Too large does no harm (the backing has zeros or nothing there), too small would.
+        let base_len = self.known.base_len.value.max(range.end());
+        self.known.base_len.update(base_len, detached);
     }
 
     /// This node's own truncate to `len` was done, with this answer: local bytes beyond it are
