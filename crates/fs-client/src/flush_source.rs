@@ -104,6 +104,11 @@ impl Node {
             }
             Err(e) => return Err(explained("flush_begin", &e)),
         };
+        let asked: u64 = wanted.iter().map(|r| r.len()).sum();
+        if granted.ranges.iter().map(|o| o.range.len()).sum::<u64>() < asked {
+            // Some of them are another node's by now, or flushed already: learn which.
+            self.query_anew(&file, ByteRange::ALL).await.map_err(|e| service("query", e))?;
+        }
         let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
         Ok(Some(Grant {
@@ -119,6 +124,10 @@ impl Node {
     }
 
     async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
+        // Number 0 stands for a grant of nothing.
+        if grant.id == 0 {
+            return Ok(());
+        }
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
         match ended {
             Ok(_) if done => {
