@@ -148,9 +148,8 @@ fn user_ebb_consistency_on_an_empty_directory_rules_below_it() {
     let mut got = [0; 7];
     reader.read_exact_at(&mut got, 0).expect("read");
     assert_eq!(&got, b"at once");
-    let set = |path: std::path::PathBuf, model: &[u8]| {
-        set_attr(&path, "user.ebb.consistency", model, 0)
-    };
+    let set =
+        |path: std::path::PathBuf, model: &[u8]| set_attr(&path, "user.ebb.consistency", model, 0);
     assert_eq!(errno(set(at(0, "strict"), b"commit")), libc::ENOTEMPTY);
     fs::create_dir(at(0, "d")).expect("mkdir");
     assert_eq!(errno(set(at(0, "d"), b"no-such-model")), libc::EINVAL);
