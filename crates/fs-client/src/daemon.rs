@@ -242,7 +242,7 @@ fn start(
     let node = Node::new(Parts {
         me: NodeId(welcome.node_id),
         meta,
-        peers: PeerPool::new(token.clone(), PoolOptions::default()),
+        peers: PeerPool::new(token.clone(), peer_deadlines(&config)),
         backing: Arc::clone(&backing),
         cache,
         rules,
@@ -251,7 +251,7 @@ fn start(
         config,
     });
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
-    let peers = PeerServer::serve(listener, source, token, ServeOptions::default())
+    let peers = PeerServer::serve(listener, source, token, lending(&node.config))
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
     let options = Options { threads: node.config.flush_threads, ..Options::default() };
     let source = Arc::new(NodeSource(Arc::downgrade(&node)));
@@ -334,6 +334,25 @@ fn incarnation() -> Incarnation {
         return Incarnation(now | 1);
     }
     Incarnation(u64::from_le_bytes(bytes) | 1)
+}
+
+/// Reads from peers end by the deadline that every remote request has.
+fn peer_deadlines(config: &MountConfig) -> PoolOptions {
+    let usual = PoolOptions::default();
+    PoolOptions {
+        connect_timeout: usual.connect_timeout.min(config.request_timeout),
+        read_timeout: config.request_timeout,
+        ..usual
+    }
+}
+
+/// What is lent stays until no reader can wait for it any more.
+fn lending(config: &MountConfig) -> ServeOptions {
+    let usual = ServeOptions::default();
+    ServeOptions {
+        stall_timeout: usual.stall_timeout.max(config.request_timeout.saturating_mul(2)),
+        ..usual
+    }
 }
 
 /// A job whose nodes look at different directories would mix them up.

@@ -181,6 +181,10 @@ impl CachedFile {
         let cache = self.cache(dir)?;
         let mut state = self.state.write();
         cache::punch(&cache, range)?;
+        // What is ours is in the cache file, zeros too: readers of it expect every byte.
+        if cache.metadata()?.len() < range.end() {
+            cache.set_len(range.end())?;
+        }
         state.view.write(range);
         state.mtime = Some(Time::now());
         Ok(())

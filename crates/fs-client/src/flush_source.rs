@@ -23,6 +23,11 @@ fn explained(operation: &'static str, e: &CallError) -> FlushError {
     FlushError::Service { operation, errno: e.errno, text: e.to_string() }
 }
 
+/// The file has lost its last name; ESTALE: and its last user, so that the service forgot it.
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ESTALE)
+}
+
 fn service(operation: &'static str, errno: Errno) -> FlushError {
     FlushError::Service { operation, errno, text: errno.to_string() }
 }
@@ -86,7 +91,7 @@ impl Node {
         match self.publish(&file).await {
             Ok(()) => {}
             // Unlinked and nobody's any more: it never touches the backing.
-            Err(Errno::ENOENT | Errno::ESTALE) => {
+            Err(e) if is_gone(e) => {
                 self.unlinked(&file);
                 return Ok(None);
             }
@@ -98,7 +103,7 @@ impl Node {
         }
         let granted = match self.patient_meta().flush_begin(ino, &wanted).await {
             Ok(granted) => granted,
-            Err(e) if e.errno == Errno::ENOENT => {
+            Err(e) if is_gone(e.errno) => {
                 self.unlinked(&file);
                 return Ok(None);
             }
@@ -139,7 +144,7 @@ impl Node {
             }
             Ok(_) => Ok(()),
             // Unlinked under the flush: there is nothing to be safe any more.
-            Err(e) if e.errno == Errno::ENOENT => Ok(()),
+            Err(e) if is_gone(e.errno) => Ok(()),
             Err(e) => Err(explained("flush_end", &e)),
         }
     }
