@@ -113,8 +113,8 @@ impl Node {
         piece: Piece,
     ) -> Result<Option<Vec<u8>>, Errno> {
         let got = match piece.source {
-            Source::Peer { node, .. } => self.from_peer(file, node, piece.range).await?,
-            Source::Backing => Some(self.from_backing(file, piece.range).await?),
+            Source::Peer { node, .. } => self.fetch_from_peer(file, node, piece.range).await?,
+            Source::Backing => Some(self.fetch_from_backing(file, piece.range).await?),
             Source::Local | Source::Zero => return Err(Errno::EIO),
         };
         // A full buffer is for writers: readers do without a copy.
@@ -129,7 +129,7 @@ impl Node {
         Ok(got)
     }
 
-    async fn from_peer(
+    async fn fetch_from_peer(
         &self,
         file: &CachedFile,
         owner: NodeId,
@@ -166,7 +166,7 @@ impl Node {
         Ok(found.peer_address)
     }
 
-    async fn from_backing(
+    async fn fetch_from_backing(
         &self,
         file: &Arc<CachedFile>,
         range: ByteRange,

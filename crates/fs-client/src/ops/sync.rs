@@ -150,11 +150,10 @@ impl Node {
     #[must_use]
     pub fn nothing_to_do_at_close(&self, handle: &OpenFile, owner: u64) -> bool {
         let state = handle.file.state.read();
-        let attaches = state.model.on(SyncEvent::Close).attach.is_some();
-        let queries = state.model.on(SyncEvent::Close).query.is_some();
-        !state.lock_owners.contains(&owner)
-            && !queries
-            && !(attaches && state.view.has_unattached())
+        let actions = state.model.on(SyncEvent::Close);
+        let publishes = actions.attach.is_some() && state.view.has_unattached();
+        let holds_locks = state.lock_owners.contains(&owner);
+        !(publishes || actions.query.is_some() || holds_locks)
     }
 
     /// `close`: publishes, then gives back the locks of the owner who closed. Comes once for every
