@@ -1,8 +1,8 @@
 //! Every generated race-free program, under every built-in model, through every schedule: reads
 //! return what sequential consistency gives, and a drain leaves the file on the backing.
 //!
-//! The default takes seconds in a debug build. `EBB_EXPLORE_DEPTH=1` (a minute with --release) and
-//! `=2` (many) look at more programs and let the actors begin more often.
+//! The default takes seconds in a debug build. `EBB_EXPLORE_DEPTH=1` (about a minute with --release)
+//! and `=2` (for a night) look at more programs and let the actors begin more often.
 
 use ebb_consistency::explore::{Bounds, Program, explore, generate, is_race_free};
 use ebb_consistency::{Model, ModelTable};
