@@ -1,6 +1,7 @@
 //! Synchronisation events: what the model's row says becomes attach and query requests here, and
 //! nowhere else. Events of one file take turns.
 
+use crate::cache;
 use crate::config::Durability;
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
@@ -18,9 +19,24 @@ impl Node {
     /// Takes an answer of the service into the view. False when the answer is too old to judge
     /// some of our own bytes: ask again.
     pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
-        let changes = file.state.write().view.apply(answer);
+        let mut state = file.state.write();
+        let changes = state.view.apply(answer);
+        self.free_lost(file, &changes);
+        drop(state);
         self.note_changes(file, &changes);
         changes.doubtful.is_empty()
+    }
+
+    /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
+    /// that nobody writes there meanwhile.
+    fn free_lost(&self, file: &CachedFile, changes: &Changes) {
+        let lost = changes.stale.iter().chain(&changes.overtaken);
+        for range in lost {
+            let freed = file.cache(&self.cache).and_then(|c| Ok(cache::punch(&c, *range)?));
+            if let Err(e) = freed {
+                tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
+            }
+        }
     }
 
     pub(crate) fn note_changes(&self, file: &CachedFile, changes: &Changes) {
