@@ -80,8 +80,8 @@ pub fn advise(question: &Question) -> Result<Advice, LoadError> {
     let limits = [
         (Limit::Size, by_size(q)),
         (Limit::Writers, q.nodes.saturating_mul(TARGETS_PER_NODE)),
-        (Limit::Load, by_load),
         (Limit::Targets, q.targets),
+        (Limit::Load, by_load),
     ];
     let (limit, stripes) =
         limits.into_iter().min_by_key(|(_, most)| *most).expect("there are four limits");

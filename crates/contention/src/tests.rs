@@ -176,9 +176,9 @@ fn the_reasons_are_sentences_with_the_numbers() {
         [
             "size: 1TiB in stripes of 1MiB is worth 16384 stripes, at 64MiB or more to each",
             "writers: 64 nodes can keep 256 targets busy (4 each)",
+            "targets: there are 480",
             "load: 4 files of this kind on 480 targets stay within a load of 3 with up to 358 \
              stripes",
-            "targets: there are 480",
             "with 256 stripes, 4 jobs give a load of 2.24",
         ]
     );
