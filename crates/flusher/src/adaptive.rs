@@ -18,9 +18,9 @@
 //! When burst and pause together are steadier than the pause alone (an application that writes
 //! every ten minutes, however long that takes), pauses are predicted from the period.
 //!
-//! Bounds, whatever was learned: flushing begins at the latest after 2.7 wait intervals
-//! without an operation, and what is held back beyond the first one is never more than one wait interval and
-//! a quarter of the pause so far. Without enough pauses known it is exactly the fixed interval.
+//! Bounds, whatever was learned: flushing begins at the latest after 2.7 wait intervals without
+//! an operation, and what is held back beyond the first interval is never more than one interval
+//! and a quarter of the pause so far. Without enough pauses known it is exactly the fixed one.
 //!
 //! # Measured against the fixed interval
 //!
@@ -176,13 +176,15 @@ impl Rhythm {
     /// Pauses that may be expected, each with its weight.
     fn predicted(&self, burst: Option<f64>) -> Vec<(f64, f64)> {
         let weights = || (0..self.beats.len()).rev().map(|age| DECAY.powi(age as i32));
-        let weighted = |of: &dyn Fn(&Beat) -> Option<f64>| -> Option<Vec<(f64, f64)>> {
-            self.beats.iter().zip(weights()).map(|(b, w)| Some((of(b)?, w))).collect()
-        };
-        let pauses = weighted(&|b| Some(b.pause)).unwrap_or_default();
-        let periods = weighted(&|b| Some(b.burst? + b.pause));
-        match (burst, periods) {
-            (Some(burst), Some(periods)) if spread(&periods) < STEADIER * spread(&pauses) => {
+        let beats = || self.beats.iter().zip(weights());
+        let pauses: Vec<(f64, f64)> = beats().map(|(b, w)| (b.pause, w)).collect();
+        // Bursts whose beginning was not seen say nothing about the period.
+        let periods: Vec<(f64, f64)> =
+            beats().filter_map(|(b, w)| Some((b.burst? + b.pause, w))).collect();
+        let steadier =
+            periods.len() >= LEARNED_MIN && spread(&periods) < STEADIER * spread(&pauses);
+        match burst {
+            Some(burst) if steadier => {
                 let rest = periods.into_iter().map(|(p, w)| (p - burst, w));
                 rest.filter(|(p, _)| *p > 0.0).collect()
             }
@@ -245,7 +247,7 @@ impl Rhythm {
     }
 }
 
-/// Mean distance from the mean, against the mean pause it would predict: both in seconds.
+/// Mean distance from the mean.
 fn spread(values: &[(f64, f64)]) -> f64 {
     let weight: f64 = values.iter().map(|(_, w)| w).sum();
     if weight == 0.0 {
