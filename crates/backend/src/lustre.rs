@@ -250,7 +250,7 @@ mod tests {
             let chunk = aligned_chunk(least, stripe);
             prop_assert!(chunk >= least);
             if stripe > 0 {
-                prop_assert!(chunk % u64::from(stripe) == 0 && chunk > 0);
+                prop_assert!(chunk.is_multiple_of(stripe.into()) && chunk > 0);
                 prop_assert!(chunk - least.max(1) < u64::from(stripe));
             }
         }

@@ -162,7 +162,7 @@ fn the_observer_learns_from_looks() {
             if round < 5 {
                 assert_eq!(flushing, tick >= 10, "fixed at first: {round} {tick}");
             } else {
-                let expected = tick >= 1 && tick <= 92;
+                let expected = (1..=92).contains(&tick);
                 assert_eq!(flushing, expected, "learned: {round} {tick} {outlook:?}");
             }
         }
