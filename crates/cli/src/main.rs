@@ -13,6 +13,7 @@ mod models;
 mod mounts;
 mod options;
 mod plan;
+mod plot;
 mod progress;
 mod service;
 mod settings;
@@ -43,6 +44,7 @@ enum Command {
     Run(commands::run::Args),
     Token(commands::token::Args),
     Config(commands::config::Args),
+    OstLoad(commands::ost_load::Args),
     #[command(hide = true)]
     Daemon(commands::daemon::Args),
 }
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Meta(args) => args.run(),
         Command::Token(args) => args.run(),
         Command::Config(args) => args.run(),
+        Command::OstLoad(args) => args.run(),
         Command::Daemon(args) => args.run(),
         Command::Run(args) => return ended(args.run()),
     };

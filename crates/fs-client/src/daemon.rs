@@ -381,6 +381,7 @@ fn policy(config: &MountConfig) -> Policy {
     Policy {
         kind,
         wait_interval: config.wait_interval,
+        waiting: config.waiting,
         period: config.wait_interval,
         low: config.low_watermark,
         high: config.high_watermark,

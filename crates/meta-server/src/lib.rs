@@ -21,6 +21,7 @@ mod sessions;
 mod state;
 mod stats;
 mod stream;
+mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
