@@ -75,7 +75,8 @@ impl Adapter {
         });
     }
 
-    /// The same for one that a signal may end.
+    /// The same for one that a signal may end: waiting for a lock. Programs do not expect EINTR
+    /// from anything else on a regular file, and local file systems never answer it.
     fn spawn_waiting<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -220,18 +221,13 @@ impl Filesystem for Adapter {
         self.node.forget(ino(inode));
     }
 
-    fn getattr(&self, req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, _req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         if let Some(found) = virtual_files::getattr(ino(i)) {
             return reply.attr(&TTL, &attr(&found));
         }
         let node = Arc::clone(&self.node);
         let i = ino(i);
-        self.spawn_waiting(
-            Operation::GetAttr,
-            req,
-            async move { node.getattr(i).await },
-            attributes(reply),
-        );
+        self.spawn(Operation::GetAttr, async move { node.getattr(i).await }, attributes(reply));
     }
 
     fn setattr(
@@ -460,7 +456,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        req: &Request,
+        _req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -491,9 +487,8 @@ impl Filesystem for Adapter {
             Err(e) => return reply.error(errno(e)),
         }
         let node = Arc::clone(&self.node);
-        self.spawn_waiting(
+        self.spawn(
             Operation::Read,
-            req,
             async move { node.read(&handle, offset, size as usize).await },
             move |r| match r {
                 Ok(bytes) => reply.data(&bytes),
@@ -613,7 +608,7 @@ impl Filesystem for Adapter {
 
     fn readdir(
         &self,
-        req: &Request,
+        _req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -623,11 +618,8 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
-        self.spawn_waiting(
-            Operation::ReadDir,
-            req,
-            async move { node.list(&dir, offset).await },
-            move |r| match r {
+        self.spawn(Operation::ReadDir, async move { node.list(&dir, offset).await }, move |r| {
+            match r {
                 Ok(items) => {
                     let rest = items.iter().enumerate().skip(offset as usize);
                     for (at, item) in rest {
@@ -644,13 +636,13 @@ impl Filesystem for Adapter {
                     reply.ok();
                 }
                 Err(e) => reply.error(errno(e)),
-            },
-        );
+            }
+        });
     }
 
     fn readdirplus(
         &self,
-        req: &Request,
+        _req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -660,11 +652,8 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
-        self.spawn_waiting(
-            Operation::ReadDir,
-            req,
-            async move { node.list(&dir, offset).await },
-            move |r| match r {
+        self.spawn(Operation::ReadDir, async move { node.list(&dir, offset).await }, move |r| {
+            match r {
                 Ok(items) => {
                     let rest = items.iter().enumerate().skip(offset as usize);
                     for (at, item) in rest {
@@ -683,8 +672,8 @@ impl Filesystem for Adapter {
                     reply.ok();
                 }
                 Err(e) => reply.error(errno(e)),
-            },
-        );
+            }
+        });
     }
 
     fn releasedir(
