@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// What the daemons of these tests are told about remote requests.
@@ -141,56 +141,60 @@ fn nodes_go_on_when_the_service_is_back_on_its_state() {
     assert_eq!(backing("d/n2"), b"new");
 }
 
-/// What was acknowledged stays, however often the service dies under load.
+/// Writes files until `stop` exists, each with an fsync, and says at the end how many.
+const WRITER: &str = r#"
+n=0
+while [ ! -e "$STOP" ]; do
+    { echo "$WHO $n"; cat "$DATA"; } | dd of="$WHO-$n" conv=fsync status=none
+    n=$((n + 1))
+done
+echo $n
+"#;
+
+/// What was acknowledged stays, however often the service dies under load. The writers are other
+/// processes: starting the service from a process with open files would close these in the child,
+/// which waits for the service.
 #[test]
 fn a_service_that_dies_under_load_loses_nothing_it_answered() {
     let mut cluster = Cluster::builder().nodes(2).consistency("commit").separate_meta().start();
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let roots: Vec<PathBuf> = cluster.nodes().iter().map(|n| n.path("")).collect();
-    let written: Vec<u64> = std::thread::scope(|threads| {
-        let writers: Vec<_> = (0..2u64)
-            .map(|who| {
-                let (root, stop) = (&roots[who as usize], &stop);
-                threads.spawn(move || {
-                    let mut n = 0;
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                        let path = root.join(format!("{who}-{n}"));
-                        let mut file = File::create(path).expect("create");
-                        file.write_all(&bytes(who, 0, n, 5_000)).expect("write");
-                        file.sync_all().expect("fsync");
-                        n += 1;
-                    }
-                    n
-                })
-            })
-            .collect();
-        for _ in 0..4 {
-            std::thread::sleep(Duration::from_millis(700));
-            let start = Instant::now();
-            cluster.kill_meta();
-            let killed = start.elapsed();
-            cluster.restart_meta();
-            println!("killed after {killed:.1?}, back after {:.1?}", start.elapsed());
-        }
+    let (stop, data) = (cluster.root().join("stop"), cluster.root().join("data"));
+    fs::write(&data, bytes(1, 0, 0, 5_000)).expect("write");
+    let start_writer = |(who, node): (usize, &Node)| {
+        let mut command = node.command("bash");
+        command.args(["-euo", "pipefail", "-c", WRITER]).env("WHO", who.to_string());
+        command.env("STOP", &stop).env("DATA", &data).stdout(Stdio::piped());
+        command.spawn().expect("bash can be started")
+    };
+    let writers: Vec<_> = cluster.nodes().iter().enumerate().map(start_writer).collect();
+    for _ in 0..4 {
         std::thread::sleep(Duration::from_millis(700));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        writers.into_iter().map(|w| w.join().expect("no panic")).collect()
+        let start = Instant::now();
+        cluster.kill_meta();
+        cluster.restart_meta();
+        println!("back after {:.1?}", start.elapsed());
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    fs::write(&stop, "").expect("write");
+    let counts = writers.into_iter().map(|writer| {
+        let output = writer.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "a writer failed: {}", describe(&output));
+        said(&output).trim().parse().expect("a number")
     });
+    let written: Vec<u64> = counts.collect();
     println!("files written: {written:?}");
     assert!(written.iter().all(|n| *n > 4), "both went on: {written:?}");
+    let check = |dir: &Path, who: usize, n: u64| {
+        let want = [format!("{who} {n}\n").as_bytes(), &bytes(1, 0, 0, 5_000)].concat();
+        let name = format!("{who}-{n}");
+        same(&name, &fs::read(dir.join(&name)).expect("read"), &want);
+    };
     for (who, count) in written.iter().enumerate() {
-        for n in 0..*count {
-            let path = roots[1 - who].join(format!("{who}-{n}"));
-            same(
-                "on the other node",
-                &fs::read(path).expect("read"),
-                &bytes(who as u64, 0, n, 5_000),
-            );
-        }
+        (0..*count).for_each(|n| check(&cluster.node(1 - who).path(""), who, n));
     }
     cluster.umount_all();
-    let drained = fs::read_dir(cluster.backing()).expect("list").count() as u64;
-    assert_eq!(drained, written.iter().sum::<u64>(), "files on the backing");
+    for (who, count) in written.iter().enumerate() {
+        (0..*count).for_each(|n| check(cluster.backing(), who, n));
+    }
 }
 
 /// Node 0 writes what only it has; node 1 has files of its own, and some on the backing.
