@@ -75,8 +75,8 @@ impl Adapter {
         });
     }
 
-    /// The same for one that a signal may end: waiting for a lock. Programs do not expect EINTR
-    /// from anything else on a regular file, and local file systems never answer it.
+    /// The same for one that changes nothing: when it is stuck, a signal ends it. Not at once,
+    /// because local file systems never answer EINTR to these.
     fn spawn_waiting<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -86,7 +86,11 @@ impl Adapter {
     ) {
         let node = Arc::clone(&self.node);
         let unique = request.unique().0;
-        self.spawn(operation, async move { node.interrupts.run(unique, work).await }, reply);
+        self.spawn(
+            operation,
+            async move { node.interrupts.run_patiently(unique, work).await },
+            reply,
+        );
     }
 
     fn handle(&self, fh: FileHandle) -> Result<Arc<OpenFile>, Errno> {
@@ -221,13 +225,14 @@ impl Filesystem for Adapter {
         self.node.forget(ino(inode));
     }
 
-    fn getattr(&self, _req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         if let Some(found) = virtual_files::getattr(ino(i)) {
             return reply.attr(&TTL, &attr(&found));
         }
         let node = Arc::clone(&self.node);
         let i = ino(i);
-        self.spawn(Operation::GetAttr, async move { node.getattr(i).await }, attributes(reply));
+        let work = async move { node.getattr(i).await };
+        self.spawn_waiting(Operation::GetAttr, req, work, attributes(reply));
     }
 
     fn setattr(
@@ -456,7 +461,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _req: &Request,
+        req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -487,8 +492,9 @@ impl Filesystem for Adapter {
             Err(e) => return reply.error(errno(e)),
         }
         let node = Arc::clone(&self.node);
-        self.spawn(
+        self.spawn_waiting(
             Operation::Read,
+            req,
             async move { node.read(&handle, offset, size as usize).await },
             move |r| match r {
                 Ok(bytes) => reply.data(&bytes),
@@ -608,7 +614,7 @@ impl Filesystem for Adapter {
 
     fn readdir(
         &self,
-        _req: &Request,
+        req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -618,31 +624,30 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
-        self.spawn(Operation::ReadDir, async move { node.list(&dir, offset).await }, move |r| {
-            match r {
-                Ok(items) => {
-                    let rest = items.iter().enumerate().skip(offset as usize);
-                    for (at, item) in rest {
-                        let name = OsStr::from_bytes(&item.name);
-                        if reply.add(
-                            INodeNo(item.attr.ino.0),
-                            at as u64 + 1,
-                            kind(item.attr.kind),
-                            name,
-                        ) {
-                            break;
-                        }
+        let work = async move { node.list(&dir, offset).await };
+        self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
+            Ok(items) => {
+                let rest = items.iter().enumerate().skip(offset as usize);
+                for (at, item) in rest {
+                    let name = OsStr::from_bytes(&item.name);
+                    if reply.add(
+                        INodeNo(item.attr.ino.0),
+                        at as u64 + 1,
+                        kind(item.attr.kind),
+                        name,
+                    ) {
+                        break;
                     }
-                    reply.ok();
                 }
-                Err(e) => reply.error(errno(e)),
+                reply.ok();
             }
+            Err(e) => reply.error(errno(e)),
         });
     }
 
     fn readdirplus(
         &self,
-        _req: &Request,
+        req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -652,27 +657,26 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
-        self.spawn(Operation::ReadDir, async move { node.list(&dir, offset).await }, move |r| {
-            match r {
-                Ok(items) => {
-                    let rest = items.iter().enumerate().skip(offset as usize);
-                    for (at, item) in rest {
-                        let name = OsStr::from_bytes(&item.name);
-                        if reply.add(
-                            INodeNo(item.attr.ino.0),
-                            at as u64 + 1,
-                            name,
-                            &TTL,
-                            &attr(&item.attr),
-                            Generation(0),
-                        ) {
-                            break;
-                        }
+        let work = async move { node.list(&dir, offset).await };
+        self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
+            Ok(items) => {
+                let rest = items.iter().enumerate().skip(offset as usize);
+                for (at, item) in rest {
+                    let name = OsStr::from_bytes(&item.name);
+                    if reply.add(
+                        INodeNo(item.attr.ino.0),
+                        at as u64 + 1,
+                        name,
+                        &TTL,
+                        &attr(&item.attr),
+                        Generation(0),
+                    ) {
+                        break;
                     }
-                    reply.ok();
                 }
-                Err(e) => reply.error(errno(e)),
+                reply.ok();
             }
+            Err(e) => reply.error(errno(e)),
         });
     }
 
