@@ -1,6 +1,7 @@
 //! Attributes: modes, times, and what changes them.
 
 use super::{c, checked, create, one, two};
+use ebb_testkit::Cluster;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{
@@ -124,6 +125,33 @@ fn times_keep_their_nanoseconds_also_on_the_backing() {
     assert_eq!(stat(&node.path("f")).atime(), 77);
     set_times(&node.path("f"), spec(0, libc::UTIME_OMIT), spec(0, libc::UTIME_NOW)).expect("now");
     assert!(mtime(&node.path("f")).0 > 1_700_000_000 && stat(&node.path("f")).atime() == 77);
+}
+
+/// As tar does it: times are set on the open file, before the close that publishes its bytes.
+#[test]
+fn a_time_set_before_close_stays_in_every_model() {
+    for model in ebb_tests::model::Model::ALL {
+        let cluster = Cluster::builder().nodes(2).consistency(model.name()).start();
+        let path = cluster.node(0).path("f");
+        let file = create(&path);
+        file.write_all_at(b"written", 0).expect("write");
+        let then = std::time::UNIX_EPOCH + Duration::new(1_000_000_000, 5);
+        file.set_modified(then).expect("set");
+        drop(file);
+        let check = |what: &str, path: &Path| {
+            assert_eq!(mtime(path), (1_000_000_000, 5), "{}, {what}", model.name());
+        };
+        check("after close", &path);
+        check("other node", &cluster.node(1).path("f"));
+        cluster.node(0).drain();
+        check("after drain", &path);
+        check("backing", &cluster.backing().join("f"));
+        let file = super::open(&path);
+        file.set_modified(then).expect("set");
+        file.write_all_at(b"again", 0).expect("write");
+        drop(file);
+        assert!(mtime(&path).0 > 1_600_000_000, "{}: written after it was set", model.name());
+    }
 }
 
 /// The umask belongs to the whole process: a child takes it.

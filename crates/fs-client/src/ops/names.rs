@@ -76,18 +76,23 @@ impl Node {
         args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
-            None => {
-                let attr = self.meta.setattr(ino, &args).await?.attr;
-                // An explicit mtime is newer than the writes before it.
-                if args.mtime.is_some()
-                    && let Some(file) = self.file(ino)
-                {
-                    file.state.write().mtime = None;
-                }
-                attr
-            }
+            None if args.mtime.is_some() => self.set_times(ino, &args).await?,
+            None => self.meta.setattr(ino, &args).await?.attr,
         };
         Ok(self.seen(attr))
+    }
+
+    /// Sets an explicit mtime, which is newer than the writes before it: these are published
+    /// with it, and not with the time of their publishing.
+    async fn set_times(&self, ino: Ino, args: &SetAttr) -> Result<Attr, Errno> {
+        let Some(file) = self.file(ino) else {
+            return Ok(self.meta.setattr(ino, args).await?.attr);
+        };
+        let _turn = file.turn.lock().await;
+        let attr = self.meta.setattr(ino, args).await?.attr;
+        let mut state = file.state.write();
+        state.mtime = state.view.has_unattached().then_some(attr.mtime);
+        Ok(attr)
     }
 
     /// Sets the size, here and at the service.
