@@ -73,6 +73,37 @@ impl PosixDir {
         Ok(identity_of(&stat))
     }
 
+    /// Takes away a part file of a job that is over (and nothing else), if it is still the inode
+    /// that was meant.
+    pub fn remove_part(&self, path: &[u8], ino: u64) -> Result<(), BackendError> {
+        let name = shown(path);
+        let parts = components(path)?;
+        let Some((last, dirs)) = parts.split_last().filter(|(last, _)| last.is_reserved()) else {
+            return Err(BackendError::BadPath { path: name });
+        };
+        let dir = match dirs {
+            [] => None,
+            _ => {
+                let above = dirs.iter().map(ebb_types::Name::as_bytes).collect::<Vec<_>>();
+                let flags = OFlags::PATH | OFlags::DIRECTORY;
+                match self.resolve(&above.join(&b'/'), flags) {
+                    Ok(fd) => Some(fd),
+                    Err(Resolve::Refused(e)) => return Err(e),
+                    Err(Resolve::Os(e)) => return Err(io_error(Operation::Open, &name, e)),
+                }
+            }
+        };
+        let dir = dir.as_ref().map_or(self.root.as_fd(), AsFd::as_fd);
+        let stat = rustix::fs::statat(dir, last.as_bytes(), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| io_error(Operation::Stat, &name, e))?;
+        if stat.st_ino != ino {
+            let found = Some(stat.st_ino);
+            return Err(BackendError::Moved { path: name, expected: ino, found });
+        }
+        rustix::fs::unlinkat(dir, last.as_bytes(), AtFlags::empty())
+            .map_err(|e| io_error(Operation::Open, &name, e))
+    }
+
     fn resolve(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Resolve> {
         let parts = components(path).map_err(Resolve::Refused)?;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;

@@ -14,6 +14,7 @@ mod engine;
 mod grants;
 mod journal;
 mod ops;
+mod peek;
 #[cfg(test)]
 mod overlay_tests;
 mod server;
@@ -24,4 +25,5 @@ mod stream;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
+pub use peek::{Peek, Pending, peek};
 pub use server::Server;
