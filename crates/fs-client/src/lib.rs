@@ -17,6 +17,7 @@ mod fuse;
 mod handles;
 pub mod hash;
 mod interrupt;
+pub mod journal;
 mod metrics;
 mod node;
 mod ops;
