@@ -8,6 +8,7 @@ mod commands;
 mod daemon;
 mod exit;
 mod launch;
+mod left;
 mod logging;
 mod models;
 mod mounts;
@@ -41,6 +42,7 @@ enum Command {
     Stats(commands::stats::Args),
     Meta(commands::meta::Args),
     Run(commands::run::Args),
+    Recover(commands::recover::Args),
     Token(commands::token::Args),
     Config(commands::config::Args),
     #[command(hide = true)]
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Status(args) => args.run(),
         Command::Stats(args) => args.run(),
         Command::Meta(args) => args.run(),
+        Command::Recover(args) => args.run(),
         Command::Token(args) => args.run(),
         Command::Config(args) => args.run(),
         Command::Daemon(args) => args.run(),

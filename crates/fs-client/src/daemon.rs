@@ -12,9 +12,12 @@ use crate::control_server;
 use crate::drain::Drain;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
+use crate::journal::{Image, Journal};
+use crate::leftover::{self, Leftover};
 use crate::node::{Node, Parts};
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
+use crate::restore;
 use crate::rules::Rules;
 use crate::status::{self, Status};
 use ebb_backend::{Backend, PosixDir};
@@ -22,11 +25,12 @@ use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
+use ebb_wire::pb::Welcome;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long a fresh mount may take to answer.
@@ -34,6 +38,9 @@ const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the last drain, after the mount is gone, may take.
 const LAST_DRAIN: Duration = Duration::from_secs(300);
+
+/// How long the service may believe that a dead daemon is alive: a lease, and some.
+const TAKEOVER_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long the flusher's threads may take to end.
 const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -103,7 +110,7 @@ impl RunError {
     }
 }
 
-fn local(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+pub(crate) fn local(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
     let what = what.into();
     move |cause| RunError::Local { what, cause }
 }
@@ -222,6 +229,7 @@ fn start(
         }
         None => None,
     };
+    let left = leftover::of(&config)?;
     let cache = CacheDir::open(&config.cache)
         .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
     let backing: Arc<dyn Backend> =
@@ -232,16 +240,16 @@ fn start(
     let listener = listen(runtime, &config.listen)?;
     let peer_address = listener.local_addr().map_err(local("peer socket"))?;
     let config = MountConfig { listen: peer_address.to_string(), ..config };
-    let (meta, welcome) = runtime
-        .block_on(MetaClient::connect(ConnectOptions {
-            incarnation: incarnation(),
-            peer_address: peer_address.to_string(),
-            consistency: rules.describe(),
-            token: token.clone(),
-            request_timeout: config.request_timeout,
-            ..ConnectOptions::new(meta_address, config.node.clone())
-        }))
-        .map_err(|cause| RunError::Meta { address: meta_address.to_string(), cause })?;
+    let options = ConnectOptions {
+        incarnation: incarnation(),
+        peer_address: peer_address.to_string(),
+        consistency: rules.describe(),
+        token: token.clone(),
+        request_timeout: config.request_timeout,
+        ..ConnectOptions::new(meta_address, config.node.clone())
+    };
+    let patience = if left.is_empty() { Duration::ZERO } else { TAKEOVER_WITHIN };
+    let (meta, welcome) = runtime.block_on(join(options, patience))?;
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {
@@ -255,6 +263,7 @@ fn start(
         runtime: runtime.handle().clone(),
         config,
     });
+    take_over(runtime, &node, &left, &welcome)?;
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, ServeOptions::default())
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
@@ -289,6 +298,59 @@ fn start(
             Err(e)
         }
     }
+}
+
+/// Joins the job. The service may believe for a while that the daemon is alive whose cache this
+/// one takes over.
+async fn join(
+    options: ConnectOptions,
+    patience: Duration,
+) -> Result<(MetaClient, Welcome), RunError> {
+    let end = Instant::now() + patience;
+    loop {
+        match MetaClient::connect(options.clone()).await {
+            Err(cause) if cause.may_pass() && Instant::now() < end => {
+                tracing::info!(error = %cause, "joining again in a moment");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(cause) => return Err(RunError::Meta { address: options.address, cause }),
+            Ok(joined) => return Ok(joined),
+        }
+    }
+}
+
+/// What an earlier daemon left in the cache is this node's again; from here on it is noted.
+fn take_over(
+    runtime: &tokio::runtime::Runtime,
+    node: &Arc<Node>,
+    left: &Leftover,
+    welcome: &Welcome,
+) -> Result<(), RunError> {
+    let cache = &node.config.cache;
+    let mut image = Image::default();
+    if let Some(found) = left.found() {
+        let restored = runtime
+            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job)))
+            .map_err(|e| local("cannot take the cache over")(e.into()))?;
+        if !restored.unknown.is_empty() {
+            return Err(RunError::Config(leftover::orphaned_text(&node.config, found)));
+        }
+        tracing::info!(
+            files = restored.files,
+            bytes = restored.bytes,
+            lost = restored.lost.len(),
+            aside = restored.aside.len(),
+            "took over what an earlier daemon left"
+        );
+        image = restored.image;
+    }
+    image.life = Some(leftover::life(&node.config, welcome));
+    node.cache.sync_dirs().map_err(local("cache directory"))?;
+    let journal =
+        Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
+    let _ = node.journal.set(Arc::new(journal));
+    runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
+    Ok(())
 }
 
 /// The control socket, the registry, and a look whether the mount answers.
@@ -331,7 +393,7 @@ fn listen(
     runtime.block_on(tokio::net::TcpListener::bind(at)).map_err(wrong)
 }
 
-fn incarnation() -> Incarnation {
+pub(crate) fn incarnation() -> Incarnation {
     let mut bytes = [0; 8];
     // Uniqueness is all that is asked of it; the clock serves where randomness fails.
     if getrandom::fill(&mut bytes).is_err() {
@@ -342,7 +404,7 @@ fn incarnation() -> Incarnation {
 }
 
 /// A job whose nodes look at different directories would mix them up.
-fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunError> {
+pub(crate) fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunError> {
     use std::os::unix::fs::MetadataExt;
     let what = format!("cannot look at the backing {}", config.backing.display());
     let mine = std::fs::metadata(&config.backing).map_err(local(what))?.ino();
@@ -355,7 +417,7 @@ fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunEr
     Ok(())
 }
 
-fn policy(config: &MountConfig) -> Policy {
+pub(crate) fn policy(config: &MountConfig) -> Policy {
     let kind = match config.flush {
         FlushPolicy::Idle => PolicyKind::Idle,
         FlushPolicy::Immediate => PolicyKind::Immediate,
@@ -428,6 +490,7 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
         }
         return Ok(());
     }
+    node.last_notes();
     Err(RunError::Undrained {
         bytes: left.iter().map(|f| f.bytes).sum(),
         files: left.len(),
@@ -442,7 +505,7 @@ fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Resul
     let _ = registry::leave(&config.mountpoint);
     let _ = std::fs::remove_file(config.cache.join("control.sock"));
     if result.is_ok()
-        && let Err(e) = std::fs::remove_dir_all(config.cache.join("data"))
+        && let Err(e) = leftover::clear(&config.cache)
     {
         tracing::warn!(error = %e, "cannot clear the cache");
     }

@@ -106,6 +106,9 @@ impl Node {
         };
         let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
+        if !granted.ranges.is_empty() {
+            self.note_flushing(&file, &backing.path, backing.ino);
+        }
         Ok(Some(Grant {
             ino,
             id: granted.grant,
@@ -121,9 +124,10 @@ impl Node {
     async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
         let ended = self.meta.flush_end(grant.ino, grant.id, done).await;
         match ended {
-            Ok(_) if done => {
+            Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
-                    file.state.write().view.flushed(&grant.ranges);
+                    let (ranges, path) = (&grant.ranges, &grant.backing_path);
+                    self.note_flushed(&file, ranges, path, ended.published).await;
                     self.unlist_if_clean(&file);
                 }
                 Ok(())
@@ -137,6 +141,7 @@ impl Node {
 
     /// The file has no name left. Its bytes live on for those who have it open.
     fn unlinked(&self, file: &CachedFile) {
+        self.note_gone(file.ino);
         if file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {

@@ -239,6 +239,13 @@ impl Note {
         self.held.is_empty()
     }
 
+    /// Forgets what cannot be in a cache file of this length; how many bytes that was.
+    pub fn trim(&mut self, len: u64) -> u64 {
+        let had = self.len();
+        self.change(ByteRange::new(len, u64::MAX), |_| None);
+        had - self.len()
+    }
+
     /// Replaces what is held.
     pub fn set_held(&mut self, held: impl IntoIterator<Item = (ByteRange, Held)>) {
         self.held = held.into_iter().filter(|(r, _)| !r.is_empty()).map(std_pair).collect();

@@ -9,7 +9,7 @@ use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
 use ebb_types::{ByteRange, Errno, Time, Version};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How often a query is repeated when an attach of this node overtakes its answer.
 const QUERIES_MAX: u32 = 16;
@@ -18,12 +18,21 @@ impl Node {
     /// Takes an answer of the service into the view. False when the answer is too old to judge
     /// some of our own bytes: ask again.
     pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
-        let changes = file.state.write().view.apply(answer);
-        self.note_changes(file, &changes);
+        let changes = {
+            let mut state = file.state.write();
+            let changes = state.view.apply(answer);
+            self.note_changes(file, &changes);
+            changes
+        };
+        if !changes.overtaken.is_empty() {
+            self.try_write_notes();
+        }
         changes.doubtful.is_empty()
     }
 
+    /// Called with the file's state locked.
     pub(crate) fn note_changes(&self, file: &CachedFile, changes: &Changes) {
+        self.note_lost(file, changes);
         let lost: u64 = changes.overtaken.iter().map(|r| r.len()).sum();
         if lost > 0 {
             self.metrics.overtaken.fetch_add(lost, Relaxed);
@@ -35,6 +44,7 @@ impl Node {
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
+        self.note_cut(file, size, map.version);
         self.note_changes(file, &changes);
         if !state.view.has_unattached() {
             state.mtime = None;
@@ -45,6 +55,8 @@ impl Node {
         {
             tracing::warn!(ino = %file.ino, error = %e, "cannot shorten a cache file");
         }
+        drop(state);
+        self.try_write_notes();
     }
 
     /// Asks the service who owns what.
@@ -70,6 +82,9 @@ impl Node {
         let (ranges, mtime, known) = {
             let mut state = file.state.write();
             let ranges = state.view.take_unattached(within);
+            if !ranges.is_empty() {
+                self.note_attaching(file, &state, &ranges);
+            }
             (ranges, state.mtime, state.view.known_version())
         };
         if ranges.is_empty() {
@@ -80,6 +95,11 @@ impl Node {
                 self.query(file, ByteRange::ALL).await?;
             }
             return Ok(());
+        }
+        // A daemon that comes after this one must know of every byte that is published.
+        if let Err(e) = self.write_notes() {
+            file.state.write().view.attach_failed(&ranges);
+            return Err(e);
         }
         let request = AttachRequest {
             ino: file.ino,
@@ -94,7 +114,7 @@ impl Node {
         };
         match self.meta.attach(&request).await {
             Ok(done) => {
-                self.note_attached(file, &ranges, &done);
+                self.take_attached(file, &ranges, &done);
                 match &done.map {
                     Some(answer) if self.learn(file, &answer.map) => Ok(()),
                     Some(_) => self.query(file, ByteRange::ALL).await,
@@ -108,14 +128,16 @@ impl Node {
         }
     }
 
-    fn note_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
+    fn take_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
         let mut state = file.state.write();
         let changes = state.view.attached(ranges, done.version, done.size);
         if !state.view.has_unattached() {
             state.mtime = None;
         }
-        drop(state);
+        self.note_attached(file, ranges, done.version, done.size);
         self.note_changes(file, &changes);
+        drop(state);
+        self.try_write_notes();
     }
 
     /// Carries out what the file's model says about `event`.
@@ -162,6 +184,7 @@ impl Node {
     pub async fn close(&self, handle: &OpenFile, owner: u64) -> Result<(), Errno> {
         let file = &handle.file;
         let published = self.event(file, SyncEvent::Close, ByteRange::ALL, false).await;
+        self.note_written_now(file);
         let locked = file.state.read().lock_owners.contains(&owner);
         if locked {
             // Closing any descriptor of a file gives up its owner's record locks: an unlock.
@@ -178,10 +201,13 @@ impl Node {
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
+                self.note_written_now(file);
             }
             Durability::Local => {
+                let held = self.held_now(file);
                 self.sync_cache(file).await?;
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
+                self.note_durable(file, held).await?;
             }
             Durability::Backing => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
@@ -193,10 +219,14 @@ impl Node {
 
     async fn sync_cache(&self, file: &CachedFile) -> Result<(), Errno> {
         let cache = file.cache(&self.cache)?;
-        tokio::task::spawn_blocking(move || cache.sync_data())
-            .await
-            .map_err(|_| Errno::EIO)?
-            .map_err(Errno::from)
+        tokio::task::spawn_blocking(move || cache.sync_data()).await.map_err(|_| Errno::EIO)??;
+        if !file.name_synced.load(Acquire) {
+            let (node, ino) = (self.me_arc().ok_or(Errno::EIO)?, file.ino);
+            let named = move || node.cache.sync_name(ino);
+            tokio::task::spawn_blocking(named).await.map_err(|_| Errno::EIO)??;
+            file.name_synced.store(true, Release);
+        }
+        Ok(())
     }
 
     /// Publishes everything of a file in any model: an explicit commit, or before a flush.
