@@ -98,9 +98,10 @@ fn bytes_line(file: &LeftFile) -> String {
         }
     };
     let ranges = file.ranges.len();
-    let mut line = format!("  {}: {} bytes in {ranges} range(s) ({state})", file.path, file.bytes());
-    if file.elsewhere > 0 {
-        line.push_str(&format!("; {} more are holes, or another node's", file.elsewhere));
+    let mut line =
+        format!("  {}: {} bytes in {ranges} range(s) ({state})", file.path, file.bytes());
+    if file.shared {
+        line.push_str("; other nodes had bytes of it, too");
     }
     line
 }

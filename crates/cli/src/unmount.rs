@@ -59,6 +59,10 @@ fn by_daemon(record: &Record, drain: bool, timeout: Duration) -> Result<(), Fail
     match outcome {
         Ok(()) => let_go(record),
         Err(mut failure) => {
+            if matches!(mounts::at(&record.mountpoint), Ok(None)) {
+                // What comes next may want the cache.
+                mounts::poll(END_LIMIT, || !record.is_alive());
+            }
             failure.text.push_str(&afterwards(record));
             Err(failure)
         }

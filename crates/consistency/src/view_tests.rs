@@ -723,7 +723,8 @@ fn a_restored_view_goes_on_where_the_old_one_stopped() {
     assert_eq!((view.size(), view.published_size()), (14, 10));
     assert_eq!(view.unattached(ByteRange::ALL), dirty);
     assert_eq!(view.unflushed_bytes(), 8);
-    let sources: Vec<_> = view.plan_read(ByteRange::ALL).iter().map(|p| (p.range, p.source)).collect();
+    let sources: Vec<_> =
+        view.plan_read(ByteRange::ALL).iter().map(|p| (p.range, p.source)).collect();
     let wanted = vec![
         (ByteRange::new(0, 6), Source::Local),
         (ByteRange::new(6, 8), Source::Peer { node: ME, version: v1 }),

@@ -346,8 +346,7 @@ fn take_over(
     }
     image.life = Some(leftover::life(&node.config, welcome));
     node.cache.sync_dirs().map_err(local("cache directory"))?;
-    let journal =
-        Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
+    let journal = Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
     let _ = node.journal.set(Arc::new(journal));
     runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
     Ok(())

@@ -126,8 +126,8 @@ impl Node {
         match ended {
             Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
-                    let (ranges, path) = (&grant.ranges, &grant.backing_path);
-                    self.note_flushed(&file, ranges, path, ended.published).await;
+                    let at = (&grant.backing_path[..], grant.backing_ino);
+                    self.note_flushed(&file, &grant.ranges, at, ended.published).await;
                     self.unlist_if_clean(&file);
                 }
                 Ok(())

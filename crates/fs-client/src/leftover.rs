@@ -64,9 +64,8 @@ pub struct LeftFile {
     pub written: u64,
     /// The ranges, neighbours as one.
     pub ranges: Vec<ByteRange>,
-    /// Bytes that neither this cache has nor, as far as it knows, the backing: holes, or another
-    /// node's.
-    pub elsewhere: u64,
+    /// Other nodes had bytes of it, too.
+    pub shared: bool,
 }
 
 impl LeftFile {
@@ -84,11 +83,9 @@ fn left_file(ino: Ino, note: &Note) -> LeftFile {
         published: 0,
         written: 0,
         ranges: Vec::new(),
-        elsewhere: 0,
+        shared: false,
     };
-    if note.header.home.is_none() {
-        file.elsewhere = note.header.size.saturating_sub(note.len());
-    }
+    file.shared = note.header.shared;
     for (range, Held { kept, .. }) in note.held() {
         match kept {
             Kept::Written => file.written += range.len(),

@@ -28,6 +28,7 @@ fn header(state: &State) -> Header {
         size: state.view.size(),
         home: state.home.clone(),
         under: state.under.clone(),
+        shared: state.view.is_shared(),
     }
 }
 
@@ -69,13 +70,19 @@ impl Node {
     pub(crate) fn note_attached(
         &self,
         file: &CachedFile,
+        state: &State,
         ranges: &[ByteRange],
         version: Version,
         size: u64,
     ) {
         let Some(journal) = self.journal() else { return };
         let record = Record::Attached(file.ino, ranges.to_vec(), version, size);
-        journal.push_if_known(file.ino, &record);
+        if journal.push_if_known(file.ino, &record)
+            && state.view.is_shared()
+            && !journal.is_shared(file.ino)
+        {
+            self.note_header(file, state);
+        }
     }
 
     /// An append is going to be sent.
@@ -196,7 +203,7 @@ impl Node {
         &self,
         file: &CachedFile,
         ranges: &[(ByteRange, Version)],
-        grant_path: &[u8],
+        grant: (&[u8], u64),
         published: bool,
     ) {
         {
@@ -212,15 +219,13 @@ impl Node {
         let left = self.journal().is_some_and(|j| j.knows(file.ino));
         if left || published {
             let named = file.state.read().path.clone();
-            let path = if published && !named.is_empty() { named } else { grant_path.to_vec() };
+            let path = if published && !named.is_empty() { named } else { grant.0.to_vec() };
             // More is left to flush: whoever does that without us should know what we left.
-            let home = if left { self.look_at_backing(&path).await } else { None };
+            let seen = if left { self.look_at_backing(&path).await } else { None };
+            // A part file keeps its number when it gets its name.
+            let home = Home { path, ino: grant.1, seen: None, changing: false };
             let mut state = file.state.write();
-            match home {
-                Some(home) => state.home = Some(home),
-                None if published => state.home = None,
-                None => {}
-            }
+            state.home = Some(seen.unwrap_or(home));
             self.note_header(file, &state);
         }
         self.try_write_notes();
@@ -285,14 +290,25 @@ impl Node {
         self.try_write_notes();
     }
 
-    /// Attributes were set. A new time or size of a backing file is our own doing.
-    pub(crate) fn note_attr(&self, ino: Ino, attr: ebb_types::Attr, touches_backing: bool) {
+    /// Size or times are going to be set, on the backing too: what it looks like then is our own
+    /// doing, also when nobody lives to note that it was done.
+    pub(crate) fn note_touching(&self, ino: Ino) {
+        let Some(file) = self.file(ino).filter(|_| self.journal().is_some()) else { return };
+        let mut state = file.state.write();
+        let known = state.home.as_mut().filter(|h| h.seen.is_some());
+        let Some(home) = known else { return };
+        home.seen = None;
+        if self.note_header(&file, &state) {
+            drop(state);
+            self.try_write_notes();
+        }
+    }
+
+    /// Attributes were set.
+    pub(crate) fn note_attr(&self, ino: Ino, attr: ebb_types::Attr) {
         let Some(file) = self.file(ino) else { return };
         let mut state = file.state.write();
         state.attr = Some(attr);
-        if let Some(home) = state.home.as_mut().filter(|_| touches_backing) {
-            home.seen = None;
-        }
         if self.note_header(&file, &state) {
             drop(state);
             self.try_write_notes();

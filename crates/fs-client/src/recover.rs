@@ -239,6 +239,12 @@ impl Recovery<'_> {
                 ours.push(Remaining { path, bytes: note.len(), why: why.clone() });
             }
         }
+        // Without the service nobody knows what the others had; what is here is on the backing.
+        let shared = image.unflushed().filter(|(_, n)| n.header.shared && !self.of_job);
+        for (ino, note) in shared.filter(|(i, _)| matches!(placed.get(i), Some(Placed::As(_)))) {
+            let why = "other nodes had bytes of it: recover their caches, too, with --force";
+            ours.push(Remaining { path: label(ino, note), bytes: 0, why: why.to_owned() });
+        }
         for (path, bytes) in lost {
             let why = "lost: these bytes are not on this device any more".to_owned();
             ours.push(Remaining { path, bytes, why });
@@ -251,9 +257,7 @@ impl Recovery<'_> {
         match drained {
             Outcome::Ok { bytes, files } if ours.is_empty() => Outcome::Ok { bytes, files },
             Outcome::Ok { .. } => Outcome::Incomplete { remaining: join(Vec::new()) },
-            Outcome::Incomplete { remaining } => {
-                Outcome::Incomplete { remaining: join(remaining) }
-            }
+            Outcome::Incomplete { remaining } => Outcome::Incomplete { remaining: join(remaining) },
             Outcome::TimedOut { remaining } => Outcome::TimedOut { remaining: join(remaining) },
             other => other,
         }
@@ -373,12 +377,7 @@ impl Recovery<'_> {
 
     /// The file that the bytes go into, and whether it is made whole: one that was not on the
     /// backing, or only under another one's name.
-    async fn file_at(
-        &self,
-        parent: Ino,
-        name: &Name,
-        note: &Note,
-    ) -> Result<(Attr, bool), String> {
+    async fn file_at(&self, parent: Ino, name: &Name, note: &Note) -> Result<(Attr, bool), String> {
         let said = |what: &str, e: Errno| format!("{what}: {e}");
         let in_place = note.header.home.as_ref().is_some_and(|h| !h.is_part());
         let perm = note.header.perm;
@@ -437,7 +436,8 @@ impl Recovery<'_> {
         cache: &std::fs::File,
     ) -> Result<Vec<ByteRange>, String> {
         use std::os::unix::fs::FileExt;
-        let file = self.posix.open(&part.path, part.ino, Access::Read).map_err(|e| e.to_string())?;
+        let file =
+            self.posix.open(&part.path, part.ino, Access::Read).map_err(|e| e.to_string())?;
         let len = file.identity().map_err(|e| e.to_string())?.size.min(note.header.size);
         let mut buf = vec![0; 1 << 20];
         let mut at = 0;

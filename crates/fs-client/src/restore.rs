@@ -243,8 +243,7 @@ async fn one(
     if owned.is_empty() && dirty.is_empty() || place.path.is_empty() {
         return node.cache.remove(ino).map_err(Errno::from);
     }
-    let kept =
-        ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
+    let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
     let end = owned.iter().map(|(r, _)| r.end()).max().unwrap_or(0);
     clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     done.files += 1;

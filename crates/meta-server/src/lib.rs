@@ -14,9 +14,9 @@ mod engine;
 mod grants;
 mod journal;
 mod ops;
-mod peek;
 #[cfg(test)]
 mod overlay_tests;
+mod peek;
 mod server;
 mod sessions;
 mod state;

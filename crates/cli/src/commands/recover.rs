@@ -85,7 +85,9 @@ impl Args {
             cachedir::refuse_unknown(cache)?;
         }
         if let Some(at) = bytes.found().and_then(|f| f.damaged_at) {
-            eprintln!("ebb: note: the journal in {shown} is damaged at byte {at}; what comes after that is not known");
+            eprintln!(
+                "ebb: note: the journal in {shown} is damaged at byte {at}; what comes after that is not known"
+            );
         }
         Left::with(bytes, cache, self.state.as_deref())
     }
@@ -165,12 +167,7 @@ impl Args {
     }
 
     /// Drains with a service in this process. True when nobody needs its journal any more.
-    fn with_service(
-        &self,
-        left: Left,
-        config: &MountConfig,
-        what: &str,
-    ) -> Result<bool, Failure> {
+    fn with_service(&self, left: Left, config: &MountConfig, what: &str) -> Result<bool, Failure> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("service")

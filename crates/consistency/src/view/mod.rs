@@ -516,6 +516,13 @@ impl FileView {
         self.known.size.value
     }
 
+    /// True when, as far as is known, another node owns some byte.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        let others = |f: &Fact| f.owner != NodeId::NOBODY && f.owner != self.me;
+        self.known.facts(ByteRange::ALL).any(|(_, f)| others(&f))
+    }
+
     /// True when some written byte is not attached for certain.
     #[must_use]
     pub fn has_unattached(&self) -> bool {

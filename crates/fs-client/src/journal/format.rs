@@ -104,9 +104,8 @@ pub(crate) fn encode(out: &mut Vec<u8>, record: &Record) {
 
 /// Two records that say the same; only lists of ranges get so long.
 fn halves(record: &Record) -> Vec<Record> {
-    let make = |build: &dyn Fn(usize, usize) -> Record, n: usize| {
-        vec![build(0, n / 2), build(n / 2, n)]
-    };
+    let make =
+        |build: &dyn Fn(usize, usize) -> Record, n: usize| vec![build(0, n / 2), build(n / 2, n)];
     match record {
         Record::Written(i, r, v, t) => {
             make(&|a, b| Record::Written(*i, r[a..b].to_vec(), *v, *t), r.len())

@@ -28,6 +28,7 @@ fn records(n: u64, boot: &str) -> Vec<Record> {
         size: 0,
         home: None,
         under: None,
+        shared: false,
     };
     let mut out = vec![life(boot), Record::File(Ino(9), Box::new(header))];
     for i in 0..n {

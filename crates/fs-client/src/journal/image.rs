@@ -75,6 +75,8 @@ pub struct Header {
     pub home: Option<Home>,
     /// Another file that has its name on the backing until it is published: it was renamed over.
     pub under: Option<Home>,
+    /// Other nodes had bytes of it when last heard of.
+    pub shared: bool,
 }
 
 /// How bytes are held.

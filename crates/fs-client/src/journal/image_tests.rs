@@ -17,6 +17,7 @@ fn header(path: &str) -> Header {
         size: 0,
         home: None,
         under: None,
+        shared: false,
     }
 }
 

@@ -14,6 +14,7 @@ fn header() -> Header {
         size: 0,
         home: None,
         under: None,
+        shared: false,
     }
 }
 

@@ -70,8 +70,7 @@ impl Journal {
     pub fn start(cache: &Path, image: Image) -> Result<Journal, JournalError> {
         let failed = |source| JournalError::Io { path: path_in(cache), source };
         let (file, len) = replace(cache, &image).map_err(failed)?;
-        let out =
-            Out { file, len, base: -i128::from(len), snapshot_len: len, broken: false };
+        let out = Out { file, len, base: -i128::from(len), snapshot_len: len, broken: false };
         Ok(Journal {
             cache: cache.to_owned(),
             queue: Mutex::new(Queue { image, bytes: Vec::new(), pushed: 0 }),
@@ -108,6 +107,12 @@ impl Journal {
     #[must_use]
     pub fn knows(&self, ino: Ino) -> bool {
         self.queue.lock().image.file(ino).is_some()
+    }
+
+    /// True when it is noted that others have bytes of the file.
+    #[must_use]
+    pub fn is_shared(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some_and(|note| note.header.shared)
     }
 
     /// The parts of `ranges` that are not noted as written.

@@ -74,7 +74,9 @@ impl Node {
             return Err(Errno::EFBIG);
         }
         args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
-        let touches = args.size.is_some() || args.mtime.is_some() || args.atime.is_some();
+        if args.size.is_some() || args.mtime.is_some() {
+            self.note_touching(ino);
+        }
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None => {
@@ -88,7 +90,7 @@ impl Node {
                 attr
             }
         };
-        self.note_attr(ino, attr, touches);
+        self.note_attr(ino, attr);
         Ok(self.seen(attr))
     }
 

@@ -30,8 +30,7 @@ fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBack
     if let Some((.., Some(identity))) = opened {
         state.home = Some(home_of(&at.path, identity));
     } else if state.home.as_ref().is_none_or(|h| h.ino != at.ino || h.path != at.path) {
-        state.home =
-            Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false });
+        state.home = Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false });
     }
 }
 
@@ -54,6 +53,9 @@ impl Node {
         // A second open that the model does not make a synchronisation event is local.
         if !truncate && self.join_open(&file) {
             return Ok(self.enter_handle(Arc::clone(&file)));
+        }
+        if truncate {
+            self.note_touching(ino);
         }
         for _ in 0..ATTEMPTS_MAX {
             let known = file.state.read().view.known_version();

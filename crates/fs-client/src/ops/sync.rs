@@ -134,7 +134,7 @@ impl Node {
         if !state.view.has_unattached() {
             state.mtime = None;
         }
-        self.note_attached(file, ranges, done.version, done.size);
+        self.note_attached(file, &state, ranges, done.version, done.size);
         self.note_changes(file, &changes);
         drop(state);
         self.try_write_notes();
