@@ -25,7 +25,8 @@ demo: build
 
 # The binaries first, because the tests of other packages run them.
 test: build
-	.ci/test-totals env EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
+	@.ci/test-tools
+	.ci/test-totals env EBB_REQUIRE_FUSE=1 EBB_REQUIRE_TOOLS=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release --workspace --no-fail-fast
 
 bench: build

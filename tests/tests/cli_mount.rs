@@ -234,6 +234,21 @@ fn a_mount_in_use_is_not_taken_away_and_the_user_is_named() {
 }
 
 #[test]
+fn umount_comes_to_an_end_when_the_daemon_does_not_answer() {
+    let Some(cluster) = one() else { return };
+    let node = cluster.node(0);
+    std::fs::write(node.path("f"), "content").expect("write");
+    node.signal(Signal::STOP);
+    let stuck = node.ebb("umount", &["--timeout", "1s"], &[]);
+    node.signal(Signal::CONT);
+    ended_with(&stuck, 4, &["does not answer"]);
+    // What was asked is still done when it runs again.
+    assert!(mounts::wait_until(SOON, || !mounts::is_mounted(node.mountpoint())));
+    let drained = || std::fs::read(cluster.backing().join("f")).is_ok_and(|c| c == b"content");
+    assert!(mounts::wait_until(SOON, drained));
+}
+
+#[test]
 fn a_signal_drains_before_the_daemon_ends() {
     let Some(cluster) = one() else { return };
     let node = cluster.node(0);

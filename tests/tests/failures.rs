@@ -166,8 +166,11 @@ fn a_service_that_dies_under_load_loses_nothing_it_answered() {
             .collect();
         for _ in 0..4 {
             std::thread::sleep(Duration::from_millis(700));
+            let start = Instant::now();
             cluster.kill_meta();
+            let killed = start.elapsed();
             cluster.restart_meta();
+            println!("killed after {killed:.1?}, back after {:.1?}", start.elapsed());
         }
         std::thread::sleep(Duration::from_millis(700));
         stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -174,6 +174,10 @@ impl Backend for Faulty {
     fn space(&self) -> Result<Space, BackendError> {
         self.inner.space()
     }
+
+    fn stripe_size(&self) -> Option<u32> {
+        self.inner.stripe_size()
+    }
 }
 
 struct FaultyFile {

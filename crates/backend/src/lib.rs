@@ -6,6 +6,7 @@
 
 mod error;
 pub mod faulty;
+pub mod lustre;
 mod paths;
 mod posix;
 
@@ -64,6 +65,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Room left.
     fn space(&self) -> Result<Space, BackendError>;
+
+    /// Bytes after which a file goes on at another storage server, where that is so; writes are
+    /// best cut at multiples of it.
+    fn stripe_size(&self) -> Option<u32> {
+        None
+    }
 
     /// Opens the regular file at `path` for reading; see [`Backend::open`].
     fn open_read(&self, path: &[u8], ino: u64) -> Result<Arc<dyn BackingFile>, BackendError> {

@@ -11,6 +11,7 @@
 //! reflinks, shows us no bytes to sum, and O_DIRECT would need aligned ranges.
 
 use crate::error::{BackendError, Operation};
+use crate::lustre;
 use crate::paths::{components, shown};
 use crate::{Access, Backend, BackingFile, Identity, Space};
 use ebb_types::{ByteRange, Errno, Time};
@@ -39,6 +40,7 @@ pub enum Confinement {
 pub struct PosixDir {
     root: OwnedFd,
     confinement: Confinement,
+    stripe_size: Option<u32>,
 }
 
 impl PosixDir {
@@ -58,7 +60,12 @@ impl PosixDir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(root, flags, Mode::empty())
             .map_err(|e| io_error(Operation::Open, &root.display().to_string(), e))?;
-        Ok(PosixDir { root, confinement: how })
+        // Only a hint for the size of writes: whoever cannot say has none.
+        let stripe_size = match lustre::is_lustre(&root) {
+            Ok(true) => lustre::stripe_size(&root).ok(),
+            _ => None,
+        };
+        Ok(PosixDir { root, confinement: how, stripe_size })
     }
 
     /// How paths are kept beneath the root.
@@ -196,6 +203,10 @@ impl Backend for PosixDir {
             total_bytes: fs.f_blocks.saturating_mul(fs.f_frsize),
             available_bytes: fs.f_bavail.saturating_mul(fs.f_frsize),
         })
+    }
+
+    fn stripe_size(&self) -> Option<u32> {
+        self.stripe_size
     }
 }
 

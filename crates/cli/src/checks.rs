@@ -1,7 +1,7 @@
 //! What must be true of this machine before a daemon is started: directories, addresses, the
 //! token. Every refusal names the path or flag to look at; nothing is mounted or started here.
 
-use crate::exit::{Code, Context, Failure};
+use crate::exit::{Context, Failure};
 use crate::mounts;
 use ebb_fs_client::config::MountConfig;
 use ebb_transport::auth::Token;
@@ -16,6 +16,7 @@ pub fn mount(config: &MountConfig) -> Result<Vec<String>, Failure> {
     mount_point(&config.mountpoint)?;
     let notes = backing(&config.backing)?;
     nothing_inside_itself(config)?;
+    socket_name(&config.cache)?;
     crate::models::check(config)?;
     watermarks(config)?;
     listen(&config.listen, config.token_file.as_deref(), "--listen")?;
@@ -120,6 +121,19 @@ fn real_path(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
+/// The control socket stands in the cache directory, and the kernel bounds its name.
+fn socket_name(cache: &Path) -> Result<(), Failure> {
+    const LONGEST: usize = 107;
+    let (length, shown) = (cache.join("control.sock").as_os_str().len(), cache.display());
+    if length <= LONGEST {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "cache {shown}: with control.sock in it {length} bytes long, {LONGEST} are possible (name \
+         a shorter --cache)"
+    )))
+}
+
 fn watermarks(config: &MountConfig) -> Result<(), Failure> {
     let (low, high) = (config.low_watermark, config.high_watermark);
     if low.0 < high.0 {
@@ -157,10 +171,11 @@ pub fn resolve(address: &str, flag: &str) -> Result<Vec<SocketAddr>, Failure> {
 fn fuse_device() -> Result<(), Failure> {
     let open = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     open.map(drop).map_err(|e| {
-        Failure::new(
-            Code::Failed,
-            format!("/dev/fuse: {e} (load the fuse module; in a container pass the device on)"),
-        )
+        let remedy = match e.kind() {
+            std::io::ErrorKind::PermissionDenied => "it must be open to users, mode 0666",
+            _ => "load the fuse module; in a container pass the device on",
+        };
+        Failure::failed(format!("/dev/fuse: {e} ({remedy})"))
     })
 }
 
@@ -179,6 +194,13 @@ mod tests {
         assert!(is_inside(&base.join("link/b/not/yet"), &base.join("a")));
         assert!(!is_inside(&base.join("a"), &base.join("a/b")));
         assert!(!is_inside(&base.join("ab"), &base.join("a")));
+    }
+
+    #[test]
+    fn a_cache_whose_socket_could_not_be_named_is_refused() {
+        assert!(socket_name(Path::new("/tmp/cache")).is_ok());
+        let long = Path::new("/tmp").join("x".repeat(100));
+        assert!(socket_name(&long).unwrap_err().text.contains("--cache"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod models;
 mod mounts;
 mod options;
 mod plan;
+mod plot;
 mod progress;
 mod service;
 mod settings;
@@ -45,6 +46,7 @@ enum Command {
     Recover(commands::recover::Args),
     Token(commands::token::Args),
     Config(commands::config::Args),
+    OstLoad(commands::ost_load::Args),
     #[command(hide = true)]
     Daemon(commands::daemon::Args),
 }
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Recover(args) => args.run(),
         Command::Token(args) => args.run(),
         Command::Config(args) => args.run(),
+        Command::OstLoad(args) => args.run(),
         Command::Daemon(args) => args.run(),
         Command::Run(args) => return ended(args.run()),
     };

@@ -41,9 +41,10 @@ pub struct MountOptions {
     /// [default: idle]
     #[arg(long, value_name = "WHEN")]
     pub flush: Option<String>,
-    /// How long applications must pause before the idle policy flushes, in ms, s, m, h
+    /// How long applications must pause before the idle policy flushes, in ms, s, m, h; or
+    /// adaptive: learned from their rhythm, with adaptive:TIME as what it falls back to
     /// [default: 1s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME|adaptive")]
     pub wait_interval: Option<String>,
     /// Threads that copy to the backing [default: 8]
     #[arg(long, value_name = "N")]
@@ -54,6 +55,11 @@ pub struct MountOptions {
     /// Share of the buffer, in %, where watermark flushing starts [default: 50%]
     #[arg(long, value_name = "SHARE")]
     pub high_watermark: Option<String>,
+    /// Jobs that write to the backing at the same time, this one included: on Lustre the stripe
+    /// count of new files is chosen from it (`ebb ost-load --advise`). For the embedded metadata
+    /// service; with --meta, give it to `ebb meta` [default: striping is left to the backing]
+    #[arg(long, value_name = "N")]
+    pub jobs_hint: Option<String>,
     /// What fsync promises besides the model: local (on this node's NVMe), backing or none
     /// [default: local]
     #[arg(long, value_name = "WHERE")]
@@ -105,6 +111,7 @@ impl MountOptions {
             ("flush-threads", self.flush_threads),
             ("low-watermark", self.low_watermark),
             ("high-watermark", self.high_watermark),
+            ("jobs-hint", self.jobs_hint),
             ("durability", self.durability),
             ("transport", self.transport),
             ("token-file", self.token_file),

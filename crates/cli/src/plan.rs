@@ -4,6 +4,7 @@
 use crate::exit::{Context, Failure};
 use crate::mounts;
 use crate::settings::Settings;
+use crate::settings::wait::WaitInterval;
 use ebb_fs_client::config::{MountConfig, Rule};
 use ebb_types::units::Span;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,9 @@ pub struct Plan {
     pub log: Option<PathBuf>,
     /// What is logged.
     pub log_level: String,
+    /// Jobs that write to the backing at the same time, for an embedded metadata service.
+    #[serde(default)]
+    pub jobs_hint: Option<u32>,
     /// How long it drains when a signal ends it.
     pub stop_timeout: Span,
     /// True when the state directory is Ebb's own choice and may be taken away at a clean end.
@@ -44,6 +48,7 @@ impl Plan {
             None => default_cache(&mountpoint)?,
         };
         let state = path(settings, "state")?;
+        let wait: WaitInterval = required(settings, "wait-interval")?;
         let config = MountConfig {
             consistency: required(settings, "consistency")?,
             rules: settings.value("rule").parts.iter().filter_map(|r| rule(r)).collect(),
@@ -55,7 +60,8 @@ impl Plan {
             node: settings.text("node").map_or_else(|| default_node(&mountpoint), str::to_owned),
             listen: required(settings, "listen")?,
             flush: from_word(&required::<String>(settings, "flush")?)?,
-            wait_interval: span(settings, "wait-interval")?,
+            wait_interval: wait.interval,
+            waiting: wait.waiting,
             flush_threads: required(settings, "flush-threads")?,
             low_watermark: required(settings, "low-watermark")?,
             high_watermark: required(settings, "high-watermark")?,
@@ -71,6 +77,7 @@ impl Plan {
             config,
             log: path(settings, "log")?,
             log_level: required(settings, "log-level")?,
+            jobs_hint: parsed(settings, "jobs-hint")?,
             stop_timeout: Span(span(settings, "stop-timeout")?),
             own_state: state.is_none(),
         })
@@ -151,7 +158,7 @@ pub fn host_name() -> String {
 mod tests {
     use super::*;
     use crate::settings::Origin;
-    use ebb_fs_client::config::{Durability, FlushPolicy};
+    use ebb_fs_client::config::{Durability, FlushPolicy, Waiting};
 
     fn plan(pairs: &[(&'static str, &str)]) -> Result<Plan, Failure> {
         let mut settings = Settings::new();
@@ -179,7 +186,8 @@ mod tests {
         let p = plan(&[
             ("flush", "watermark"),
             ("durability", "none"),
-            ("wait-interval", "250ms"),
+            ("wait-interval", "adaptive:250ms"),
+            ("jobs-hint", "7"),
             ("cache-size", "3GiB"),
             ("rule", "a=b=posix"),
         ])
@@ -190,6 +198,7 @@ mod tests {
         let text = serde_json::to_string(&p).unwrap();
         let back: Plan = serde_json::from_str(&text).unwrap();
         assert_eq!(back.config.wait_interval, Duration::from_millis(250));
+        assert_eq!((back.config.waiting, back.jobs_hint), (Waiting::Adaptive, Some(7)));
         assert_eq!(back.config.cache_size.map(|s| s.0), Some(3 << 30));
         assert_eq!(back.stop_timeout.0, Duration::from_secs(600));
     }

@@ -40,8 +40,11 @@ impl Progress {
     /// Takes one event of the daemon.
     pub fn update(&self, event: &Event) {
         if let Event::Progress { bytes_done, bytes_total, files_done, files_total, stage } = event {
-            let (bytes, files) = self.done.get();
-            self.done.set((bytes.max(*bytes_done), files.max(*files_done)));
+            // Names are counted as well, in a stage of their own.
+            if stage == "flushing" {
+                let (bytes, files) = self.done.get();
+                self.done.set((bytes.max(*bytes_done), files.max(*files_done)));
+            }
             self.bar.set_length(*bytes_total);
             self.bar.set_position(*bytes_done);
             self.bar.set_prefix(format!("{files_done}/{files_total} files"));

@@ -31,6 +31,8 @@ pub struct Start<'a> {
     pub token_file: Option<&'a Path>,
     /// How long a silent node counts as there.
     pub lease: Duration,
+    /// Jobs that write to the backing at the same time.
+    pub jobs_hint: Option<u32>,
 }
 
 /// A service that listens.
@@ -51,6 +53,7 @@ impl Service {
             consistency: Some(crate::models::job_text(config)?),
             token_file: config.token_file.as_deref(),
             lease: Config::LEASE,
+            jobs_hint: plan.jobs_hint,
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
@@ -76,6 +79,7 @@ impl Service {
             token,
             consistency: start.consistency,
             lease: start.lease,
+            jobs_hint: start.jobs_hint,
         })
         .map_err(|e| refusal(&e, &state))?;
         let (stop, stopped) = oneshot::channel();

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// What the daemon needs on top of the time for draining: leaving the job, unmounting.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(20);
 /// A daemon that is done ends within this time, unless it serves other nodes.
 const END_LIMIT: Duration = Duration::from_secs(3);
 /// How long the kernel may take to let go of the mount after the daemon is done.
@@ -75,8 +75,8 @@ fn afterwards(record: &Record) -> String {
     let cache = record.cache.display();
     if matches!(mounts::at(&record.mountpoint), Ok(Some(_))) {
         return format!(
-            "\n{point} stays mounted and goes on flushing; `ebb umount --no-drain {point}` leaves \
-             the rest in {cache}"
+            "\n{point} stays mounted, nothing is lost; try again, or `ebb umount --no-drain {point}` \
+             leaves the rest in {cache}"
         );
     }
     format!("\n{point} is unmounted; the rest is in {cache}")

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 fn model(name: &str) -> Arc<Model> {
-    ModelTable::builtin().get(name).unwrap()
+    ModelTable::builtin().get(name).expect("a built-in model")
 }
 
 /// (bug, model, flushes, evictions, read-aheads, program)

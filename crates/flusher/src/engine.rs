@@ -16,7 +16,8 @@
 //! End: dropping the engine tells all threads to stop; they do so after their current backing
 //! call. Grants in progress are given back.
 
-use crate::activity::Activity;
+use crate::activity::{Activity, Epoch};
+use crate::adaptive::{Glance, Observer};
 use crate::errors::{ErrorRecord, ErrorTable};
 use crate::options::Options;
 use crate::policy::{Decision, Halt, Policy, Scope, Situation, decide};
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) activity: Arc<Activity>,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) source: Arc<dyn FlushSource>,
+    /// What the observer's times count from.
+    started: Instant,
     pub(crate) throttle: Throttle,
     pub(crate) counters: Counters,
     pub(crate) state: Mutex<State>,
@@ -74,6 +77,8 @@ pub(crate) struct State {
     pub(crate) queue: Queue,
     pub(crate) errors: ErrorTable,
     pub(crate) slots: Vec<Arc<Slot>>,
+    /// Learns the application's rhythm, when the policy is to follow it.
+    observer: Option<Observer>,
     stop_times: StopTimes,
     pressed: bool,
     last_run: Instant,
@@ -100,11 +105,14 @@ impl Engine {
         backend: Arc<dyn Backend>,
         source: Arc<dyn FlushSource>,
     ) -> std::io::Result<Engine> {
-        let options = options.sane();
+        let options = options.aligned(backend.stripe_size()).sane();
         let state = State {
             queue: Queue::new(&options),
             errors: ErrorTable::default(),
             slots: Vec::new(),
+            observer: policy
+                .learns()
+                .then(|| Observer::new(policy.wait_interval, options.stop_within)),
             stop_times: StopTimes::default(),
             pressed: false,
             last_run: Instant::now(),
@@ -119,6 +127,7 @@ impl Engine {
             activity,
             backend,
             source,
+            started: Instant::now(),
             counters: Counters::default(),
             state: Mutex::new(state),
             work: Condvar::new(),
@@ -249,17 +258,20 @@ impl Shared {
         let closed_dirty = dirty_bytes > 0
             && self.policy.asks_for_closed()
             && self.source.dirty_files().iter().any(|f| f.in_use == FileUse::Closed);
+        let idle_for = self.activity.idle_for();
         let mut state = self.state.lock();
         state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
         self.replace_hanging(&mut state);
+        let wait = self.observe(&mut state, epoch, idle_for);
         if state.queue.run_halt().is_some() {
-            return self.supervise(&mut state, epoch);
+            return self.supervise(&mut state, epoch, idle_for < wait);
         }
         let situation = Situation {
             paused: self.is_paused(),
             draining: state.queue.draining_everything(),
             active: self.activity.active() > 0,
-            idle_for: self.activity.idle_for(),
+            idle_for,
+            wait,
             dirty_bytes,
             closed_dirty,
             pressed: state.pressed,
@@ -279,16 +291,26 @@ impl Shared {
                 self.forget_clean_files();
                 Next::Look(every)
             }
+            // Nothing to flush, but something to learn.
+            Decision::Sleep if state.observer.is_some() => Next::Look(every),
             Decision::Sleep => Next::Kick,
         }
     }
 
-    fn start_run(
-        self: &Arc<Self>,
-        scope: Scope,
-        halt: Halt,
-        epoch: crate::activity::Epoch,
-    ) -> Next {
+    /// How long there must have been no operation, as seen now.
+    fn observe(&self, state: &mut State, epoch: Epoch, idle_for: Duration) -> Duration {
+        let Some(observer) = &mut state.observer else { return self.policy.wait_interval };
+        let since_start = |t: Instant| t.saturating_duration_since(self.started);
+        let began = self.activity.began().map(since_start);
+        let glance = Glance { now: since_start(Instant::now()), epoch, idle_for, began };
+        let outlook = observer.look(&glance);
+        if outlook.watch {
+            self.activity.watch();
+        }
+        outlook.wait
+    }
+
+    fn start_run(self: &Arc<Self>, scope: Scope, halt: Halt, epoch: Epoch) -> Next {
         self.activity.watch();
         let dirty = self.source.dirty_files();
         let now = Instant::now();
@@ -317,13 +339,18 @@ impl Shared {
     fn supervise(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
-        now: crate::activity::Epoch,
+        now: Epoch,
+        due: bool,
     ) -> Next {
         let relieved = state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed;
         if relieved || self.is_paused() || state.queue.draining_everything() {
             state.queue.stop_run();
         }
         state.queue.give_way(now);
+        if due && state.queue.run_halt() == Some(Halt::OnActivity) {
+            // Before the next burst comes; what is being written is finished.
+            state.queue.stop_run();
+        }
         self.settle(state);
         if state.queue.run_halt().is_none() { Next::Look(Duration::ZERO) } else { self.pace() }
     }

@@ -4,6 +4,7 @@
 //! implements [`FlushSource`]. Rooms:
 //!
 //! * `activity`: is the application doing I/O?
+//! * `adaptive`: when will it do so again? Learned, pure, for the adaptive wait interval.
 //! * `policy`: should a run start now? A table and a pure function.
 //! * `queue`: which file is next, who is on it, what a drain still waits for. Pure.
 //! * `engine`, `worker`: the threads.
@@ -13,6 +14,7 @@
 //! Nothing here knows FUSE, gRPC or who owns which byte.
 
 mod activity;
+mod adaptive;
 mod copy;
 mod drain;
 mod engine;
@@ -28,6 +30,7 @@ mod throttle;
 mod worker;
 
 pub use activity::{Activity, ActivityGuard, BypassSource, Epoch, OwnedActivityGuard};
+pub use adaptive::{Plan as PausePlan, Rhythm, Waiting};
 pub use drain::{DrainReport, DrainScope, Failure, Progress, Remaining};
 pub use engine::Engine;
 pub use errors::ErrorRecord;

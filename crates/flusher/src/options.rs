@@ -82,6 +82,14 @@ impl Options {
         self.backoff(attempts).min(self.backoff_most / 10)
     }
 
+    /// Grants end where stripes end.
+    pub(crate) fn aligned(mut self, stripe_size: Option<u32>) -> Options {
+        if let Some(stripe) = stripe_size {
+            self.chunk = ebb_backend::lustre::aligned_chunk(self.chunk, stripe);
+        }
+        self
+    }
+
     /// Zeros would mean that nothing ever moves.
     pub(crate) fn sane(mut self) -> Options {
         self.threads = self.threads.clamp(1, 256);
@@ -91,5 +99,19 @@ impl Options {
         self.drain_attempts = self.drain_attempts.max(1);
         self.observe_every = self.observe_every.max(Duration::from_millis(1));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_whole_stripes_where_there_are_any() {
+        let chunk = |stripe| Options::default().aligned(stripe).sane().chunk;
+        assert_eq!(chunk(None), 8 << 20);
+        assert_eq!(chunk(Some(1 << 20)), 8 << 20);
+        assert_eq!(chunk(Some(16 << 20)), 16 << 20);
+        assert_eq!(chunk(Some(3 << 20)), 9 << 20);
     }
 }

@@ -11,8 +11,10 @@
 //!
 //! In every policy reaching the high watermark starts a run as in the `watermark` row: a full
 //! buffer would stop the application. A drain asks nobody. *Settled* files are all except those
-//! that are written without the daemon seeing where.
+//! that are written without the daemon seeing where. The wait interval is fixed, or learned (see
+//! `adaptive`); then a run of `idle` also stops when the next burst is due.
 
+use crate::adaptive::Waiting;
 use crate::source::FileUse;
 use ebb_types::units::Percent;
 use serde::{Deserialize, Serialize};
@@ -168,6 +170,9 @@ pub struct Policy {
     pub kind: PolicyKind,
     /// `idle`: how long there must have been no operation.
     pub wait_interval: Duration,
+    /// `idle`: whether that follows the application's rhythm.
+    #[serde(default)]
+    pub waiting: Waiting,
     /// `periodic`: from the start of one run to the start of the next.
     pub period: Duration,
     /// Share of the capacity that is dirty when a run under pressure stops.
@@ -181,6 +186,7 @@ impl Default for Policy {
         Policy {
             kind: PolicyKind::Idle,
             wait_interval: Duration::from_secs(1),
+            waiting: Waiting::Fixed,
             period: Duration::from_secs(30),
             low: Percent(10.0),
             high: Percent(50.0),
@@ -210,6 +216,12 @@ impl Policy {
         self.kind.row().start == Start::ClosedDirty
     }
 
+    /// True when the wait interval is to be learned.
+    #[must_use]
+    pub fn learns(&self) -> bool {
+        self.kind.row().start == Start::Quiet && self.waiting == Waiting::Adaptive
+    }
+
     /// Whether the buffer is under pressure now, given whether it was: from the high watermark
     /// down to the low one.
     #[must_use]
@@ -236,6 +248,8 @@ pub struct Situation {
     pub active: bool,
     /// How long none has been.
     pub idle_for: Duration,
+    /// How long there must have been none: the wait interval, or what was learned for now.
+    pub wait: Duration,
     /// Bytes that are not on the backing.
     pub dirty_bytes: u64,
     /// A closed file has such bytes.
@@ -274,7 +288,7 @@ pub fn decide(policy: &Policy, now: &Situation) -> Decision {
     let wait = match row.start {
         // The interval has not even begun.
         Start::Quiet if now.active => return Decision::Quiet,
-        Start::Quiet => Some(policy.wait_interval.saturating_sub(now.idle_for)),
+        Start::Quiet => Some(now.wait.saturating_sub(now.idle_for)),
         Start::Dirty => Some(Duration::ZERO),
         Start::ClosedDirty => now.closed_dirty.then_some(Duration::ZERO),
         Start::PeriodOver => Some(policy.period.saturating_sub(now.since_last_run)),

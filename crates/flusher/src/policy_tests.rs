@@ -6,7 +6,14 @@ const WAIT: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_secs(30);
 
 fn policy(kind: PolicyKind) -> Policy {
-    Policy { kind, wait_interval: WAIT, period: PERIOD, low: Percent(10.0), high: Percent(50.0) }
+    Policy {
+        kind,
+        wait_interval: WAIT,
+        waiting: Waiting::Fixed,
+        period: PERIOD,
+        low: Percent(10.0),
+        high: Percent(50.0),
+    }
 }
 
 /// Every situation made of these values.
@@ -29,6 +36,7 @@ fn situations() -> Vec<Situation> {
                                     } else {
                                         idle_ms
                                     }),
+                                    wait: WAIT,
                                     dirty_bytes,
                                     closed_dirty: closed_dirty && dirty_bytes > 0,
                                     pressed,
@@ -82,14 +90,24 @@ fn every_row_does_what_it_says() {
 
 #[test]
 fn a_zero_wait_interval_still_respects_operations() {
-    let policy = Policy { wait_interval: Duration::ZERO, ..policy(PolicyKind::Idle) };
+    let policy = policy(PolicyKind::Idle);
     for s in situations().iter().filter(|s| s.dirty_bytes == 5 && !s.paused && !s.draining) {
         let expected = if s.active {
             Decision::Quiet
         } else {
             Decision::Flush { scope: Scope::Settled, halt: Halt::OnActivity }
         };
-        assert_eq!(decide(&policy, s), expected, "{s:?}");
+        let s = Situation { wait: Duration::ZERO, ..*s };
+        assert_eq!(decide(&policy, &s), expected, "{s:?}");
+    }
+}
+
+#[test]
+fn only_the_idle_policy_learns() {
+    for kind in PolicyKind::ALL {
+        let adaptive = Policy { waiting: Waiting::Adaptive, ..policy(kind) };
+        assert_eq!(adaptive.learns(), kind == PolicyKind::Idle);
+        assert!(!policy(kind).learns());
     }
 }
 

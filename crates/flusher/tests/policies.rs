@@ -5,7 +5,9 @@
 mod world;
 
 use ebb_backend::faulty::Faults;
-use ebb_flusher::{BypassSource, FileUse, FlushSource, FlushState, Options, Policy, PolicyKind};
+use ebb_flusher::{
+    BypassSource, FileUse, FlushSource, FlushState, Options, Policy, PolicyKind, Waiting,
+};
 use ebb_types::Ino;
 use ebb_types::units::Percent;
 use std::sync::Arc;
@@ -49,6 +51,37 @@ fn idle_waits_out_short_gaps() {
     std::thread::sleep(A_WHILE);
     assert_eq!(engine.status().runs, 0);
     assert!(!world.on_backing(Ino(2)));
+}
+
+#[test]
+fn a_learned_interval_uses_pauses_that_the_fixed_one_waits_out() {
+    const INTERVAL: Duration = Duration::from_secs(2);
+    const PAUSE: Duration = Duration::from_millis(600);
+    let options = || Options { stop_within: Duration::from_millis(50), ..quick() };
+    let fixed = Policy { wait_interval: INTERVAL, ..Policy::of(PolicyKind::Idle) };
+    let adaptive = Policy { waiting: Waiting::Adaptive, ..fixed };
+    let worlds = [World::new(1), World::new(1)];
+    let engines = [worlds[0].start(options(), fixed), worlds[1].start(options(), adaptive)];
+    let mut longest = Duration::ZERO;
+    let mut rounds = 0;
+    // Five pauses to learn from; more when the machine is too busy to keep them equal.
+    while engines[1].status().runs == 0 && rounds < 60 {
+        for (world, engine) in worlds.iter().zip(&engines) {
+            world.write(Ino(2), 0, &pattern(rounds, 50_000));
+            engine.kick();
+        }
+        let pause = Instant::now();
+        std::thread::sleep(PAUSE);
+        longest = longest.max(pause.elapsed());
+        rounds += 1;
+    }
+    assert!(engines[1].status().runs > 0, "nothing was learned in {rounds} pauses");
+    assert!(rounds > 5, "started early without experience, after {rounds}");
+    if longest < INTERVAL {
+        assert_eq!(engines[0].status().runs, 0, "the fixed interval was not waited out");
+    }
+    eventually("everything arrives", || worlds[1].dirty_bytes() == 0);
+    worlds[1].assert_all_arrived();
 }
 
 #[test]

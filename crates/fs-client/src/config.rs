@@ -1,6 +1,7 @@
 //! Everything a daemon is told at start, already checked for form. The command line makes it;
 //! nothing here reads files or the environment.
 
+pub use ebb_flusher::Waiting;
 use ebb_types::units::{Percent, Size};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -76,6 +77,9 @@ pub struct MountConfig {
     /// How long the applications must pause before the idle policy flushes.
     #[serde(with = "millis")]
     pub wait_interval: Duration,
+    /// Whether that is learned from the applications' rhythm.
+    #[serde(default)]
+    pub waiting: Waiting,
     /// Threads that copy to the backing.
     pub flush_threads: usize,
     /// Where watermark flushing stops.

@@ -12,25 +12,23 @@ use crate::control_server;
 use crate::drain::Drain;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
-use crate::journal::{Image, Journal};
-use crate::leftover::{self, Leftover};
+use crate::leftover;
 use crate::node::{Node, Parts};
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
-use crate::restore;
 use crate::rules::Rules;
 use crate::status::{self, Status};
+use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
 use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
-use ebb_wire::pb::Welcome;
 use std::io;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// How long a fresh mount may take to answer.
@@ -38,9 +36,6 @@ const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the last drain, after the mount is gone, may take.
 const LAST_DRAIN: Duration = Duration::from_secs(300);
-
-/// How long the service may believe that a dead daemon is alive: a lease, and some.
-const TAKEOVER_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long the flusher's threads may take to end.
 const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -71,13 +66,8 @@ pub enum RunError {
         cause: io::Error,
     },
     /// The service cannot be reached or does not want this node.
-    #[error("metadata service {address}: {cause}")]
-    Meta {
-        /// Which.
-        address: String,
-        /// Why.
-        cause: ConnectError,
-    },
+    #[error(transparent)]
+    Meta(#[from] ConnectError),
     /// The mount did not come up.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
@@ -102,8 +92,8 @@ impl RunError {
     pub fn exit_code(&self) -> i32 {
         match self {
             RunError::Config(_) => 2,
-            RunError::Meta { cause, .. } if !cause.may_pass() => 2,
-            RunError::Meta { .. } => 5,
+            RunError::Meta(cause) if !cause.may_pass() => 2,
+            RunError::Meta(_) => 5,
             RunError::Undrained { .. } => 3,
             RunError::Local { .. } | RunError::Mount(_) | RunError::Fenced(_) => 1,
         }
@@ -248,14 +238,14 @@ fn start(
         request_timeout: config.request_timeout,
         ..ConnectOptions::new(meta_address, config.node.clone())
     };
-    let patience = if left.is_empty() { Duration::ZERO } else { TAKEOVER_WITHIN };
-    let (meta, welcome) = runtime.block_on(join(options, patience))?;
+    let patience = if left.is_empty() { Duration::ZERO } else { takeover::JOIN_WITHIN };
+    let (meta, welcome) = runtime.block_on(takeover::join(options, patience))?;
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {
         me: NodeId(welcome.node_id),
         meta,
-        peers: PeerPool::new(token.clone(), PoolOptions::default()),
+        peers: PeerPool::new(token.clone(), peer_deadlines(&config)),
         backing: Arc::clone(&backing),
         cache,
         rules,
@@ -263,9 +253,9 @@ fn start(
         runtime: runtime.handle().clone(),
         config,
     });
-    take_over(runtime, &node, &left, &welcome)?;
+    takeover::take_over(runtime, &node, &left, &welcome)?;
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
-    let peers = PeerServer::serve(listener, source, token, ServeOptions::default())
+    let peers = PeerServer::serve(listener, source, token, lending(&node.config))
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
     let options = Options { threads: node.config.flush_threads, ..Options::default() };
     let source = Arc::new(NodeSource(Arc::downgrade(&node)));
@@ -298,58 +288,6 @@ fn start(
             Err(e)
         }
     }
-}
-
-/// Joins the job. The service may believe for a while that the daemon is alive whose cache this
-/// one takes over.
-async fn join(
-    options: ConnectOptions,
-    patience: Duration,
-) -> Result<(MetaClient, Welcome), RunError> {
-    let end = Instant::now() + patience;
-    loop {
-        match MetaClient::connect(options.clone()).await {
-            Err(cause) if cause.may_pass() && Instant::now() < end => {
-                tracing::info!(error = %cause, "joining again in a moment");
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
-            Err(cause) => return Err(RunError::Meta { address: options.address, cause }),
-            Ok(joined) => return Ok(joined),
-        }
-    }
-}
-
-/// What an earlier daemon left in the cache is this node's again; from here on it is noted.
-fn take_over(
-    runtime: &tokio::runtime::Runtime,
-    node: &Arc<Node>,
-    left: &Leftover,
-    welcome: &Welcome,
-) -> Result<(), RunError> {
-    let cache = &node.config.cache;
-    let mut image = Image::default();
-    if let Some(found) = left.found() {
-        let restored = runtime
-            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job)))
-            .map_err(|e| local("cannot take the cache over")(e.into()))?;
-        if !restored.unknown.is_empty() {
-            return Err(RunError::Config(leftover::orphaned_text(&node.config, found)));
-        }
-        tracing::info!(
-            files = restored.files,
-            bytes = restored.bytes,
-            lost = restored.lost.len(),
-            aside = restored.aside.len(),
-            "took over what an earlier daemon left"
-        );
-        image = restored.image;
-    }
-    image.life = Some(leftover::life(&node.config, welcome));
-    node.cache.sync_dirs().map_err(local("cache directory"))?;
-    let journal = Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
-    let _ = node.journal.set(Arc::new(journal));
-    runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
-    Ok(())
 }
 
 /// The control socket, the registry, and a look whether the mount answers.
@@ -402,6 +340,25 @@ pub(crate) fn incarnation() -> Incarnation {
     Incarnation(u64::from_le_bytes(bytes) | 1)
 }
 
+/// Reads from peers end by the deadline that every remote request has.
+fn peer_deadlines(config: &MountConfig) -> PoolOptions {
+    let usual = PoolOptions::default();
+    PoolOptions {
+        connect_timeout: usual.connect_timeout.min(config.request_timeout),
+        read_timeout: config.request_timeout,
+        ..usual
+    }
+}
+
+/// What is lent stays until no reader can wait for it any more.
+fn lending(config: &MountConfig) -> ServeOptions {
+    let usual = ServeOptions::default();
+    ServeOptions {
+        stall_timeout: usual.stall_timeout.max(config.request_timeout.saturating_mul(2)),
+        ..usual
+    }
+}
+
 /// A job whose nodes look at different directories would mix them up.
 pub(crate) fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunError> {
     use std::os::unix::fs::MetadataExt;
@@ -428,6 +385,7 @@ pub(crate) fn policy(config: &MountConfig) -> Policy {
     Policy {
         kind,
         wait_interval: config.wait_interval,
+        waiting: config.waiting,
         period: config.wait_interval,
         low: config.low_watermark,
         high: config.high_watermark,
@@ -442,26 +400,12 @@ fn watch_for_fencing(
     let (sender, receiver) = watch::channel(None);
     let daemon = Arc::clone(daemon);
     runtime.spawn(async move {
-        let reason = fenced(&daemon.node.meta).await;
+        let reason = daemon.node.meta.fenced().await;
         tracing::error!(%reason, "this daemon was replaced by another one and stops");
         let _ = sender.send(Some(reason));
         let _ = fuse::unmount(&daemon.mountpoint, true);
     });
     receiver
-}
-
-/// Waits until the service tells this node to go.
-async fn fenced(meta: &MetaClient) -> String {
-    let mut events = meta.events();
-    loop {
-        match events.recv().await {
-            Ok(ebb_meta_client::Event::Fenced { reason }) => return reason,
-            Ok(event) => tracing::warn!(?event, "metadata service"),
-            Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
-            // The session has ended; so has everything else.
-            Err(_) => std::future::pending::<()>().await,
-        }
-    }
 }
 
 /// After the mount is gone: what is still dirty, and goodbye.

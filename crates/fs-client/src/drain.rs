@@ -99,7 +99,7 @@ impl Drain {
         let mut failures: Vec<Remaining> = Vec::new();
         let mut done = 0;
         loop {
-            let step = self.node.meta.materialize(MATERIALIZE_STEP).await?;
+            let step = self.node.patient_meta().materialize(MATERIALIZE_STEP).await?;
             done += step.done;
             for failure in &step.failures {
                 let path = String::from_utf8_lossy(&failure.path).into_owned();

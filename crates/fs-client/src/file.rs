@@ -194,7 +194,7 @@ impl CachedFile {
         let cache = self.cache(dir)?;
         let mut state = self.state.write();
         cache::punch(&cache, range)?;
-        // Punching never makes a file longer; a cache file that ends early counts as damaged.
+        // What is ours is in the cache file, zeros too: readers of it expect every byte.
         if cache.metadata()?.len() < range.end() {
             cache.set_len(range.end())?;
         }

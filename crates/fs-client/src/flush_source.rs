@@ -23,6 +23,11 @@ fn explained(operation: &'static str, e: &CallError) -> FlushError {
     FlushError::Service { operation, errno: e.errno, text: e.to_string() }
 }
 
+/// The file has lost its last name; ESTALE: and its last user, so that the service forgot it.
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ESTALE)
+}
+
 fn service(operation: &'static str, errno: Errno) -> FlushError {
     FlushError::Service { operation, errno, text: errno.to_string() }
 }
@@ -86,7 +91,7 @@ impl Node {
         match self.publish(&file).await {
             Ok(()) => {}
             // Unlinked and nobody's any more: it never touches the backing.
-            Err(Errno::ENOENT | Errno::ESTALE) => {
+            Err(e) if is_gone(e) => {
                 self.unlinked(&file);
                 return Ok(None);
             }
@@ -96,14 +101,19 @@ impl Node {
         if wanted.is_empty() {
             return Ok(None);
         }
-        let granted = match self.meta.flush_begin(ino, &wanted).await {
+        let granted = match self.patient_meta().flush_begin(ino, &wanted).await {
             Ok(granted) => granted,
-            Err(e) if e.errno == Errno::ENOENT => {
+            Err(e) if is_gone(e.errno) => {
                 self.unlinked(&file);
                 return Ok(None);
             }
             Err(e) => return Err(explained("flush_begin", &e)),
         };
+        let asked: u64 = wanted.iter().map(|r| r.len()).sum();
+        if granted.ranges.iter().map(|o| o.range.len()).sum::<u64>() < asked {
+            // Some of them are another node's by now, or flushed already: learn which.
+            self.query_anew(&file, ByteRange::ALL).await.map_err(|e| service("query", e))?;
+        }
         let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
         if !granted.ranges.is_empty() {
@@ -122,7 +132,11 @@ impl Node {
     }
 
     async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
-        let ended = self.meta.flush_end(grant.ino, grant.id, done).await;
+        // Number 0 stands for a grant of nothing.
+        if grant.id == 0 {
+            return Ok(());
+        }
+        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
         match ended {
             Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
@@ -134,7 +148,7 @@ impl Node {
             }
             Ok(_) => Ok(()),
             // Unlinked under the flush: there is nothing to be safe any more.
-            Err(e) if e.errno == Errno::ENOENT => Ok(()),
+            Err(e) if is_gone(e.errno) => Ok(()),
             Err(e) => Err(explained("flush_end", &e)),
         }
     }

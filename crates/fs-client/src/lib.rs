@@ -29,6 +29,7 @@ pub mod registry;
 mod restore;
 mod rules;
 mod status;
+mod takeover;
 mod virtual_files;
 
 pub use daemon::{Ready, RunError, run};

@@ -23,6 +23,9 @@ use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+/// How many times longer than others a request may take that waits for the backing.
+const BACKING_PATIENCE: u32 = 4;
+
 /// Files are spread over so many maps, so that threads seldom meet.
 const SHARDS: usize = 16;
 
@@ -256,6 +259,12 @@ impl Node {
             self.unlist(&file);
             self.discard(ino);
         }
+    }
+
+    /// The service, for requests that may have to wait for the backing: a slow one must not look
+    /// like a dead service.
+    pub(crate) fn patient_meta(&self) -> MetaClient {
+        self.meta.within(self.deadline() * BACKING_PATIENCE)
     }
 
     /// How long one remote step may take.

@@ -84,7 +84,7 @@ fn run_on(runtime: &tokio::runtime::Runtime, job: &Job) -> Result<Outcome, RunEr
             request_timeout: config.request_timeout,
             ..ConnectOptions::new(&job.meta, config.node.clone())
         }))
-        .map_err(|cause| RunError::Meta { address: job.meta.clone(), cause })?;
+        .map_err(RunError::Meta)?;
     daemon::check_same_backing(config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {

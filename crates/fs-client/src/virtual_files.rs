@@ -5,6 +5,7 @@ use ebb_types::{Attr, Errno, FileKind, Ino, Time};
 use std::sync::OnceLock;
 
 const DIRECTORY: Ino = Ino(u64::MAX - 1);
+const DIRECTORY_NAME: &[u8] = b".ebb";
 
 /// The files in `.ebb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +38,25 @@ pub fn file(ino: Ino) -> Result<VirtualFile, Errno> {
 /// The virtual entry of that name, if it is one.
 #[must_use]
 pub fn lookup(parent: Ino, name: &[u8]) -> Option<Attr> {
-    if parent == Ino::ROOT && name == b".ebb" {
+    if parent == Ino::ROOT && name == DIRECTORY_NAME {
         return getattr(DIRECTORY);
     }
     if parent == DIRECTORY {
         return FILES.iter().find(|f| f.1 == name).and_then(|f| getattr(f.2));
     }
     None
+}
+
+/// Everything in `.ebb`.
+#[must_use]
+pub fn listing() -> Vec<(&'static [u8], Attr)> {
+    FILES.iter().filter_map(|f| Some((f.1, getattr(f.2)?))).collect()
+}
+
+/// Nothing may be made, changed or removed in `.ebb`, nor anything else take its place.
+pub fn may_change(parent: Ino, name: &[u8]) -> Result<(), Errno> {
+    let ours = is_virtual(parent) || (parent == Ino::ROOT && name == DIRECTORY_NAME);
+    if ours { Err(Errno::EPERM) } else { Ok(()) }
 }
 
 /// Attributes of a virtual inode. Sizes are 0 as in /proc: content is made when it is opened.

@@ -1,12 +1,14 @@
 //! Calls about the bytes of files, flushes, and the node itself.
 
 use crate::client::{CallError, MetaClient};
+use crate::driver::LEFT;
 use crate::map::{Mapped, map_from_pb, owned_from_pb};
 use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{range_to_pb, time_to_pb};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the unowned bytes of a file are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,13 +273,19 @@ impl MetaClient {
         Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
     }
 
-    /// Leaves the job for good: no call succeeds afterwards.
+    /// Leaves the job for good: no call succeeds afterwards, and no session comes after this one.
     pub async fn goodbye(&self) -> Result<(), Errno> {
-        self.inner.leaving.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.inner.leaving.store(true, Relaxed);
         match self.call(Op::Goodbye(pb::Goodbye {})).await {
             // The service ends the stream of a node that leaves; its answer may be lost with it.
-            Ok(_) | Err(Errno::ENOTCONN) => Ok(()),
-            Err(e) => Err(e),
+            Ok(_) | Err(Errno::ENOTCONN) => {
+                self.inner.exchange.end(Errno::ENOTCONN, LEFT);
+                Ok(())
+            }
+            Err(e) => {
+                self.inner.leaving.store(false, Relaxed);
+                Err(e)
+            }
         }
     }
 }

@@ -227,8 +227,9 @@ impl MetaClient {
     /// Waits until this node is out of the job (or was before this call), and says why.
     pub async fn fenced(&self) -> String {
         let mut fenced = self.inner.fenced.subscribe();
-        match fenced.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or_default(),
+        let reason = fenced.wait_for(Option::is_some).await.map(|reason| reason.clone());
+        match reason {
+            Ok(reason) => reason.unwrap_or_default(),
             // The sender lives as long as this handle.
             Err(_) => std::future::pending().await,
         }

@@ -21,6 +21,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest one.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Why calls fail after a goodbye.
+pub(crate) const LEFT: &str = "this node has left the job";
 /// Heartbeats of one lease: two may be lost.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 
@@ -58,7 +60,7 @@ pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
         }
         if inner.leaving.load(Relaxed) {
             // Who comes back after a goodbye would be a node of the job again.
-            return inner.exchange.end(Errno::ENOTCONN, "this node has left the job");
+            return inner.exchange.end(Errno::ENOTCONN, LEFT);
         }
         inner.exchange.down();
         inner.announce(Event::Disconnected);

@@ -371,6 +371,24 @@ async fn the_last_handle_closes_the_session() {
     assert!(service.is_left_alone().await);
 }
 
+#[tokio::test]
+async fn after_a_goodbye_nobody_comes_back() {
+    let (mut service, mut peer, client) = connected(|_| ()).await;
+    let mut events = client.events();
+    let leaving = {
+        let client = client.clone();
+        tokio::spawn(async move { client.goodbye().await })
+    };
+    let (_, op) = peer.next().await;
+    assert!(matches!(op, Op::Goodbye(_)));
+    // The answer is lost with the stream.
+    drop(peer);
+    assert_eq!(leaving.await.unwrap(), Ok(()));
+    assert_eq!(spawn_lookup(&client, 1).await.unwrap(), Err(Errno::ENOTCONN));
+    assert!(service.is_left_alone().await);
+    assert!(events.try_recv().is_err(), "leaving is no event");
+}
+
 fn token(dir: &tempfile::TempDir, name: &str) -> Arc<Token> {
     Arc::new(Token::generate_to(dir.path().join(name)).unwrap())
 }

@@ -2,8 +2,9 @@
 //! path can leave the directory and no symbolic link is ever followed. Knows nothing of what
 //! names mean.
 
+use ebb_backend::lustre;
 use ebb_namespace::{BackingKey, BackingPath, DirStamp, Effect, Found, Replace, Seen, XattrMode};
-use ebb_types::{Errno, FileKind, Name, Time};
+use ebb_types::{Errno, FileKind, Name, Striping, Time};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec, Timestamps,
     XattrFlags,
@@ -171,6 +172,11 @@ impl Backing {
         rustix::fs::fstatvfs(&self.root).map_err(errno)
     }
 
+    /// What there is to know about Lustre; None when the backing is something else.
+    pub fn lustre(&self) -> Res<Option<lustre::Facts>> {
+        lustre::facts(&self.root)
+    }
+
     fn found(&self, dir: BorrowedFd<'_>, name: Option<&Name>) -> Res<Found> {
         let st = match name {
             None => rustix::fs::fstat(dir),
@@ -262,7 +268,10 @@ impl Backing {
                 let rdev = u64::from(*rdev);
                 self.fresh(path, |dir, name| rustix::fs::mknodat(dir, name, kind, mode, rdev))
             }
-            Effect::CreatePart { path } => self.create_part(path),
+            Effect::CreatePart { path, striping: None } => self.create_part(path),
+            Effect::CreatePart { path, striping: Some(striping) } => {
+                self.create_striped_part(path, *striping)
+            }
             Effect::Chmod { path, perm } => {
                 let (_fd, proc) = self.object(path)?;
                 rustix::fs::chmod(&proc, Mode::from_raw_mode(*perm)).map_err(errno)
@@ -398,6 +407,21 @@ impl Backing {
             | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::openat(dir, name, flags, mode).map(drop).map_err(errno)
+    }
+
+    /// The same for a file that is to be spread over the targets of Lustre. One that a crash
+    /// left may have stripes already, so it is not emptied but made anew.
+    fn create_striped_part(&self, path: &BackingPath, striping: Striping) -> Res<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        self.fresh(path, |dir, name| {
+            let file = rustix::fs::openat(dir, name, flags | lustre::DELAYED, mode)?;
+            if let Err(errno) = lustre::set_striping(&file, striping) {
+                // Then it gets the directory's default with its first bytes, which matter more.
+                tracing::warn!(%path, ?striping, ?errno, "the stripes cannot be set");
+            }
+            Ok(())
+        })
     }
 
     fn chown(

@@ -19,6 +19,9 @@ pub struct Config {
     pub consistency: Option<String>,
     /// A node that is silent for longer counts as gone.
     pub lease: Duration,
+    /// How many jobs write to the backing at the same time, this one included. On Lustre the
+    /// stripes of new files are chosen from it; without it the directory's defaults are kept.
+    pub jobs_hint: Option<u32>,
 }
 
 impl Config {
@@ -34,6 +37,7 @@ impl Config {
             token: None,
             consistency: None,
             lease: Config::LEASE,
+            jobs_hint: None,
         }
     }
 }

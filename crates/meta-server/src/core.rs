@@ -11,6 +11,7 @@ use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
+use crate::striping::Stripes;
 use ebb_namespace::locks::{Granted, Ticket};
 use ebb_namespace::{Home, Namespace, Record};
 use ebb_types::{ByteRange, Errno, Ino, NodeId};
@@ -54,6 +55,8 @@ pub struct Core {
     pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
     /// The nodes that are there now.
     pub sessions: Sessions,
+    /// How new files are spread, when there is a choice.
+    pub stripes: Option<Stripes>,
     /// What is counted.
     pub stats: Stats,
     /// Lease of a node.
@@ -89,6 +92,7 @@ impl Core {
             state: Mutex::new(state),
             turn: tokio::sync::Mutex::new(()),
             journal,
+            stripes: Stripes::on(&backing, config.jobs_hint),
             backing: Arc::new(backing),
             grants: Mutex::default(),
             grants_changed: Notify::new(),

@@ -19,6 +19,13 @@ const OPTIMISTIC: usize = 3;
 /// A boxed future, for the one recursion (towards the root).
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// A directory of the backing, and when it was there.
+struct Place {
+    path: BackingPath,
+    generation: (u64, u64),
+    asked: u64,
+}
+
 impl Core {
     /// Makes sure that it is known, and freshly so, what `name` in `parent` is.
     pub async fn learn(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
@@ -67,9 +74,11 @@ impl Core {
     pub async fn look_again(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
         for attempt in 0.. {
             let turn = if attempt < OPTIMISTIC { None } else { Some(self.turn().await) };
-            let Some((path, generation)) = self.dir_path(parent)? else { return Ok(()) };
-            let asked = name.clone();
-            let look = self.backing.run(move |b| b.look(&path, &asked)).await;
+            let Some(Place { path, generation, asked }) = self.place(parent)? else {
+                return Ok(());
+            };
+            let wanted = name.clone();
+            let look = self.backing.run(move |b| b.look(&path, &wanted)).await;
             let _turn = match turn {
                 Some(turn) => turn,
                 None => self.turn().await,
@@ -83,26 +92,28 @@ impl Core {
                 Err(e) => return Err(e),
             };
             if self.state().ns.generation(parent) == generation {
-                return self.take_look(parent, name, &look);
+                return self.take_look(parent, name, &look, asked);
             }
         }
         Err(Errno::EAGAIN)
     }
 
-    fn dir_path(&self, dir: Ino) -> Result<Option<(BackingPath, (u64, u64))>, Errno> {
+    /// Where a directory is on the backing, and when that was so; `None` when it is not there.
+    fn place(&self, dir: Ino) -> Result<Option<Place>, Errno> {
         let state = self.state();
         let inode = state.ns.inode(dir)?;
         match inode.kind {
             FileKind::Directory if inode.home != Home::Own => Ok(None),
             FileKind::Directory => {
                 let path = state.ns.path(dir).ok_or(Errno::ENOENT)?;
-                Ok(Some((path, state.ns.generation(dir))))
+                let (generation, asked) = (state.ns.generation(dir), state.ns.now_seen());
+                Ok(Some(Place { path, generation, asked }))
             }
             _ => Err(Errno::ENOTDIR),
         }
     }
 
-    fn take_look(&self, parent: Ino, name: &Name, look: &Look) -> Result<(), Errno> {
+    fn take_look(&self, parent: Ino, name: &Name, look: &Look, asked: u64) -> Result<(), Errno> {
         let mut guard = self.state();
         let state = &mut *guard;
         if state.ns.inode(parent)?.seen.map(|s| s.key) != Some(look.stamp.key) {
@@ -111,7 +122,7 @@ impl Core {
         }
         let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
         let found = look.found.as_ref();
-        let plan = state.ns.plan_found(parent, name, found, &dirty, Time::now())?;
+        let plan = state.ns.plan_found(parent, name, found, &dirty, asked, Time::now())?;
         let ino = plan.ino;
         self.apply_local(state, plan);
         if look.found.is_none() {
@@ -162,10 +173,11 @@ impl Core {
     }
 
     async fn compare_root(&self) -> Result<(), Errno> {
+        let asked = self.state().ns.now_seen();
         let found = self.backing.run(|b| b.stat(&BackingPath::ROOT)).await?;
         let _turn = self.turn().await;
         let mut state = self.state();
-        let plan = state.ns.plan_root_found(&found, Time::now())?;
+        let plan = state.ns.plan_root_found(&found, asked, Time::now())?;
         self.apply_local(&mut state, plan);
         self.note_checked(Ino::ROOT);
         Ok(())
@@ -175,9 +187,11 @@ impl Core {
     pub async fn learn_all(&self, dir: Ino) -> Result<(), Errno> {
         for attempt in 0.. {
             let turn = if attempt < OPTIMISTIC { None } else { Some(self.turn().await) };
-            let Some((path, generation)) = self.dir_path(dir)? else { return Ok(()) };
-            let asked = path.clone();
-            let (stamp, settled) = match self.backing.run(move |b| b.stamp(&asked)).await {
+            let Some(Place { path, generation, asked }) = self.place(dir)? else {
+                return Ok(());
+            };
+            let stamped = path.clone();
+            let (stamp, settled) = match self.backing.run(move |b| b.stamp(&stamped)).await {
                 Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {
                     drop(turn);
                     return self.dir_is_gone(dir).await;
@@ -197,20 +211,20 @@ impl Core {
                 None => self.turn().await,
             };
             if self.state().ns.generation(dir) == generation {
-                return self.take_listing(dir, &listing);
+                return self.take_listing(dir, &listing, asked);
             }
         }
         Err(Errno::EAGAIN)
     }
 
-    fn take_listing(&self, dir: Ino, listing: &Listing) -> Result<(), Errno> {
+    fn take_listing(&self, dir: Ino, listing: &Listing, asked: u64) -> Result<(), Errno> {
         let mut guard = self.state();
         let state = &mut *guard;
         if state.ns.inode(dir)?.seen.map(|s| s.key) != Some(listing.stamp.key) {
             return Err(Errno::ESTALE);
         }
         let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
-        let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, Time::now())?;
+        let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, asked, Time::now())?;
         self.apply_local(state, plan);
         if listing.settled {
             state.ns.note_listed(dir, listing.stamp);
@@ -323,10 +337,10 @@ impl Core {
     }
 
     async fn look_in_turn(&self, _turn: &Turn<'_>, parent: Ino, name: &Name) -> Result<(), Errno> {
-        let Some((path, _)) = self.dir_path(parent)? else { return Ok(()) };
-        let asked = name.clone();
-        let look = self.backing.run(move |b| b.look(&path, &asked)).await?;
-        self.take_look(parent, name, &look)
+        let Some(Place { path, asked, .. }) = self.place(parent)? else { return Ok(()) };
+        let wanted = name.clone();
+        let look = self.backing.run(move |b| b.look(&path, &wanted)).await?;
+        self.take_look(parent, name, &look, asked)
     }
 }
 

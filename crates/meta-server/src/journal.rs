@@ -372,7 +372,10 @@ fn replace(dir: &Path, job: u64, snapshot: &[u8]) -> io::Result<File> {
     file.write_all(&header(job))?;
     file.write_all(snapshot)?;
     file.sync_all()?;
+    // Freeing a large file can take seconds; whoever waits for the new one does not wait for that.
+    let old = File::open(dir.join("journal")).ok();
     std::fs::rename(&fresh, dir.join("journal"))?;
+    std::thread::spawn(move || drop(old));
     File::open(dir)?.sync_all()?;
     Ok(file)
 }

@@ -22,6 +22,7 @@ mod sessions;
 mod state;
 mod stats;
 mod stream;
+mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;

@@ -347,7 +347,7 @@ impl Stream {
                     }
                 });
             }
-            Some(Turnout::Do(tell)) => match call.answered_before() {
+            Some(Turnout::Do(tell)) => match call.answered_before(&op) {
                 Some(result) => {
                     let answer = reply(call.id, result);
                     self.core.sessions.remember(self.who, &answer);

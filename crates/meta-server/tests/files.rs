@@ -1,5 +1,7 @@
 //! Names and bytes of files: two nodes, a real backing, and others who change it.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{ROOT, Service, begin, write_granted};
@@ -255,5 +257,85 @@ async fn attributes_and_xattrs_are_written_through() {
     match a.ask(list).await {
         Ok(Some(Body::XattrNames(n))) => assert_eq!(n.names, [b"user.k".to_vec()]),
         other => panic!("{other:?}"),
+    }
+}
+
+/// A fixed sequence that looks random.
+fn shuffled(seed: &mut u64, below: u64) -> u64 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) % below
+}
+
+fn random_op(seed: &mut u64, dirs: &[u64], inos: &[u64]) -> Op {
+    let parent = dirs[shuffled(seed, dirs.len() as u64) as usize];
+    let new_parent = dirs[shuffled(seed, dirs.len() as u64) as usize];
+    let ino = inos[shuffled(seed, inos.len() as u64) as usize];
+    let mut name = || format!("n{}", shuffled(seed, 4)).into_bytes();
+    let (name, new_name) = (name(), name());
+    let at = shuffled(seed, 1000);
+    let ranges = vec![pb::Range { start: at, end: at + 50 }];
+    match shuffled(seed, 14) {
+        0 | 1 => Op::Make(pb::Make {
+            parent,
+            name,
+            mode: libc::S_IFREG | 0o644,
+            open: at.is_multiple_of(2),
+            ..Default::default()
+        }),
+        2 => Op::Make(pb::Make { parent, name, mode: libc::S_IFDIR | 0o755, ..Default::default() }),
+        3 => Op::Unlink(pb::Unlink { parent, name, dir: at.is_multiple_of(4) }),
+        4 => Op::Rename(pb::Rename { parent, name, new_parent, new_name, flags: (at % 3) as u32 }),
+        5 => Op::Link(pb::Link { ino, new_parent, new_name }),
+        6 => Op::Open(pb::Open { ino, truncate: at.is_multiple_of(8), ..Default::default() }),
+        7 => Op::Release(pb::Release { ino }),
+        8 | 9 => Op::Attach(pb::Attach { ino, ranges, ..Default::default() }),
+        10 => Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
+        11 => Op::ReadDir(pb::ReadDir { ino: parent, ..Default::default() }),
+        12 => Op::Materialize(pb::Materialize { limit: 3 }),
+        _ => Op::Lookup(pb::Lookup { parent, name }),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_two_nodes_is_answered_and_survives_a_crash() {
+    let s = Service::start().await;
+    std::fs::create_dir(s.backing().join("there")).unwrap();
+    std::fs::write(s.backing().join("there/n1"), b"x").unwrap();
+    std::fs::write(s.backing().join("n2"), b"x").unwrap();
+    let (mut a, mut b) = (s.node("a").await, s.node("b").await);
+    let mut dirs = vec![ROOT, a.lookup(ROOT, "there").await.unwrap().ino];
+    let mut inos = vec![a.lookup(ROOT, "n2").await.unwrap().ino];
+    let mut seed = 7;
+    for _ in 0..30 {
+        let mut sent = Vec::new();
+        for _ in 0..20 {
+            sent.push(a.send(random_op(&mut seed, &dirs, &inos)).await);
+            b.send_as(*sent.last().unwrap(), random_op(&mut seed, &dirs, &inos)).await;
+        }
+        for id in sent {
+            for reply in [a.wait(id).await, b.wait(id).await] {
+                assert_ne!(reply.errno, Errno::EIO.0, "{}", reply.text);
+                let attr = match reply.body {
+                    Some(Body::Entry(e)) => e.attr,
+                    Some(Body::Opened(o)) => o.attr,
+                    _ => None,
+                };
+                if let Some(attr) = attr {
+                    let dir = attr.mode & libc::S_IFMT == libc::S_IFDIR;
+                    if dir { dirs.push(attr.ino) } else { inos.push(attr.ino) }
+                }
+            }
+        }
+    }
+    let mut before = Vec::new();
+    for dir in dirs.iter().filter(|d| **d != 0) {
+        let op = Op::ReadDir(pb::ReadDir { ino: *dir, ..Default::default() });
+        before.push(a.ask(op).await);
+    }
+    let s = s.crash_and_restart(|_| {}).await;
+    let mut a = s.node("a").await;
+    for (dir, before) in dirs.iter().zip(before) {
+        let op = Op::ReadDir(pb::ReadDir { ino: *dir, ..Default::default() });
+        assert_eq!(a.ask(op).await, before);
     }
 }

@@ -33,16 +33,18 @@ pub(crate) fn found_inode(ino: Ino, f: &Found) -> NewInode {
 
 impl Namespace {
     /// The backing was asked for `name` in `parent` and answered `found`. `plan.ino` is what the
-    /// name means afterwards. Nothing is done on the backing.
+    /// name means afterwards. Nothing is done on the backing. `asked` is
+    /// [`Namespace::now_seen`] from before the question: what was seen later is newer.
     pub fn plan_found(
         &self,
         parent: Ino,
         name: &Name,
         found: Option<&Found>,
         dirty: IsDirty<'_>,
+        asked: u64,
         now: Time,
     ) -> Result<Plan, Errno> {
-        let mut a = Adopter::new(Planner::new(self, now), dirty);
+        let mut a = Adopter::new(Planner::new(self, now), dirty, asked);
         let ino = a.reconcile(parent, name, found)?;
         Ok(a.p.finish(ino))
     }
@@ -53,9 +55,10 @@ impl Namespace {
         parent: Ino,
         listed: &BTreeMap<Name, Found>,
         dirty: IsDirty<'_>,
+        asked: u64,
         now: Time,
     ) -> Result<Plan, Errno> {
-        let mut a = Adopter::new(Planner::new(self, now), dirty);
+        let mut a = Adopter::new(Planner::new(self, now), dirty, asked);
         for (name, found) in listed {
             a.reconcile(parent, name, Some(found))?;
         }
@@ -68,12 +71,12 @@ impl Namespace {
     }
 
     /// The root was looked at again; another directory in its place is an error.
-    pub fn plan_root_found(&self, found: &Found, now: Time) -> Result<Plan, Errno> {
+    pub fn plan_root_found(&self, found: &Found, asked: u64, now: Time) -> Result<Plan, Errno> {
         let root = self.inode(Ino::ROOT)?;
         if found.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let mut a = Adopter::new(Planner::new(self, now), &|_| false);
+        let mut a = Adopter::new(Planner::new(self, now), &|_| false, asked);
         a.refresh(root, found);
         Ok(a.p.finish(Some(Ino::ROOT)))
     }
@@ -82,6 +85,7 @@ impl Namespace {
 struct Adopter<'a> {
     p: Planner<'a>,
     dirty: IsDirty<'a>,
+    asked: u64,
     /// Adopted within this plan: two names of one object in one listing.
     fresh: BTreeMap<(u64, u64), Ino>,
     /// Names taken from (negative) and given to known inodes within this plan.
@@ -93,10 +97,11 @@ struct Adopter<'a> {
 }
 
 impl<'a> Adopter<'a> {
-    fn new(p: Planner<'a>, dirty: IsDirty<'a>) -> Adopter<'a> {
+    fn new(p: Planner<'a>, dirty: IsDirty<'a>, asked: u64) -> Adopter<'a> {
         Adopter {
             p,
             dirty,
+            asked,
             fresh: BTreeMap::new(),
             balance: BTreeMap::new(),
             moved: BTreeSet::new(),
@@ -239,7 +244,8 @@ impl<'a> Adopter<'a> {
 
     /// Attributes that others changed become ours, unless our own are still on their way.
     fn refresh(&mut self, inode: &Inode, f: &Found) {
-        if inode.seen == Some(f.seen) {
+        // While the backing was asked, we may have changed the object ourselves.
+        if inode.seen == Some(f.seen) || inode.seen_at > self.asked {
             return;
         }
         let ino = inode.ino;

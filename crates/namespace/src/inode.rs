@@ -155,6 +155,8 @@ pub struct Inode {
     /// The backing object exists, but its times (and a file's size) are not yet what they
     /// should be.
     pub due: bool,
+    /// When `seen` was last recorded, by [`crate::Namespace::now_seen`].
+    pub(crate) seen_at: u64,
     pub(crate) dir: Option<Box<Dir>>,
 }
 

@@ -5,15 +5,20 @@ use crate::inode::{Home, Inode, Link, Under};
 use crate::plan::{Plan, Planner, part_name};
 use crate::record::{BackingPath, Effect, Record, Replace};
 use crate::tree::Namespace;
-use ebb_types::{Errno, FileKind, Ino, Time};
+use ebb_types::{Errno, FileKind, Ino, Striping, Time};
 
 impl Namespace {
-    /// The file gets a place on the backing that bytes can be written to. Nothing to do when it
-    /// has one. ENOENT when it has no name any more.
-    pub fn plan_place(&self, ino: Ino, now: Time) -> Result<Plan, Errno> {
+    /// The file gets a place on the backing that bytes can be written to, with this striping.
+    /// Nothing to do when it has one. ENOENT when it has no name any more.
+    pub fn plan_place(
+        &self,
+        ino: Ino,
+        striping: Option<Striping>,
+        now: Time,
+    ) -> Result<Plan, Errno> {
         let inode = self.inode(ino)?;
         let mut p = Planner::new(self, now);
-        make_part(&mut p, inode)?;
+        make_part(&mut p, inode, striping)?;
         Ok(p.finish(Some(ino)))
     }
 
@@ -28,7 +33,8 @@ impl Namespace {
             (Home::Own, _) => settle(&mut p, inode, size)?,
             (_, FileKind::Directory) => p.ensure_dir(ino)?,
             (_, FileKind::Regular) => {
-                let part = make_part(&mut p, inode)?;
+                // Without bytes to flush there is nothing to spread.
+                let part = make_part(&mut p, inode, None)?;
                 p.end_step();
                 p.effect(Effect::SetSize { path: part.clone(), len: size });
                 p.attributes(inode, &part);
@@ -42,7 +48,11 @@ impl Namespace {
 }
 
 /// Where the file's bytes go; made when there is no such place yet.
-fn make_part(p: &mut Planner<'_>, inode: &Inode) -> Result<BackingPath, Errno> {
+fn make_part(
+    p: &mut Planner<'_>,
+    inode: &Inode,
+    striping: Option<Striping>,
+) -> Result<BackingPath, Errno> {
     let link = inode.links.first().ok_or(Errno::ENOENT)?;
     if inode.kind != FileKind::Regular {
         return Err(Errno::EINVAL);
@@ -52,7 +62,7 @@ fn make_part(p: &mut Planner<'_>, inode: &Inode) -> Result<BackingPath, Errno> {
     }
     p.ensure_dir(link.parent)?;
     let path = p.child(link.parent, &part_name(inode.ino))?;
-    p.effect(Effect::CreatePart { path: path.clone() });
+    p.effect(Effect::CreatePart { path: path.clone(), striping });
     p.record(Record::Home { ino: inode.ino, home: Home::Part { dir: link.parent } });
     p.restat(inode.ino, path.clone());
     p.names_added(link.parent);

@@ -1,7 +1,7 @@
 //! The two vocabularies of the namespace: effects on the backing, and records of what is true.
 
 use crate::inode::{Home, Seen, Under};
-use ebb_types::{FileKind, Ino, Name, NodeId, Time};
+use ebb_types::{FileKind, Ino, Name, NodeId, Striping, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -103,8 +103,10 @@ pub enum Effect {
         rdev: u32,
     },
     /// An empty regular file of mode 0600; what a crash left under that name is emptied.
+    /// `striping` is how it should be spread over storage targets, where that can be said.
     CreatePart {
         path: BackingPath,
+        striping: Option<Striping>,
     },
     Chmod {
         path: BackingPath,

@@ -38,6 +38,8 @@ pub struct Namespace {
     pending: BTreeSet<Ino>,
     next: u64,
     moves: u64,
+    /// Counts the looks at the backing that were taken in.
+    looks: u64,
 }
 
 impl Namespace {
@@ -62,6 +64,7 @@ impl Namespace {
             pending: BTreeSet::new(),
             next: Ino::ROOT.0 + 1,
             moves: 0,
+            looks: 0,
         }
     }
 
@@ -229,6 +232,12 @@ impl Namespace {
     #[must_use]
     pub fn generation(&self, dir: Ino) -> (u64, u64) {
         (self.moves, self.dir(dir).map_or(0, |d| d.generation))
+    }
+
+    /// A point in the history of looks at the backing, to be remembered before one.
+    #[must_use]
+    pub fn now_seen(&self) -> u64 {
+        self.looks
     }
 
     /// What has still to reach the backing, after `after`, in order of inode numbers.
@@ -400,6 +409,7 @@ impl Namespace {
             home: new.home,
             seen: new.seen,
             due: new.due,
+            seen_at: 0,
             dir,
         };
         self.inodes.insert(new.ino, inode);
@@ -458,7 +468,11 @@ impl Namespace {
     }
 
     fn set_seen(&mut self, ino: Ino, seen: Option<Seen>) -> Result<(), ReplayError> {
-        let old = std::mem::replace(&mut self.need(ino)?.seen, seen);
+        self.looks += 1;
+        let now = self.looks;
+        let inode = self.need(ino)?;
+        inode.seen_at = now;
+        let old = std::mem::replace(&mut inode.seen, seen);
         self.unindex_key(ino, old);
         if let Some(seen) = seen {
             self.by_key.insert(seen.key, ino);

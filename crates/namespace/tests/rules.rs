@@ -2,6 +2,8 @@
 //! backing and in which order, and that a snapshot is the whole state. (That the rules are those
 //! of the kernel is tested against the kernel, where the effects are carried out.)
 
+#![allow(clippy::unwrap_used)]
+
 use ebb_namespace::*;
 use ebb_types::{Errno, FileKind, Ino, Name, NodeId, Time};
 
@@ -54,7 +56,7 @@ fn make(ns: &mut Namespace, parent: Ino, n: &str, kind: FileKind) -> Ino {
 
 fn adopt(ns: &mut Namespace, parent: Ino, n: &str, kind: FileKind, key: u64) -> Ino {
     let f = found(kind, key);
-    let plan = ns.plan_found(parent, &name(n), Some(&f), &|_| false, NOW).unwrap();
+    let plan = ns.plan_found(parent, &name(n), Some(&f), &|_| false, u64::MAX, NOW).unwrap();
     apply(ns, &plan);
     plan.ino.unwrap()
 }
@@ -146,7 +148,7 @@ fn two_names_of_one_backing_object_are_one_inode() {
     let mut ns = root();
     let f = found(FileKind::Regular, 10);
     let listed = [(name("a"), f.clone()), (name("b"), f)].into();
-    let plan = ns.plan_listed(Ino::ROOT, &listed, &|_| false, NOW).unwrap();
+    let plan = ns.plan_listed(Ino::ROOT, &listed, &|_| false, u64::MAX, NOW).unwrap();
     apply(&mut ns, &plan);
     let ino = |n: &str| ns.dentry(Ino::ROOT, &name(n)).unwrap().unwrap().ino;
     assert_eq!(ino("a"), ino("b"));
@@ -234,4 +236,22 @@ fn the_last_close_frees_a_nameless_file() {
     assert!(ns.get(f).is_some());
     ns.plan_release_all(NodeId(2)).iter().for_each(|r| ns.apply(r).unwrap());
     assert!(ns.get(f).is_none());
+}
+
+#[test]
+fn an_old_look_does_not_undo_what_was_done_meanwhile() {
+    let mut ns = root();
+    let f = adopt(&mut ns, Ino::ROOT, "f", FileKind::Regular, 10);
+    let asked = ns.now_seen();
+    let old = found(FileKind::Regular, 10);
+    let plan = ns.plan_set_attr(f, &Change { perm: Some(0o600), ..Change::default() }, LATER);
+    let plan = plan.unwrap();
+    plan.steps[0].records.iter().for_each(|r| ns.apply(r).unwrap());
+    let seen = Some(Seen { ctime: LATER, ..old.seen });
+    ns.apply(&Record::Seen { ino: f, seen }).unwrap();
+    let look = |ns: &Namespace, asked| {
+        ns.plan_found(Ino::ROOT, &name("f"), Some(&old), &|_| false, asked, NOW).unwrap()
+    };
+    assert!(look(&ns, asked).is_empty());
+    assert!(!look(&ns, ns.now_seen()).is_empty(), "a new look is believed");
 }

@@ -7,6 +7,7 @@ pub mod errno;
 pub mod ids;
 pub mod name;
 pub mod range;
+pub mod striping;
 pub mod units;
 
 pub use attr::{Attr, FileKind, Time};
@@ -14,3 +15,4 @@ pub use errno::Errno;
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use name::Name;
 pub use range::ByteRange;
+pub use striping::Striping;

@@ -57,10 +57,11 @@ impl FromStr for Size {
         }
         let value: f64 =
             number.parse().map_err(|_| UnitError(format!("'{s}' is not a size (like 64MiB)")))?;
-        if unit.is_empty() || !(value * factor as f64 <= u64::MAX as f64) {
+        let bytes = value * factor as f64;
+        if unit.is_empty() || !bytes.is_finite() || bytes > u64::MAX as f64 {
             return Err(UnitError(format!("'{s}' is not a size (like 1.5GiB)")));
         }
-        Ok(Size((value * factor as f64) as u64))
+        Ok(Size(bytes as u64))
     }
 }
 

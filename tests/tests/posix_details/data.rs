@@ -37,9 +37,9 @@ fn a_sparse_file_goes_beyond_4_gib() {
             let mut got = vec![0; 100_000];
             file.read_exact_at(&mut got, at).expect("read");
             same(&format!("{} at {at}", path.display()), &got, &bytes(1, 1, at, 100_000));
-            file.read_exact_at(&mut got, at + 1_000_000).map_or((), |()| {
+            if file.read_exact_at(&mut got, at + 1_000_000).is_ok() {
                 same("a hole", &got, &[0; 100_000]);
-            });
+            }
         }
     }
     let meta = fs::metadata(cluster.backing().join("big")).expect("stat");

@@ -4,6 +4,7 @@
 use super::{c, checked, create, errno, one, open, two};
 use ebb_testkit::Cluster;
 use ebb_tests::content::{bytes, same};
+use ebb_tests::tools::wait_until;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
@@ -147,9 +148,8 @@ fn user_ebb_consistency_on_an_empty_directory_rules_below_it() {
     let mut got = [0; 7];
     reader.read_exact_at(&mut got, 0).expect("read");
     assert_eq!(&got, b"at once");
-    let set = |path: std::path::PathBuf, model: &[u8]| {
-        set_attr(&path, "user.ebb.consistency", model, 0)
-    };
+    let set =
+        |path: std::path::PathBuf, model: &[u8]| set_attr(&path, "user.ebb.consistency", model, 0);
     assert_eq!(errno(set(at(0, "strict"), b"commit")), libc::ENOTEMPTY);
     fs::create_dir(at(0, "d")).expect("mkdir");
     assert_eq!(errno(set(at(0, "d"), b"no-such-model")), libc::EINVAL);
@@ -184,11 +184,14 @@ fn changes_of_the_backing_are_seen_at_the_next_open() {
 }
 
 #[test]
-fn new_names_on_the_backing_are_found() {
+fn new_names_on_the_backing_are_found_within_seconds() {
     let cluster = two();
-    assert!(!cluster.node(0).path("late").exists());
+    let late = cluster.node(1).path("late");
+    assert!(!late.exists());
     fs::write(cluster.backing().join("late"), "x").expect("write");
-    assert_eq!(fs::read(cluster.node(1).path("late")).expect("read"), b"x");
+    // A directory is compared with the backing once a second at most.
+    wait_until(Duration::from_secs(5), "a new name on the backing", || late.exists());
+    assert_eq!(fs::read(&late).expect("read"), b"x");
     fs::create_dir(cluster.backing().join("dir")).expect("mkdir");
     fs::write(cluster.backing().join("dir/f"), "y").expect("write");
     assert_eq!(fs::read(cluster.node(0).path("dir/f")).expect("read"), b"y");

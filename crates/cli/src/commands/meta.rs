@@ -33,6 +33,10 @@ pub struct Args {
     /// A node that is silent for so long counts as gone, in ms, s, m, h
     #[arg(long, value_name = "TIME", default_value = "10s")]
     lease: Span,
+    /// Jobs that write to the backing at the same time, this one included: on Lustre the stripe
+    /// count of new files is chosen from it [default: striping is left to the backing]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    jobs_hint: Option<u32>,
     /// What is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -70,6 +74,7 @@ impl Args {
             consistency,
             token_file: self.token_file.as_deref(),
             lease: self.lease.0,
+            jobs_hint: self.jobs_hint,
         };
         let outcome = runtime.block_on(serve(start, &self.listen));
         runtime.shutdown_background();

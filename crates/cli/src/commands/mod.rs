@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod drain;
 pub mod meta;
 pub mod mount;
+pub mod ost_load;
 pub mod recover;
 pub mod run;
 pub mod stats;

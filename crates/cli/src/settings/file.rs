@@ -51,9 +51,10 @@ fn parts_of(form: Form, value: toml::Value) -> Result<Vec<String>, String> {
     match (form, value) {
         (_, toml::Value::String(s)) => Ok(vec![s]),
         (Form::Switch, toml::Value::Boolean(b)) => Ok(vec![b.to_string()]),
-        (Form::Count(..) | Form::Size | Form::Span | Form::Percent, toml::Value::Integer(n)) => {
-            Ok(vec![n.to_string()])
-        }
+        (
+            Form::Count(..) | Form::Size | Form::Span | Form::Wait | Form::Percent,
+            toml::Value::Integer(n),
+        ) => Ok(vec![n.to_string()]),
         (Form::Rules, toml::Value::Array(items)) => items
             .into_iter()
             .map(|item| match item {

@@ -2,6 +2,7 @@
 //! its form and its default. A new setting is a row here, a flag in `options.rs` and, when a
 //! daemon must know it, a line in `plan.rs`.
 
+use crate::settings::wait::WaitInterval;
 use ebb_types::units::{Percent, Size, Span};
 
 /// The form of a setting's value.
@@ -17,6 +18,8 @@ pub enum Form {
     Percent,
     /// A time with a unit.
     Span,
+    /// The same, or one that is learned.
+    Wait,
     /// A whole number between the two.
     Count(u64, u64),
     /// One of these words.
@@ -53,7 +56,7 @@ const DURABILITY: &[&str] = &["local", "backing", "none"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 22] = [
+pub static KEYS: [Key; 23] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -63,10 +66,11 @@ pub static KEYS: [Key; 22] = [
     computed("node", Form::Text, "HOST-xxxxxx, made of the host name and the mount point"),
     key("listen", Form::Text, "127.0.0.1:0"),
     key("flush", Form::Word(FLUSH), "idle"),
-    key("wait-interval", Form::Span, "1s"),
+    key("wait-interval", Form::Wait, "1s"),
     key("flush-threads", Form::Count(1, 256), "8"),
     key("low-watermark", Form::Percent, "10%"),
     key("high-watermark", Form::Percent, "50%"),
+    computed("jobs-hint", Form::Count(1, 100_000), "striping is left to the backing"),
     key("durability", Form::Word(DURABILITY), "local"),
     key("transport", Form::Word(TRANSPORT), "tcp"),
     computed("token-file", Form::Path, "no token: only loopback is served"),
@@ -101,6 +105,7 @@ impl Key {
             Form::Size => value.parse::<Size>().map(drop).map_err(|e| e.to_string()),
             Form::Percent => value.parse::<Percent>().map(drop).map_err(|e| e.to_string()),
             Form::Span => value.parse::<Span>().map(drop).map_err(|e| e.to_string()),
+            Form::Wait => value.parse::<WaitInterval>().map(drop).map_err(|e| e.to_string()),
             Form::Count(least, most) => match value.parse::<u64>() {
                 Ok(n) if (least..=most).contains(&n) => Ok(()),
                 _ => Err(format!("'{value}' is not a whole number from {least} to {most}")),
@@ -140,6 +145,10 @@ mod tests {
         for (name, bad) in [
             ("cache-size", "3 parsecs"),
             ("wait-interval", "10"),
+            ("wait-interval", "adaptive:10"),
+            ("wait-interval", "adaptive:"),
+            ("wait-interval", "adaptive:0s"),
+            ("jobs-hint", "0"),
             ("low-watermark", "80"),
             ("flush-threads", "0"),
             ("flush-threads", "many"),

@@ -4,6 +4,7 @@
 
 pub mod file;
 pub mod keys;
+pub mod wait;
 
 use crate::exit::Failure;
 use keys::{Form, KEYS, Key};

@@ -23,6 +23,7 @@ pub mod generate;
 pub mod program;
 pub mod races;
 pub mod search;
+mod wires;
 pub mod world;
 
 pub use fault::Fault;

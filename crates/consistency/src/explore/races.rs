@@ -97,26 +97,21 @@ impl Runs<'_> {
         for (p, op) in self.ops_of(run) {
             let p = checker::Process(p as u32);
             match op {
-                Op::Sync(event) => drop_id(trace.sync(p, FILE, event)),
-                Op::Lock => drop_id(trace.lock(p, FILE, all, LockKind::Exclusive)),
-                Op::Unlock => drop_id(trace.unlock(p, FILE, all, LockKind::Exclusive)),
-                Op::Read(r) => drop_id(trace.read(p, FILE, r)),
-                Op::Write(r) => drop_id(trace.write(p, FILE, r)),
-                Op::Truncate(len) => {
-                    drop_id(trace.write(p, FILE, ByteRange::new(len, FILE_MAX + 1)));
-                }
-                Op::Send(m) => {
-                    sent.insert(m, trace.mark(p));
-                }
+                Op::Sync(event) => trace.sync(p, FILE, event),
+                Op::Lock => trace.lock(p, FILE, all, LockKind::Exclusive),
+                Op::Unlock => trace.unlock(p, FILE, all, LockKind::Exclusive),
+                Op::Read(r) => trace.read(p, FILE, r),
+                Op::Write(r) => trace.write(p, FILE, r),
+                Op::Truncate(len) => trace.write(p, FILE, ByteRange::new(len, FILE_MAX + 1)),
+                Op::Send(m) => *sent.entry(m).or_insert(trace.mark(p)),
                 Op::Recv(m) => {
                     let received = trace.mark(p);
                     let edge = sent.get(&m).map(|s| trace.order(*s, received));
                     debug_assert!(matches!(edge, Some(Ok(()))), "received what was sent");
+                    received
                 }
-            }
+            };
         }
         check(&trace, self.model).is_empty()
     }
 }
-
-fn drop_id(_: OpId) {}

@@ -28,7 +28,7 @@ impl Bounds {
     #[must_use]
     pub fn plain() -> Bounds {
         let budget = Budget::default();
-        Bounds { budget, split: false, narrow: false, cold: false, states_max: 100_000 }
+        Bounds { budget, split: false, narrow: false, cold: false, states_max: 2_000_000 }
     }
 
     /// Split operations, and the actors as often as given.

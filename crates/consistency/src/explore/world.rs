@@ -8,7 +8,7 @@ use super::fault::Fault;
 use super::program::{FILE_MAX, Op, Program};
 use crate::model::{Model, Scope, SyncEvent};
 use crate::ownership::{FileState, MapAnswer};
-use crate::view::{FileView, Piece, Source};
+use crate::view::{FileView, Piece};
 use ebb_types::{ByteRange, NodeId, Version};
 use std::fmt;
 
@@ -76,8 +76,8 @@ enum Hand {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Proc {
-    op: usize,
+pub(super) struct Proc {
+    pub(super) op: usize,
     part: usize,
     hand: Hand,
 }
@@ -170,9 +170,9 @@ pub struct World {
     pub(super) service: FileState,
     pub(super) backing: Bytes,
     pub(super) nodes: Vec<Node>,
-    procs: Vec<Proc>,
+    pub(super) procs: Vec<Proc>,
     /// The file as sequential consistency has it.
-    memory: Bytes,
+    pub(super) memory: Bytes,
     sent: u64,
     locked: Option<usize>,
     pub(super) left: Budget,
@@ -295,29 +295,56 @@ impl World {
     fn perform(&mut self, setup: &Setup<'_>, p: usize, part: Part) -> Result<(), Wrong> {
         let n = setup.program.processes[p].node;
         let hand = std::mem::take(&mut self.procs[p].hand);
-        let hand = match (part, hand) {
-            (Part::Announce(r), _) => {
-                match setup.fault {
-                    Some(Fault::WriteAnnouncedLate) => {}
-                    Some(Fault::WriteWithoutPin) => self.nodes[n].view.write(r),
-                    _ => self.nodes[n].view.begin_write(r),
-                }
+        let hand = match part {
+            Part::Plan(_) | Part::Fetch | Part::Deliver(_) => self.read(setup, p, n, part, hand)?,
+            Part::Announce(r) | Part::Put(r, _) | Part::Written(r) => {
+                self.write(setup, n, part, r);
                 Hand::Nothing
             }
-            (Part::Put(r, value), _) => {
+            Part::Lock | Part::Unlock | Part::Send(_) => {
+                self.signal(p, part);
+                Hand::Nothing
+            }
+            Part::Recv(_) | Part::WaitForAttaches | Part::Nothing => hand,
+            _ => self.synchronise(setup, p, n, part, hand),
+        };
+        self.procs[p].hand = hand;
+        Ok(())
+    }
+
+    fn write(&mut self, setup: &Setup<'_>, n: usize, part: Part, r: ByteRange) {
+        use Fault::{WriteAnnouncedLate, WriteWithoutPin};
+        let view = &mut self.nodes[n].view;
+        match (part, setup.fault) {
+            (Part::Put(_, value), _) => {
                 self.nodes[n].cache[indexes(r)].fill(value);
                 self.memory[indexes(r)].fill(value);
-                Hand::Nothing
             }
-            (Part::Written(r), _) => {
-                match setup.fault {
-                    Some(Fault::WriteAnnouncedLate | Fault::WriteWithoutPin) => {
-                        self.nodes[n].view.write(r);
-                    }
-                    _ => self.nodes[n].view.end_write(r),
-                }
-                Hand::Nothing
-            }
+            (Part::Announce(_), Some(WriteAnnouncedLate)) => {}
+            (_, Some(WriteAnnouncedLate | WriteWithoutPin)) => view.write(r),
+            (Part::Announce(_), _) => view.begin_write(r),
+            _ => view.end_write(r),
+        }
+    }
+
+    fn signal(&mut self, p: usize, part: Part) {
+        match part {
+            Part::Lock => self.locked = Some(p),
+            Part::Unlock => self.locked = None,
+            Part::Send(m) => self.sent |= 1 << m,
+            _ => {}
+        }
+    }
+
+    fn synchronise(
+        &mut self,
+        setup: &Setup<'_>,
+        p: usize,
+        n: usize,
+        part: Part,
+        hand: Hand,
+    ) -> Hand {
+        match (part, hand) {
             (Part::Take(within), _) => Hand::Taken(self.nodes[n].view.take_unattached(within)),
             (Part::Attach, Hand::Taken(ranges)) => {
                 let (version, size) = self.serve_attach(setup, n, &ranges);
@@ -332,13 +359,45 @@ impl World {
             }
             (Part::Learn, Hand::Answer(range, answer)) => {
                 if self.learn(setup, n, &answer) {
-                    Hand::Nothing
-                } else {
-                    let newer = self.serve_query(setup, n, range, setup.narrow);
-                    self.procs[p].part -= 1;
-                    Hand::Answer(range, newer)
+                    return Hand::Nothing;
                 }
+                self.procs[p].part -= 1;
+                Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow))
             }
+            (Part::Cut(len), _) => {
+                self.cut(len);
+                self.nodes[n].cutting = setup.fault != Some(Fault::TruncateBesideAttaches);
+                let mut answer = self.service.query(FILE, Version::ZERO);
+                self.spoil(setup, &mut answer);
+                Hand::Answer(FILE, answer)
+            }
+            (Part::HaveCut(len), Hand::Answer(_, answer)) => {
+                self.have_cut(setup, n, len, &answer);
+                Hand::Nothing
+            }
+            (part, hand) => unreachable!("{part:?} with {hand:?}: the parts are in order"),
+        }
+    }
+
+    fn have_cut(&mut self, setup: &Setup<'_>, n: usize, len: u64, answer: &MapAnswer) {
+        let keep = setup.fault == Some(Fault::TruncateKeepsLocal);
+        let len = if keep { u64::MAX } else { len };
+        self.nodes[n].cutting = false;
+        let changes = self.nodes[n].view.truncated(len, answer);
+        self.scramble(n, &changes.overtaken);
+        self.scramble(n, &changes.stale);
+        self.scramble(n, &[ByteRange::from(len)]);
+    }
+
+    fn read(
+        &mut self,
+        setup: &Setup<'_>,
+        p: usize,
+        n: usize,
+        part: Part,
+        hand: Hand,
+    ) -> Result<Hand, Wrong> {
+        Ok(match (part, hand) {
             (Part::Plan(range), hand) => {
                 let tries = if let Hand::Read(_, _, tries) = hand { tries } else { 0 };
                 Hand::Read(self.nodes[n].view.plan_read(range), Vec::new(), tries)
@@ -366,42 +425,8 @@ impl World {
                     }
                 }
             }
-            (Part::Cut(len), _) => {
-                self.cut(len);
-                self.nodes[n].cutting = setup.fault != Some(Fault::TruncateBesideAttaches);
-                let mut answer = self.service.query(FILE, Version::ZERO);
-                self.spoil(setup, &mut answer);
-                Hand::Answer(FILE, answer)
-            }
-            (Part::HaveCut(len), Hand::Answer(_, answer)) => {
-                self.nodes[n].cutting = false;
-                let len = match setup.fault {
-                    Some(Fault::TruncateKeepsLocal) => u64::MAX,
-                    _ => len,
-                };
-                let changes = self.nodes[n].view.truncated(len, &answer);
-                self.scramble(n, &changes.overtaken);
-                self.scramble(n, &changes.stale);
-                self.scramble(n, &[ByteRange::from(len)]);
-                Hand::Nothing
-            }
-            (Part::Lock, _) => {
-                self.locked = Some(p);
-                Hand::Nothing
-            }
-            (Part::Unlock, _) => {
-                self.locked = None;
-                Hand::Nothing
-            }
-            (Part::Send(m), _) => {
-                self.sent |= 1 << m;
-                Hand::Nothing
-            }
-            (Part::Recv(_) | Part::WaitForAttaches | Part::Nothing, hand) => hand,
             (part, hand) => unreachable!("{part:?} with {hand:?}: the parts are in order"),
-        };
-        self.procs[p].hand = hand;
-        Ok(())
+        })
     }
 
     /// Goes back to planning a read.
@@ -411,167 +436,6 @@ impl World {
             return Err(Wrong::Unreadable { process: p, op: self.procs[p].op });
         }
         Ok(Hand::Read(Vec::new(), Vec::new(), tries + 1))
-    }
-
-    // ---- between node and service --------------------------------------------------------------
-
-    pub(super) fn serve_attach(
-        &mut self,
-        setup: &Setup<'_>,
-        n: usize,
-        ranges: &[ByteRange],
-    ) -> (Version, u64) {
-        if setup.fault != Some(Fault::AttachLost) {
-            self.service.attach(self.nodes[n].id, ranges);
-        }
-        let size = match setup.fault {
-            Some(Fault::SizeNeverGrows) => setup.program.base,
-            _ => self.service.size(),
-        };
-        (self.service.version(), size)
-    }
-
-    pub(super) fn end_attach(
-        &mut self,
-        setup: &Setup<'_>,
-        n: usize,
-        ranges: &[ByteRange],
-        version: Version,
-        size: u64,
-    ) {
-        if ranges.is_empty() {
-            return;
-        }
-        let view = &mut self.nodes[n].view;
-        let mut ranges = ranges.to_vec();
-        if setup.fault == Some(Fault::AttachCoversRewritten) {
-            ranges.extend(view.take_unattached(FILE));
-        }
-        let changes = view.attached(&ranges, version, size);
-        self.scramble(n, &changes.overtaken);
-    }
-
-    pub(super) fn serve_query(
-        &self,
-        setup: &Setup<'_>,
-        n: usize,
-        range: ByteRange,
-        narrow: bool,
-    ) -> MapAnswer {
-        let narrow = narrow && range != FILE;
-        let known = if narrow { Version::ZERO } else { self.nodes[n].view.known_version() };
-        let mut answer = self.service.query(range, known);
-        if narrow {
-            answer.covers = range;
-            answer.ranges.retain(|o| o.range.overlaps(range));
-            answer.ranges.iter_mut().for_each(|o| o.range = o.range.intersect(range));
-        }
-        self.spoil(setup, &mut answer);
-        answer
-    }
-
-    fn spoil(&self, setup: &Setup<'_>, answer: &mut MapAnswer) {
-        if let Some(fault) = setup.fault {
-            fault.spoil(answer, &self.service, setup.program.base);
-        }
-    }
-
-    /// The node learns an answer; false when it must ask again.
-    pub(super) fn learn(&mut self, setup: &Setup<'_>, n: usize, answer: &MapAnswer) -> bool {
-        let changes = self.nodes[n].view.apply(answer);
-        let kept = |fault| setup.fault == Some(fault);
-        for (gone, keep) in [
-            (&changes.stale, kept(Fault::KeepStale)),
-            (&changes.overtaken, kept(Fault::KeepOvertaken)),
-        ] {
-            if keep {
-                let view = &mut self.nodes[n].view;
-                gone.iter().for_each(|r| drop(view.fetched(*r, Version(u64::MAX))));
-            } else {
-                self.scramble(n, gone);
-            }
-        }
-        changes.doubtful.is_empty()
-    }
-
-    /// Bytes that are not in the cache any more have no value there.
-    pub(super) fn scramble(&mut self, n: usize, gone: &[ByteRange]) {
-        gone.iter().for_each(|r| self.nodes[n].cache[indexes(*r)].fill(GARBAGE));
-    }
-
-    fn cut(&mut self, len: u64) {
-        let beyond = ByteRange::from(len);
-        if len < self.service.size() {
-            self.backing[indexes(beyond)].fill(0);
-        }
-        self.service.truncate(len);
-        self.memory[indexes(beyond)].fill(0);
-    }
-
-    // ---- reading -------------------------------------------------------------------------------
-
-    /// The bytes of a piece from where they are; none for a local piece. `None` when they are not
-    /// there, or when it is not known where they are.
-    pub(super) fn bytes_of(&self, n: usize, piece: &Piece) -> Option<Vec<u8>> {
-        let at = indexes(piece.range);
-        match piece.source {
-            Source::Local => Some(Vec::new()),
-            _ if piece.as_of == Version::ZERO => None,
-            Source::Peer { node, .. } => {
-                let peer = self.nodes.iter().find(|p| p.id == node)?;
-                let has = node != self.nodes[n].id && peer.view.local(piece.range);
-                has.then(|| peer.cache[at].to_vec())
-            }
-            Source::Backing => Some(self.backing[at].to_vec()),
-            Source::Zero => Some(vec![0; at.len()]),
-        }
-    }
-
-    pub(super) fn fill(&mut self, setup: &Setup<'_>, n: usize, plan: &[Piece], data: &[Vec<u8>]) {
-        let node = &mut self.nodes[n];
-        for (piece, bytes) in plan.iter().zip(data).filter(|(_, b)| !b.is_empty()) {
-            let as_of = match setup.fault {
-                Some(Fault::FetchedNeverAges) => Version(u64::MAX),
-                _ => piece.as_of,
-            };
-            let mut accepted = node.view.fetched(piece.range, as_of);
-            if setup.fault == Some(Fault::FillOverLocal) {
-                accepted = vec![piece.range];
-            }
-            for i in accepted.iter().flat_map(|r| indexes(*r)) {
-                node.cache[i] = bytes[i - piece.range.start() as usize];
-            }
-        }
-    }
-
-    /// What a read returns: local bytes where there are any, else the fetched ones, else zeros.
-    /// `None` when bytes that were local are not any more.
-    fn result(
-        &self,
-        n: usize,
-        range: ByteRange,
-        plan: &[Piece],
-        data: &[Vec<u8>],
-    ) -> Option<Vec<u8>> {
-        let node = &self.nodes[n];
-        let mut out = vec![0; range.len() as usize];
-        for (piece, bytes) in plan.iter().zip(data) {
-            for i in indexes(piece.range) {
-                let fetched = bytes.get(i - piece.range.start() as usize);
-                let local = node.view.local(ByteRange::at(i as u64, 1));
-                let value = if local { node.cache[i] } else { *fetched? };
-                out[i - range.start() as usize] = value;
-            }
-        }
-        Some(out)
-    }
-
-    fn judge(&self, p: usize, range: ByteRange, got: Vec<u8>) -> Result<(), Wrong> {
-        let expected = self.memory[indexes(range)].to_vec();
-        if got == expected {
-            return Ok(());
-        }
-        Err(Wrong::Read { process: p, op: self.procs[p].op, got, expected })
     }
 }
 

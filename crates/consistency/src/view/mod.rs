@@ -28,7 +28,6 @@
 //! * **Make room**: detach flushed ranges at the service, [`FileView::detached`],
 //!   [`FileView::drop_clean`]. Holes are punched into the cache file while the view's lock is
 //!   held, for dropped bytes as for those in [`Changes`].
-//!
 //! * **Truncate**: waits until no attach of the file is under way on this node, lets none begin, and
 //!   ends with [`FileView::truncated`]. An attach that the service took after the cut would claim
 //!   bytes beyond it that are gone here.
@@ -47,6 +46,7 @@
 mod flying;
 mod known;
 mod local;
+mod sums;
 mod writing;
 
 use crate::ownership::MapAnswer;
@@ -302,7 +302,9 @@ impl FileView {
     }
 
     /// `range` was written at a place that the service had reserved and attached for it at
-    /// `version` (append): no attach of it is needed.
+    /// `version` (append): no attach of it is needed. Until then other nodes already hear that the
+    /// bytes are here; a peer that asks for bytes that are not [`FileView::local`] must be told
+    /// to come again, never zeros.
     pub fn appended(&mut self, range: ByteRange, version: Version, size: u64) -> Changes {
         let mut changes = Changes::default();
         self.known.size.update(size, version);
@@ -495,132 +497,6 @@ impl FileView {
         self.local.set(ByteRange::from(len), None);
         self.apply(answer)
     }
-
-    // ---- sizes and sums ------------------------------------------------------------------------
-
-    /// The size that this node sees: the published one, or the end of its last unattached byte.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.known.size.value.max(self.unattached_end())
-    }
-
-    /// The end of the last byte that was written here and not yet published; 0: there is none.
-    #[must_use]
-    pub fn unattached_end(&self) -> u64 {
-        self.local.end_of(Class::Dirty).max(self.local.end_of(Class::Attaching))
-    }
-
-    /// The published size, as last learned.
-    #[must_use]
-    pub fn published_size(&self) -> u64 {
-        self.known.size.value
-    }
-
-    /// True when, as far as is known, another node owns some byte.
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        let others = |f: &Fact| f.owner != NodeId::NOBODY && f.owner != self.me;
-        self.known.facts(ByteRange::ALL).any(|(_, f)| others(&f))
-    }
-
-    /// True when some written byte is not attached for certain.
-    #[must_use]
-    pub fn has_unattached(&self) -> bool {
-        self.unattached_bytes() > 0
-    }
-
-    /// Written bytes that are not attached for certain.
-    #[must_use]
-    pub fn unattached_bytes(&self) -> u64 {
-        self.local.bytes(Class::Dirty) + self.local.bytes(Class::Attaching)
-    }
-
-    /// Bytes that only this node's cache holds: unattached, or owned and not flushed.
-    #[must_use]
-    pub fn unflushed_bytes(&self) -> u64 {
-        self.unattached_bytes() + self.local.bytes(Class::Unflushed)
-    }
-
-    /// Local bytes that others hold as well: clean, or owned and flushed.
-    #[must_use]
-    pub fn clean_bytes(&self) -> u64 {
-        self.local.bytes(Class::Clean) + self.local.bytes(Class::Flushed)
-    }
-
-    /// Owned flushed ranges within `within`: those that a detach would make droppable.
-    #[must_use]
-    pub fn detachable(&self, within: ByteRange) -> Vec<ByteRange> {
-        self.local.of_class(Class::Flushed, within)
-    }
-
-    /// True when every byte of `range` is in the cache file.
-    #[must_use]
-    pub fn local(&self, range: ByteRange) -> bool {
-        self.local.has_all(range)
-    }
-
-    /// True when every byte below the size is in the cache file or a hole that is a hole for
-    /// everybody, as far as is known: the cache file by itself reads right.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        let gaps = self.local.gaps(ByteRange::new(0, self.size()));
-        gaps.into_iter().all(|gap| {
-            gap.start() >= self.known.base_len.value
-                && self.known.facts(gap).all(|(_, f)| f.owner == NodeId::NOBODY)
-        })
-    }
-
-    /// True when, as far as is known, there is no byte but zeros in the file: nothing local,
-    /// nothing owned, nothing on the backing. What the cache file holds later was written here.
-    #[must_use]
-    pub fn is_blank(&self) -> bool {
-        self.local.len() == 0
-            && self.known.base_len.value == 0
-            && self.known.next_owned_from(0).is_none()
-    }
-
-    /// Number of extents and facts kept, for status and for deciding on [`FileView::compact`].
-    #[must_use]
-    pub fn entries(&self) -> usize {
-        self.local.len() + self.known.len()
-    }
-
-    /// Merges neighbouring owned extents of different versions within spans, to save memory,
-    /// except where `busy` (all ranges that are being flushed).
-    pub fn compact(&mut self, busy: &[ByteRange]) {
-        self.local.compact(busy);
-    }
-
-    /// The first byte at or after `offset` that is not a hole; `None` when there is none.
-    #[must_use]
-    pub fn seek_data(&self, offset: u64) -> Option<u64> {
-        let size = self.size();
-        if offset < self.known.base_len.value.min(size) {
-            return Some(offset);
-        }
-        let local = self.local.next_from(offset);
-        let owned = self.known.next_owned_from(offset);
-        local.into_iter().chain(owned).min().filter(|at| *at < size)
-    }
-
-    /// The first byte at or after `offset` that is a hole; the end of the file counts as one.
-    /// `None` when `offset` is not in the file.
-    #[must_use]
-    pub fn seek_hole(&self, offset: u64) -> Option<u64> {
-        let size = self.size();
-        if offset >= size {
-            return None;
-        }
-        let mut at = offset.max(self.known.base_len.value);
-        while at < size {
-            let local = self.local.at(at).map(ByteRange::end);
-            match local.or_else(|| self.known.owned_until(at)) {
-                Some(end) => at = end,
-                None => break,
-            }
-        }
-        Some(at.min(size))
-    }
 }
 
 /// `range` without `holes`, which are sorted.
@@ -649,6 +525,9 @@ fn push_joined(into: &mut Vec<ByteRange>, range: ByteRange) {
     }
 }
 
+#[cfg(test)]
+#[path = "../view_examples.rs"]
+mod examples;
 #[cfg(test)]
 #[path = "../view_tests.rs"]
 mod tests;

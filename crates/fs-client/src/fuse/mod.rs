@@ -133,6 +133,27 @@ macro_rules! name {
     };
 }
 
+/// The same for a name that is to be made, changed or removed.
+macro_rules! name_to_change {
+    ($parent:expr, $bytes:expr, $reply:expr) => {{
+        if let Err(e) = virtual_files::may_change(ino($parent), $bytes.as_bytes()) {
+            return $reply.error(errno(e));
+        }
+        name!($bytes, $reply)
+    }};
+}
+
+/// An inode that is to be changed; answers at once when it is one of `.ebb`.
+macro_rules! inode_to_change {
+    ($inode:expr, $reply:expr) => {{
+        let inode = ino($inode);
+        if virtual_files::is_virtual(inode) {
+            return $reply.error(errno(Errno::EPERM));
+        }
+        inode
+    }};
+}
+
 macro_rules! handle {
     ($self:expr, $fh:expr, $reply:expr) => {
         match $self.handle($fh) {
@@ -241,7 +262,7 @@ impl Filesystem for Adapter {
             kill_priv: false,
         };
         let node = Arc::clone(&self.node);
-        let i = ino(i);
+        let i = inode_to_change!(i, reply);
         self.spawn(
             Operation::SetAttr,
             async move { node.setattr(i, args).await },
@@ -268,7 +289,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let name = name!(file, reply);
+        let name = name_to_change!(parent, file, reply);
         let _ = umask; // the kernel has applied it (FUSE_DONT_MASK is not asked for)
         let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev, target: Vec::new() };
         let node = Arc::clone(&self.node);
@@ -289,7 +310,7 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        let name = name!(file, reply);
+        let name = name_to_change!(parent, file, reply);
         let mode = (mode & 0o7777) | libc::S_IFDIR;
         let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev: 0, target: Vec::new() };
         let node = Arc::clone(&self.node);
@@ -309,7 +330,7 @@ impl Filesystem for Adapter {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let name = name!(file, reply);
+        let name = name_to_change!(parent, file, reply);
         let args = MakeArgs {
             mode: libc::S_IFLNK | 0o777,
             uid: req.uid(),
@@ -327,7 +348,7 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
-        let name = name!(file, reply);
+        let name = name_to_change!(parent, file, reply);
         let node = Arc::clone(&self.node);
         let parent = ino(parent);
         self.spawn(
@@ -338,7 +359,7 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
-        let name = name!(file, reply);
+        let name = name_to_change!(parent, file, reply);
         let node = Arc::clone(&self.node);
         let parent = ino(parent);
         self.spawn(
@@ -358,8 +379,8 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let name = name!(file, reply);
-        let new_name = name!(new_file, reply);
+        let name = name_to_change!(parent, file, reply);
+        let new_name = name_to_change!(new_parent, new_file, reply);
         let node = Arc::clone(&self.node);
         let (parent, new_parent, flags) = (ino(parent), ino(new_parent), flags.bits());
         self.spawn(
@@ -377,9 +398,9 @@ impl Filesystem for Adapter {
         new_file: &OsStr,
         reply: ReplyEntry,
     ) {
-        let name = name!(new_file, reply);
+        let name = name_to_change!(new_parent, new_file, reply);
         let node = Arc::clone(&self.node);
-        let (i, new_parent) = (ino(i), ino(new_parent));
+        let (i, new_parent) = (inode_to_change!(i, reply), ino(new_parent));
         self.spawn(
             Operation::Link,
             async move { node.link(i, new_parent, &name).await },
@@ -387,7 +408,7 @@ impl Filesystem for Adapter {
         );
     }
 
-    fn open(&self, _req: &Request, i: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, req: &Request, i: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let node = Arc::clone(&self.node);
         let i = ino(i);
         if virtual_files::is_virtual(i) {
@@ -397,7 +418,9 @@ impl Filesystem for Adapter {
                 Err(e) => reply.error(errno(e)),
             });
         }
-        self.spawn(Operation::Open, async move { node.open(i, flags.0).await }, move |r| match r {
+        let uid = req.uid();
+        let work = async move { node.open(i, flags.0, uid).await };
+        self.spawn(Operation::Open, work, move |r| match r {
             Ok(fh) => reply.opened(FileHandle(fh), open_flags()),
             Err(e) => reply.error(errno(e)),
         });
@@ -413,7 +436,7 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let name = name!(file, reply);
+        let name = name_to_change!(parent, file, reply);
         let args = MakeArgs {
             mode: (mode & 0o7777) | libc::S_IFREG,
             uid: req.uid(),
@@ -709,7 +732,8 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let node = Arc::clone(&self.node);
-        let (i, name, value) = (ino(i), name.as_bytes().to_vec(), value.to_vec());
+        let i = inode_to_change!(i, reply);
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
         self.spawn(
             Operation::Xattr,
             async move { node.set_xattr(i, name, value, flags as u32).await },
@@ -735,7 +759,7 @@ impl Filesystem for Adapter {
 
     fn removexattr(&self, _req: &Request, i: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let node = Arc::clone(&self.node);
-        let (i, name) = (ino(i), name.as_bytes().to_vec());
+        let (i, name) = (inode_to_change!(i, reply), name.as_bytes().to_vec());
         self.spawn(Operation::Xattr, async move { node.remove_xattr(i, name).await }, empty(reply));
     }
 

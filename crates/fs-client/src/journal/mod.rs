@@ -35,6 +35,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// So much room is kept for the journal beyond its end: when the disk is full, what makes room
+/// must still be noted.
+const RESERVED_BYTES: u64 = 256 << 10;
+
 /// A journal smaller than this is not worth compacting.
 const COMPACT_BYTES: u64 = 1 << 20;
 
@@ -188,6 +192,7 @@ impl Journal {
         self.write_with(&mut out)?;
         let large = out.len > COMPACT_BYTES.max(out.snapshot_len.saturating_mul(4));
         if !large && !out.broken {
+            reserve(&out.file, out.len);
             return Ok(());
         }
         // What is queued is in the image already.
@@ -222,6 +227,12 @@ impl Queue {
     }
 }
 
+/// Best effort: not every file system can.
+fn reserve(file: &File, at: u64) {
+    let keep_size = rustix::fs::FallocateFlags::KEEP_SIZE;
+    let _ = rustix::fs::fallocate(file, keep_size, at, RESERVED_BYTES);
+}
+
 /// Writes a whole journal beside the old one and puts it in its place.
 fn replace(cache: &Path, image: &Image) -> io::Result<(Arc<File>, u64)> {
     let mut bytes = format::header();
@@ -233,6 +244,7 @@ fn replace(cache: &Path, image: &Image) -> io::Result<(Arc<File>, u64)> {
     let file = options.create(true).read(true).write(true).truncate(true).mode(0o600);
     let file = file.custom_flags(libc::O_NOFOLLOW).open(&fresh)?;
     file.write_all_at(&bytes, 0)?;
+    reserve(&file, bytes.len() as u64);
     file.sync_all()?;
     std::fs::rename(&fresh, path_in(cache))?;
     File::open(cache)?.sync_all()?;

@@ -5,6 +5,7 @@ use crate::cache::read_padded;
 use crate::file::{Place, checked_range};
 use crate::handles::OpenFile;
 use crate::node::Node;
+use crate::ops::fetch::is_unknown;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, Time};
 use std::os::unix::fs::FileExt;
@@ -138,6 +139,9 @@ impl Node {
         for piece in state.view.plan_read(range) {
             let at = (piece.range.start() - offset) as usize;
             let part = &mut buffer[at..at + piece.range.len() as usize];
+            if is_unknown(&piece) {
+                return Ok(None);
+            }
             match piece.source {
                 Source::Zero => part.fill(0),
                 Source::Local => {

@@ -3,6 +3,7 @@
 
 use crate::handles::{DirHandle, DirItem};
 use crate::node::Node;
+use crate::virtual_files;
 use ebb_types::{Errno, Ino};
 use std::sync::Arc;
 
@@ -24,6 +25,9 @@ impl Node {
     }
 
     async fn list_all(&self, ino: Ino) -> Result<Vec<DirItem>, Errno> {
+        if virtual_files::is_virtual(ino) {
+            return self.list_virtual(ino).await;
+        }
         let own = self.getattr(ino).await?;
         let mut items = vec![DirItem { name: b".".to_vec(), attr: own }];
         let mut after = None;
@@ -43,5 +47,13 @@ impl Node {
                 return Ok(items);
             }
         }
+    }
+
+    async fn list_virtual(&self, ino: Ino) -> Result<Vec<DirItem>, Errno> {
+        let own = virtual_files::getattr(ino).ok_or(Errno::ENOTDIR)?;
+        let above = self.getattr(Ino::ROOT).await?;
+        let dots = [(&b"."[..], own), (&b".."[..], above)];
+        let all = dots.into_iter().chain(virtual_files::listing());
+        Ok(all.map(|(name, attr)| DirItem { name: name.to_vec(), attr }).collect())
     }
 }

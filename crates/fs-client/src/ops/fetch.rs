@@ -6,7 +6,7 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::{Piece, Source};
 use ebb_transport::{ReadError, ReadRequest};
-use ebb_types::{ByteRange, Errno, NodeId};
+use ebb_types::{ByteRange, Errno, NodeId, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -28,6 +28,11 @@ enum Round {
     Complete(Vec<u8>),
     /// Something changed under way: plan again.
     Again,
+}
+
+/// True when nothing is known about these bytes: the service must be asked first.
+pub(crate) fn is_unknown(piece: &Piece) -> bool {
+    piece.source != Source::Local && piece.as_of == Version::ZERO
 }
 
 impl Node {
@@ -52,6 +57,9 @@ impl Node {
 
     async fn gather_once(&self, file: &Arc<CachedFile>, range: ByteRange) -> Result<Round, Errno> {
         let (mut bytes, missing) = self.local_part(file, range)?;
+        if missing.iter().any(is_unknown) {
+            return Ok(Round::Again);
+        }
         for piece in missing {
             let got = match self.obtain(file, piece).await? {
                 Some(got) => got,
@@ -78,6 +86,7 @@ impl Node {
         for piece in plan {
             let at = (piece.range.start() - range.start()) as usize;
             match piece.source {
+                _ if is_unknown(&piece) => missing.push(piece),
                 Source::Zero => {}
                 Source::Local => {
                     let part = &mut bytes[at..at + piece.range.len() as usize];
@@ -113,8 +122,8 @@ impl Node {
         piece: Piece,
     ) -> Result<Option<Vec<u8>>, Errno> {
         let got = match piece.source {
-            Source::Peer { node, .. } => self.from_peer(file, node, piece.range).await?,
-            Source::Backing => Some(self.from_backing(file, piece.range).await?),
+            Source::Peer { node, .. } => self.fetch_from_peer(file, node, piece.range).await?,
+            Source::Backing => Some(self.fetch_from_backing(file, piece.range).await?),
             Source::Local | Source::Zero => return Err(Errno::EIO),
         };
         // A full buffer is for writers: readers do without a copy.
@@ -129,7 +138,7 @@ impl Node {
         Ok(got)
     }
 
-    async fn from_peer(
+    async fn fetch_from_peer(
         &self,
         file: &CachedFile,
         owner: NodeId,
@@ -166,7 +175,7 @@ impl Node {
         Ok(found.peer_address)
     }
 
-    async fn from_backing(
+    async fn fetch_from_backing(
         &self,
         file: &Arc<CachedFile>,
         range: ByteRange,

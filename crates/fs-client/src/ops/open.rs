@@ -44,8 +44,8 @@ impl Node {
         })
     }
 
-    /// Opens a file; the handle's number.
-    pub async fn open(&self, ino: Ino, flags: i32) -> Result<u64, Errno> {
+    /// Opens a file for user `uid`; the handle's number.
+    pub async fn open(&self, ino: Ino, flags: i32, uid: u32) -> Result<u64, Errno> {
         let truncate = flags & libc::O_TRUNC != 0;
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.file_or_new(ino, self.rules.job());
@@ -66,7 +66,12 @@ impl Node {
                     return Err(e);
                 }
             };
+            let privileged = opened.attr.perm & 0o6000 != 0;
             if self.take_opened(&file, opened, truncate).await? {
+                // The kernel leaves it to us when O_TRUNC comes with the open.
+                if truncate && privileged && uid != 0 {
+                    self.kill_priv(ino).await?;
+                }
                 return Ok(self.enter_handle(Arc::clone(&file)));
             }
         }
@@ -184,6 +189,7 @@ impl Node {
         args: MakeArgs,
         flags: i32,
     ) -> Result<(Attr, u64), Errno> {
+        let uid = args.uid;
         match self.meta.make(&args.request(parent, name, true)?).await {
             Ok(Made::Made(_)) => Err(Errno::EPROTO),
             Ok(Made::Opened(opened)) => {
@@ -195,7 +201,7 @@ impl Node {
             // Another node was faster; without O_EXCL that is an open.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
                 let attr = self.lookup(parent, name).await?;
-                let fh = self.open(attr.ino, flags).await?;
+                let fh = self.open(attr.ino, flags, uid).await?;
                 Ok((self.getattr(attr.ino).await?, fh))
             }
             Err(e) => Err(e),

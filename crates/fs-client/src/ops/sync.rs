@@ -1,6 +1,7 @@
 //! Synchronisation events: what the model's row says becomes attach and query requests here, and
 //! nowhere else. Events of one file take turns.
 
+use crate::cache;
 use crate::config::Durability;
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
@@ -18,16 +19,28 @@ impl Node {
     /// Takes an answer of the service into the view. False when the answer is too old to judge
     /// some of our own bytes: ask again.
     pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
-        let changes = {
-            let mut state = file.state.write();
-            let changes = state.view.apply(answer);
-            self.note_changes(file, &changes);
-            changes
-        };
-        if !changes.overtaken.is_empty() {
-            self.try_write_notes();
-        }
+        let mut state = file.state.write();
+        let changes = state.view.apply(answer);
+        self.note_changes(file, &changes);
+        self.free_lost(file, &changes);
+        drop(state);
         changes.doubtful.is_empty()
+    }
+
+    /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
+    /// that nobody writes there meanwhile.
+    fn free_lost(&self, file: &CachedFile, changes: &Changes) {
+        // Not before it is written that they are lost: nobody must take the holes for bytes.
+        if !changes.overtaken.is_empty() && self.write_notes().is_err() {
+            return;
+        }
+        let lost = changes.stale.iter().chain(&changes.overtaken);
+        for range in lost {
+            let freed = file.cache(&self.cache).and_then(|c| Ok(cache::punch(&c, *range)?));
+            if let Err(e) = freed {
+                tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
+            }
+        }
     }
 
     /// Called with the file's state locked.
@@ -46,6 +59,8 @@ impl Node {
         let changes = state.view.truncated(size, map);
         self.note_cut(file, size, map.version);
         self.note_changes(file, &changes);
+        // Before the cache file changes: it must not be shorter than the journal knows.
+        self.try_write_notes();
         if !state.view.has_unattached() {
             state.mtime = None;
         }
@@ -55,8 +70,6 @@ impl Node {
         {
             tracing::warn!(ino = %file.ino, error = %e, "cannot shorten a cache file");
         }
-        drop(state);
-        self.try_write_notes();
     }
 
     /// Asks the service who owns what.
@@ -172,11 +185,10 @@ impl Node {
     #[must_use]
     pub fn nothing_to_do_at_close(&self, handle: &OpenFile, owner: u64) -> bool {
         let state = handle.file.state.read();
-        let attaches = state.model.on(SyncEvent::Close).attach.is_some();
-        let queries = state.model.on(SyncEvent::Close).query.is_some();
-        !state.lock_owners.contains(&owner)
-            && !queries
-            && !(attaches && state.view.has_unattached())
+        let actions = state.model.on(SyncEvent::Close);
+        let publishes = actions.attach.is_some() && state.view.has_unattached();
+        let holds_locks = state.lock_owners.contains(&owner);
+        !(publishes || actions.query.is_some() || holds_locks)
     }
 
     /// `close`: publishes, then gives back the locks of the owner who closed. Comes once for every

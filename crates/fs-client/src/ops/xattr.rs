@@ -46,6 +46,9 @@ impl Node {
 
     /// Names of the attributes, each ended by a NUL.
     pub async fn list_xattr(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
+        if crate::virtual_files::is_virtual(ino) {
+            return Ok(Vec::new());
+        }
         let names = self.meta.listxattr(ino).await?;
         let shown = names.iter().filter(|n| !is_ours(n));
         Ok(shown.flat_map(|n| n.iter().copied().chain(std::iter::once(0))).collect())

@@ -90,7 +90,11 @@ impl Call {
             return Ok(());
         }
         let turn = self.core.turn().await;
-        let plan = self.core.state().ns.plan_place(ino, Time::now())?;
+        let plan = {
+            let state = self.core.state();
+            let striping = self.core.striping_of(&state, ino);
+            state.ns.plan_place(ino, striping, Time::now())?
+        };
         self.core
             .execute(&turn, plan, Vec::new())
             .await

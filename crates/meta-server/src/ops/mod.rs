@@ -164,14 +164,16 @@ impl Call {
     }
 
     /// What was answered before the service was restarted.
-    pub fn answered_before(&self) -> Option<OpResult> {
+    pub fn answered_before(&self, op: &Op) -> Option<OpResult> {
         let state = self.core.state();
         let outcome = *state.answered.get(&self.who.node)?.get(&self.id)?;
         Some(match outcome {
             Outcome::Plain => Ok(None),
-            Outcome::Inode(ino) => match state.file(ino) {
-                Ok(_) => self.opened(&state, ino, 0),
-                Err(_) => entry(&state, ino),
+            Outcome::Inode(ino) => match op {
+                Op::Make(make) if make.open && state.file(ino).is_ok() => {
+                    self.opened(&state, ino, 0)
+                }
+                _ => entry(&state, ino),
             },
             Outcome::Appended(size, version) => {
                 Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))

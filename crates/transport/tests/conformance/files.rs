@@ -69,8 +69,14 @@ impl Files {
 
     /// A file of random bytes, which are returned.
     pub fn fill(&self, ino: Ino, size: u64, seed: u64) -> Vec<u8> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // No two blocks alike, but cheap: the offset of every word, mixed with the seed.
+        let salt = rng.next_u64() | 1;
         let mut content = vec![0; size as usize];
-        ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut content);
+        for (i, word) in content.chunks_mut(8).enumerate() {
+            let mixed = (i as u64 + 1).wrapping_mul(salt).to_be_bytes();
+            word.copy_from_slice(&mixed[..word.len()]);
+        }
         let path = self.dir.path().join(format!("{}-{size}-{seed}", ino.0));
         let mut options = File::options();
         let mut file =
@@ -78,6 +84,13 @@ impl Files {
         file.write_all(&content).unwrap();
         self.keep(ino, file, size);
         content
+    }
+
+    /// Takes its pages out of memory, so that reading them waits for the disk.
+    pub fn forget_pages(&self, ino: Ino) {
+        let file = self.kept.lock()[&ino].file.clone();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     }
 
     /// Reading it fails.

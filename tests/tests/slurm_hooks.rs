@@ -1,0 +1,159 @@
+//! The Slurm prolog and epilog of `deploy/slurm`, called the way slurmd calls them, for the two
+//! nodes of a job (which are two mount points of this machine).
+
+use ebb_testkit::environment::ebb_binary;
+use ebb_testkit::{describe, mounts, skip_reason};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A site with a configuration of its own. Dropping it takes every mount away.
+struct Site {
+    dir: TempDir,
+    root: PathBuf,
+    job: u32,
+}
+
+impl Site {
+    fn new(epilog_limit: u32) -> Option<Site> {
+        if skip_reason().is_some() {
+            return None;
+        }
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: slurmd runs hooks as root");
+            return None;
+        }
+        let dir = TempDir::with_prefix("ebb-slurm-").expect("temporary directory");
+        let root = dir.path().canonicalize().expect("it was just made");
+        for name in ["pfs", "work", "run"] {
+            std::fs::create_dir(root.join(name)).expect("directory");
+        }
+        let top = root.display();
+        let text = format!(
+            "EBB_HOOK_BACKING={top}/pfs\nEBB_HOOK_MOUNT={top}/mnt/%j-%n\n\
+             EBB_HOOK_CACHE={top}/cache/%j-%n\nEBB_HOOK_SHARED={top}/shared\n\
+             EBB_HOOK_OPTIONS='--flush end'\nEBB_HOOK_FEATURE=ebb\nEBB_HOOK_PORT=21000\n\
+             EBB_HOOK_PROLOG_LIMIT=30\nEBB_HOOK_EPILOG_LIMIT={epilog_limit}\n\
+             EBB_HOOK_LATE_LIMIT=1m\nEBB_HOOK_BIN={}\nEBB_HOOK_ADDRESS=127.0.0.1\n",
+            ebb_binary().display()
+        );
+        std::fs::write(root.join("hook.conf"), text).expect("configuration");
+        // Ports follow from the job number; tests that run side by side must not share them.
+        Some(Site { dir, root, job: std::process::id() % 1_000_000 + epilog_limit })
+    }
+
+    fn hook(&self, name: &str, node: &str, constraints: &str) -> Output {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/slurm");
+        let mut command = Command::new(scripts.join(name));
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().starts_with("EBB_") {
+                command.env_remove(variable);
+            }
+        }
+        command
+            .env("EBB_HOOK_CONF", self.root.join("hook.conf"))
+            .env("SLURM_JOB_ID", self.job.to_string())
+            .env("SLURM_JOB_USER", "root")
+            .env("SLURM_JOB_NODELIST", "n1,n2")
+            .env("SLURM_JOB_CONSTRAINTS", constraints)
+            .env("SLURM_JOB_WORK_DIR", self.root.join("work"))
+            .env("SLURMD_NODENAME", node)
+            .output()
+            .expect("the hook can be started")
+    }
+
+    fn runs(&self, name: &str, node: &str) {
+        let output = self.hook(name, node, "ebb");
+        assert!(output.status.success(), "{name} on {node}: {}", describe(&output));
+    }
+
+    fn mount(&self, node: &str) -> PathBuf {
+        self.root.join(format!("mnt/{}-{node}", self.job))
+    }
+
+    fn cache(&self, node: &str) -> PathBuf {
+        self.root.join(format!("cache/{}-{node}", self.job))
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for node in ["n1", "n2"] {
+            let _ = Command::new(ebb_binary())
+                .args(["umount", "--no-drain"])
+                .arg(self.mount(node))
+                .output();
+        }
+        if !mounts::clear(&self.root) {
+            self.dir.disable_cleanup(true);
+        }
+    }
+}
+
+#[test]
+fn a_job_has_its_mount_on_every_node_and_leaves_nothing_but_its_files() {
+    let Some(site) = Site::new(60) else { return };
+    // The second node first: it must wait for the first one's service.
+    std::thread::scope(|threads| {
+        threads.spawn(|| site.runs("ebb-prolog", "n2"));
+        std::thread::sleep(Duration::from_millis(300));
+        threads.spawn(|| site.runs("ebb-prolog", "n1"));
+    });
+    let (first, second) = (site.mount("n1"), site.mount("n2"));
+    assert!(mounts::is_mounted(&first) && mounts::is_mounted(&second));
+    site.runs("ebb-prolog", "n1");
+    std::fs::write(first.join("a"), "from n1").expect("write");
+    std::fs::write(second.join("b"), "from n2").expect("write");
+    assert_eq!(std::fs::read(second.join("a")).expect("read"), b"from n1");
+
+    site.runs("ebb-epilog", "n1");
+    site.runs("ebb-epilog", "n2");
+    for (name, content) in [("a", "from n1"), ("b", "from n2")] {
+        let drained = std::fs::read(site.root.join("pfs").join(name)).expect("drained");
+        assert_eq!(drained, content.as_bytes());
+    }
+    site.runs("ebb-epilog", "n2");
+    // The first node's service has ended by now, or does soon; its next epilog clears the cache.
+    let clear = || {
+        site.runs("ebb-epilog", "n1");
+        !site.cache("n1").exists()
+    };
+    assert!(mounts::wait_until(Duration::from_secs(20), clear));
+    assert!(!first.exists() && !second.exists() && !site.cache("n2").exists());
+    let shared: Vec<_> = std::fs::read_dir(site.root.join("shared")).expect("directory").collect();
+    assert!(shared.is_empty(), "{shared:?}");
+    let told: Vec<_> = std::fs::read_dir(site.root.join("work")).expect("directory").collect();
+    assert!(told.is_empty(), "{told:?}");
+}
+
+#[test]
+fn a_job_without_the_feature_gets_no_mount_and_a_broken_site_no_error() {
+    let Some(site) = Site::new(61) else { return };
+    assert!(site.hook("ebb-prolog", "n1", "gpu").status.success());
+    assert!(!site.mount("n1").exists());
+    std::fs::remove_dir(site.root.join("pfs")).expect("remove");
+    let output = site.hook("ebb-prolog", "n1", "gpu&ebb");
+    assert!(output.status.success(), "a failing prolog would take the node out of service");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("not mounted") && said.contains("pfs"), "{said}");
+    site.runs("ebb-epilog", "n1");
+}
+
+#[test]
+fn the_epilog_after_a_crash_clears_the_mount_and_names_the_data() {
+    let Some(site) = Site::new(62) else { return };
+    site.runs("ebb-prolog", "n1");
+    std::fs::write(site.mount("n1").join("precious"), [7; 5000]).expect("write");
+    let status = std::fs::read(site.mount("n1").join(".ebb/status.json")).expect("status");
+    let status: serde_json::Value = serde_json::from_slice(&status).expect("JSON");
+    let killed = Command::new("kill").args(["-9", &status["pid"].to_string()]).status();
+    assert!(killed.expect("kill").success());
+    std::thread::sleep(Duration::from_millis(300));
+    site.runs("ebb-epilog", "n1");
+    assert!(!mounts::is_mounted(&site.mount("n1")));
+    assert!(site.cache("n1").join("data").exists(), "data is never removed");
+    let told = site.root.join(format!("work/ebb-{}.err", site.job));
+    let told = std::fs::read_to_string(told).expect("the user is told");
+    assert!(told.contains(&site.cache("n1").display().to_string()), "{told}");
+}
