@@ -75,9 +75,9 @@ fn heir(plan: &Plan) -> Result<Plan, Failure> {
     if left.is_empty() {
         return Ok(plan);
     }
-    if let Some(old) = left.config().filter(|old| old.node != plan.config.node) {
-        tracing::info!("going on as node {}, whose bytes are in the cache", old.node);
-        plan.config.node = old.node;
+    if let Some(node) = left.node().filter(|node| **node != plan.config.node) {
+        tracing::info!("going on as node {node}, whose bytes are in the cache");
+        plan.config.node = node.to_owned();
     }
     Ok(plan)
 }

@@ -21,7 +21,7 @@ use crate::status::{self, Status};
 use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
 use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
-use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
+use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;

@@ -29,7 +29,13 @@ impl Leftover {
         self.found().is_none_or(|f| f.image.unflushed().next().is_none())
     }
 
-    /// The configuration of that daemon.
+    /// The name of its node.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        Some(&self.found()?.image.life.as_ref()?.node)
+    }
+
+    /// The configuration of that daemon; `None` also when another version of the program wrote it.
     #[must_use]
     pub fn config(&self) -> Option<MountConfig> {
         let life = self.found()?.image.life.as_ref()?;
@@ -176,6 +182,7 @@ pub(crate) fn orphaned_text(config: &MountConfig, found: &Found) -> String {
 /// The life that begins now.
 pub(crate) fn life(config: &MountConfig, welcome: &Welcome) -> Life {
     Life {
+        node: config.node.clone(),
         config: serde_json::to_string(config).unwrap_or_default(),
         boot: journal::boot_id(),
         job: welcome.job,

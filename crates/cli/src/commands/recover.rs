@@ -99,7 +99,12 @@ impl Args {
         cache: &Path,
         backing: &Path,
     ) -> Result<MountConfig, Failure> {
-        let unknown = || Failure::failed(format!("{}: no configuration in it", cache.display()));
+        let unknown = || {
+            Failure::failed(format!(
+                "{}: the daemon's configuration cannot be read (another version of ebb wrote it)",
+                cache.display()
+            ))
+        };
         let config = left.config.clone().ok_or_else(unknown)?;
         let there = std::fs::metadata(backing).or_usage(backing.display())?.ino();
         let life = left.bytes.found().and_then(|f| f.image.life.as_ref());
@@ -180,6 +185,7 @@ impl Args {
             log_level: self.log_level.clone(),
             stop_timeout: Span(Duration::from_secs(600)),
             own_state: false,
+            jobs_hint: None,
         };
         let service = Service::embedded(&runtime, &plan)?;
         let (events, seen) = mpsc::channel();

@@ -9,6 +9,7 @@ const BOOT: &str = "this-boot";
 
 fn life(boot: &str) -> Record {
     Record::Life(Box::new(Life {
+        node: "n".to_owned(),
         config: "{}".to_owned(),
         boot: boot.to_owned(),
         job: 7,

@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// The daemon that wrote the records behind this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
+    /// Its node's name.
+    pub node: String,
     /// Its configuration, as JSON.
     pub config: String,
     /// Which boot of the machine: of another one, only what was synced can be trusted.

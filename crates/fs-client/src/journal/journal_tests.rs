@@ -21,6 +21,7 @@ fn header() -> Header {
 fn image() -> Image {
     let mut image = Image::default();
     let life = Life {
+        node: String::new(),
         config: String::new(),
         boot: boot_id(),
         job: 1,
