@@ -6,9 +6,10 @@ use ebb_testkit::{Cluster, Node, describe, mounts, random, skip_reason};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 fn one() -> Option<Cluster> {
@@ -67,13 +68,26 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, i64, i64)> {
     found
 }
 
+/// A program that writes a file and keeps it open, until its input ends. A process of its own: when
+/// this one starts others, they close what they inherit, and a close publishes.
+fn keeps_open(cluster: &Cluster, node: &Node, name: &str, data: &[u8]) -> (Child, File) {
+    let pipe = cluster.root().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo").success());
+    let mut dd = node.command("dd");
+    dd.arg(format!("if={}", pipe.display())).arg(format!("of={name}")).arg("status=none");
+    let child = dd.arg(format!("bs={}", data.len())).stderr(Stdio::null()).spawn();
+    let mut input = File::options().write(true).open(&pipe).expect("a reader");
+    input.write_all(data).expect("write");
+    (child.expect("dd"), input)
+}
+
 #[test]
 fn everything_of_a_dead_daemon_is_there_again() {
     if skip_reason().is_some() {
         return;
     }
-    // Under this model closing is no sync event, not even when a child closes what it inherited.
-    let cluster = Cluster::builder().consistency("commit").flush("end").start();
+    let cluster = Cluster::builder().flush("end").start();
     let node = cluster.node(0);
     std::fs::write(cluster.backing().join("old"), vec![1; 10_000]).expect("write");
     node.shell("mkdir d; echo content > d/f; ln -s f d/l; : > empty; ln d/f hard; chmod 640 d/f");
@@ -81,8 +95,7 @@ fn everything_of_a_dead_daemon_is_there_again() {
     old.write_all_at(&[2; 100], 500).expect("write");
     drop(old);
     // Never published, but noted after a second.
-    let open = File::create(node.path("open")).expect("create");
-    open.write_all_at(&[3; 5000], 0).expect("write");
+    let (mut writer, input) = keeps_open(&cluster, node, "open", &[3; 5000]);
     std::thread::sleep(Duration::from_millis(2500));
     node.kill9();
     let said = node.ebb("umount", &[], &[]);
@@ -98,7 +111,8 @@ fn everything_of_a_dead_daemon_is_there_again() {
             "ebb recover",
         ],
     );
-    drop(open);
+    drop(input);
+    let _ = writer.wait();
     node.mount_with(&["--node", "another-name"]);
     assert_eq!(node.status()["node"], node.name(), "it goes on under its own name");
     assert_eq!(node.status()["dirty_bytes"], 8 + 100 + 5000);
@@ -404,7 +418,7 @@ fn a_damaged_journal_never_leads_to_wrong_bytes() {
     die(node);
     let copy = |from: &Path, to: &Path| {
         std::fs::create_dir_all(to).expect("mkdir");
-        let copy = std::process::Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
+        let copy = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
         assert!(copy.expect("cp").success());
     };
     let backing = cluster.backing();
