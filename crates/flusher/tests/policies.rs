@@ -181,9 +181,10 @@ fn immediate_does_not_wait_for_anything() {
 #[test]
 fn close_takes_closed_files_only() {
     let world = World::new(1);
-    let engine = world.start(quick(), Policy::of(PolicyKind::Close));
     world.write(Ino(2), 0, b"open");
     world.set_use(Ino(2), FileUse::Open);
+    // Not before: the engine may look at any moment.
+    let engine = world.start(quick(), Policy::of(PolicyKind::Close));
     world.write(Ino(3), 0, b"closed");
     engine.kick();
     eventually("the closed file arrives", || world.dirty_of(Ino(3)) == 0);

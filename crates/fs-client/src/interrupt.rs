@@ -6,11 +6,15 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// An interrupt can be read from the kernel by one event loop before the request it means was
 /// registered by another; so many of those are remembered. Request ids are never used twice.
 const EARLY_MAX: usize = 256;
+
+/// How long work goes on after a signal where programs do not expect to be interrupted.
+const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Inner {
@@ -46,19 +50,43 @@ impl Interrupts {
         unique: u64,
         work: impl Future<Output = Result<T, Errno>>,
     ) -> Result<T, Errno> {
+        self.run_for(unique, Duration::ZERO, work).await
+    }
+
+    /// The same for work that programs do not expect to be interrupted, such as reading a regular
+    /// file: a timer's signal must not make it fail. It gets `GRACE` after the signal to end by
+    /// itself; only what is really stuck ends with EINTR.
+    pub async fn run_patiently<T>(
+        &self,
+        unique: u64,
+        work: impl Future<Output = Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        self.run_for(unique, GRACE, work).await
+    }
+
+    async fn run_for<T>(
+        &self,
+        unique: u64,
+        grace: Duration,
+        work: impl Future<Output = Result<T, Errno>>,
+    ) -> Result<T, Errno> {
         let notify = Arc::new(Notify::new());
         {
             let mut inner = self.inner.lock();
             if let Some(at) = inner.early.iter().position(|u| *u == unique) {
                 inner.early.remove(at);
-                return Err(Errno::EINTR);
+                notify.notify_one();
             }
             inner.waiting.insert(unique, Arc::clone(&notify));
         }
+        let interrupted = async {
+            notify.notified().await;
+            tokio::time::sleep(grace).await;
+        };
         let result = tokio::select! {
             biased;
             result = work => result,
-            () = notify.notified() => Err(Errno::EINTR),
+            () = interrupted => Err(Errno::EINTR),
         };
         self.inner.lock().waiting.remove(&unique);
         result
@@ -68,7 +96,6 @@ impl Interrupts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[tokio::test]
     async fn an_interrupt_ends_a_wait_before_and_after_it_began() {
@@ -86,5 +113,19 @@ mod tests {
         interrupts.interrupt(8);
         assert_eq!(wait.await.expect("no panic"), Err(Errno::EINTR));
         assert_eq!(interrupts.run(9, async { Ok(1) }).await, Ok(1));
+    }
+
+    #[tokio::test]
+    async fn patient_work_survives_a_signal_but_not_for_ever() {
+        let interrupts = Interrupts::default();
+        interrupts.interrupt(1);
+        let slow = async {
+            tokio::time::sleep(GRACE / 2).await;
+            Ok(5)
+        };
+        assert_eq!(interrupts.run_patiently(1, slow).await, Ok(5));
+        interrupts.interrupt(2);
+        let stuck = std::future::pending::<Result<(), Errno>>();
+        assert_eq!(interrupts.run_patiently(2, stuck).await, Err(Errno::EINTR));
     }
 }

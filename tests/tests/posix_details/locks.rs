@@ -286,3 +286,49 @@ fn a_deadlock_of_two_nodes_is_found() {
     let got = within(SOON, "the other one gets its lock", move || waiting.join());
     got.expect("no panic").expect("lock");
 }
+
+/// Opens, looks at and reads a file; which call failed with what.
+fn use_file(path: &std::ffi::CStr) -> Result<(), (&'static str, io::Error)> {
+    let mut buffer = [0u8; 4_096];
+    // SAFETY: plain data, and pointers that live through the calls.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        let done = |what, code: i64| checked(code).map_err(|e| (what, e));
+        done("stat", libc::stat(path.as_ptr(), &raw mut stat).into())?;
+        let fd = done("open", libc::open(path.as_ptr(), libc::O_RDWR).into())? as i32;
+        done("pread", libc::pread(fd, buffer.as_mut_ptr().cast(), 4_096, 0) as i64)?;
+        done("pwrite", libc::pwrite(fd, buffer.as_ptr().cast(), 4_096, 0) as i64)?;
+        done("fsync", libc::fsync(fd).into())?;
+        done("close", libc::close(fd).into())?;
+    }
+    Ok(())
+}
+
+/// Signals end waits for locks, and nothing else: programs do not expect EINTR from files.
+#[test]
+fn signals_do_not_interrupt_file_operations() {
+    let cluster = two();
+    std::fs::write(cluster.node(0).path("f"), [7; 8_192]).expect("write");
+    let path = c(&cluster.node(1).path("f"));
+    catch(libc::SIGUSR2);
+    let (told, thread_id) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        // SAFETY: no arguments, no failure.
+        told.send(unsafe { libc::pthread_self() } as u64).expect("somebody listens");
+        for round in 0..400 {
+            if let Err((what, e)) = use_file(&path) {
+                panic!("round {round}: {what}: {e}");
+            }
+        }
+    });
+    let id = thread_id.recv().expect("started") as libc::pthread_t;
+    let mut signals = 0;
+    while !worker.is_finished() {
+        // SAFETY: the thread is not joined yet, so its id is valid.
+        unsafe { libc::pthread_kill(id, libc::SIGUSR2) };
+        signals += 1;
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    worker.join().expect("no panic");
+    println!("{signals} signals");
+}

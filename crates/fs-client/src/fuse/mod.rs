@@ -75,7 +75,8 @@ impl Adapter {
         });
     }
 
-    /// The same for one that a signal may end.
+    /// The same for one that changes nothing: when it is stuck, a signal ends it. Not at once,
+    /// because local file systems never answer EINTR to these.
     fn spawn_waiting<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -85,7 +86,11 @@ impl Adapter {
     ) {
         let node = Arc::clone(&self.node);
         let unique = request.unique().0;
-        self.spawn(operation, async move { node.interrupts.run(unique, work).await }, reply);
+        self.spawn(
+            operation,
+            async move { node.interrupts.run_patiently(unique, work).await },
+            reply,
+        );
     }
 
     fn handle(&self, fh: FileHandle) -> Result<Arc<OpenFile>, Errno> {
@@ -226,12 +231,8 @@ impl Filesystem for Adapter {
         }
         let node = Arc::clone(&self.node);
         let i = ino(i);
-        self.spawn_waiting(
-            Operation::GetAttr,
-            req,
-            async move { node.getattr(i).await },
-            attributes(reply),
-        );
+        let work = async move { node.getattr(i).await };
+        self.spawn_waiting(Operation::GetAttr, req, work, attributes(reply));
     }
 
     fn setattr(
@@ -623,29 +624,25 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
-        self.spawn_waiting(
-            Operation::ReadDir,
-            req,
-            async move { node.list(&dir, offset).await },
-            move |r| match r {
-                Ok(items) => {
-                    let rest = items.iter().enumerate().skip(offset as usize);
-                    for (at, item) in rest {
-                        let name = OsStr::from_bytes(&item.name);
-                        if reply.add(
-                            INodeNo(item.attr.ino.0),
-                            at as u64 + 1,
-                            kind(item.attr.kind),
-                            name,
-                        ) {
-                            break;
-                        }
+        let work = async move { node.list(&dir, offset).await };
+        self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
+            Ok(items) => {
+                let rest = items.iter().enumerate().skip(offset as usize);
+                for (at, item) in rest {
+                    let name = OsStr::from_bytes(&item.name);
+                    if reply.add(
+                        INodeNo(item.attr.ino.0),
+                        at as u64 + 1,
+                        kind(item.attr.kind),
+                        name,
+                    ) {
+                        break;
                     }
-                    reply.ok();
                 }
-                Err(e) => reply.error(errno(e)),
-            },
-        );
+                reply.ok();
+            }
+            Err(e) => reply.error(errno(e)),
+        });
     }
 
     fn readdirplus(
@@ -660,31 +657,27 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
-        self.spawn_waiting(
-            Operation::ReadDir,
-            req,
-            async move { node.list(&dir, offset).await },
-            move |r| match r {
-                Ok(items) => {
-                    let rest = items.iter().enumerate().skip(offset as usize);
-                    for (at, item) in rest {
-                        let name = OsStr::from_bytes(&item.name);
-                        if reply.add(
-                            INodeNo(item.attr.ino.0),
-                            at as u64 + 1,
-                            name,
-                            &TTL,
-                            &attr(&item.attr),
-                            Generation(0),
-                        ) {
-                            break;
-                        }
+        let work = async move { node.list(&dir, offset).await };
+        self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
+            Ok(items) => {
+                let rest = items.iter().enumerate().skip(offset as usize);
+                for (at, item) in rest {
+                    let name = OsStr::from_bytes(&item.name);
+                    if reply.add(
+                        INodeNo(item.attr.ino.0),
+                        at as u64 + 1,
+                        name,
+                        &TTL,
+                        &attr(&item.attr),
+                        Generation(0),
+                    ) {
+                        break;
                     }
-                    reply.ok();
                 }
-                Err(e) => reply.error(errno(e)),
-            },
-        );
+                reply.ok();
+            }
+            Err(e) => reply.error(errno(e)),
+        });
     }
 
     fn releasedir(
