@@ -293,3 +293,30 @@ fn identity_of(stat: &Stat) -> Identity {
 fn time(sec: i64, nsec: u64) -> Time {
     Time { sec, nsec: u32::try_from(nsec).unwrap_or(0).min(999_999_999) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn only_the_part_file_that_is_meant_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("d")).unwrap();
+        for name in ["f", ".ebb-part-1", "d/.ebb-part-2"] {
+            std::fs::write(at(name), name).unwrap();
+        }
+        std::os::unix::fs::symlink("d", at("link")).unwrap();
+        let ino = |name: &str| std::fs::metadata(at(name)).unwrap().ino();
+        let root = PosixDir::open_root(dir.path()).unwrap();
+        let refused = |path: &str, ino: u64| root.remove_part(path.as_bytes(), ino).is_err();
+        assert!(refused("f", ino("f")), "a user's file");
+        assert!(refused(".ebb-part-1", ino("f")), "another inode");
+        assert!(refused("link/.ebb-part-2", ino("d/.ebb-part-2")), "through a link");
+        assert!(refused("d/../.ebb-part-1", ino(".ebb-part-1")), "not a plain path");
+        root.remove_part(b".ebb-part-1", ino(".ebb-part-1")).unwrap();
+        root.remove_part(b"d/.ebb-part-2", ino("d/.ebb-part-2")).unwrap();
+        assert!(at("f").exists() && !at(".ebb-part-1").exists() && !at("d/.ebb-part-2").exists());
+    }
+}

@@ -248,6 +248,7 @@ async fn one(
     clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     done.files += 1;
     done.bytes += sum(&kept);
+    let attr = node.meta.getattr(ino).await?;
     let file = CachedFile::new(ino, node.me, node.rules.of(&place.path, &place.model));
     {
         let mut state = file.state.write();
@@ -258,7 +259,7 @@ async fn one(
             state.under.clone_from(&note.header.under);
             state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
         }
-        state.attr = Some(node.meta.getattr(ino).await?);
+        state.attr = Some(attr);
     }
     node.adopt(Arc::new(file));
     if let Some(mut note) = note {
