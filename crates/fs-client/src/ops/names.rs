@@ -74,6 +74,9 @@ impl Node {
             return Err(Errno::EFBIG);
         }
         args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
+        if args.size.is_some() || args.mtime.is_some() {
+            self.note_touching(ino);
+        }
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None => {
@@ -87,6 +90,7 @@ impl Node {
                 attr
             }
         };
+        self.note_attr(ino, attr);
         Ok(self.seen(attr))
     }
 
@@ -121,7 +125,12 @@ impl Node {
 
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
-        if dir { self.meta.rmdir(parent, name).await } else { self.meta.unlink(parent, name).await }
+        if dir {
+            return self.meta.rmdir(parent, name).await;
+        }
+        self.meta.unlink(parent, name).await?;
+        self.names_changed(&[name]).await;
+        Ok(())
     }
 
     /// Moves a name.
@@ -137,7 +146,9 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
-        self.meta.rename((parent, name), (new_parent, new_name), flags).await
+        self.meta.rename((parent, name), (new_parent, new_name), flags).await?;
+        self.names_changed(&[name, new_name]).await;
+        Ok(())
     }
 
     /// Another name for an inode.
