@@ -67,7 +67,7 @@ pub struct AttachRequest {
     pub ino: Ino,
     /// The bytes, all in this node's cache.
     pub ranges: Vec<ByteRange>,
-    /// When they were written last.
+    /// When they were written last; none: a time was set explicitly since, and stays.
     pub mtime: Option<Time>,
     /// Answer when this is on stable storage.
     pub durable: bool,
