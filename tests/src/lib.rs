@@ -3,6 +3,7 @@
 //! are found, bounded in time and loud when they fail.
 
 pub mod content;
+pub mod crash;
 pub mod grown;
 pub mod model;
 pub mod tools;

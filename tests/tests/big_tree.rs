@@ -152,3 +152,26 @@ fn one_flat_directory() {
     }
     fs::remove_dir(&roots[1]).expect("rmdir");
 }
+
+/// A removal makes the service answer and send something right behind it. Where the second waits
+/// for the acknowledgement of the first, which the kernel delays by 40 ms, many take that long.
+#[test]
+fn requests_do_not_wait_for_delayed_acknowledgements() {
+    const FILES: usize = 200;
+    let cluster = Cluster::builder().nodes(1).consistency("session").start();
+    let node = cluster.node(0);
+    let paths: Vec<PathBuf> = (0..FILES).map(|n| node.path(format!("f{n}"))).collect();
+    for path in &paths {
+        fs::write(path, "x").expect("write");
+    }
+    node.drain();
+    let delayed = |path: &&PathBuf| {
+        let start = Instant::now();
+        fs::symlink_metadata(path).expect("stat");
+        fs::remove_file(path).expect("unlink");
+        start.elapsed() > Duration::from_millis(35)
+    };
+    let count = paths.iter().filter(delayed).count();
+    println!("{count} of {FILES} removals took more than 35 ms");
+    assert!(count < FILES / 8, "{count} of {FILES} removals were delayed");
+}

@@ -80,6 +80,37 @@ impl PosixDir {
         Ok(identity_of(&stat))
     }
 
+    /// Takes away a part file of a job that is over (and nothing else), if it is still the inode
+    /// that was meant.
+    pub fn remove_part(&self, path: &[u8], ino: u64) -> Result<(), BackendError> {
+        let name = shown(path);
+        let parts = components(path)?;
+        let Some((last, dirs)) = parts.split_last().filter(|(last, _)| last.is_reserved()) else {
+            return Err(BackendError::BadPath { path: name });
+        };
+        let dir = match dirs {
+            [] => None,
+            _ => {
+                let above = dirs.iter().map(ebb_types::Name::as_bytes).collect::<Vec<_>>();
+                let flags = OFlags::PATH | OFlags::DIRECTORY;
+                match self.resolve(&above.join(&b'/'), flags) {
+                    Ok(fd) => Some(fd),
+                    Err(Resolve::Refused(e)) => return Err(e),
+                    Err(Resolve::Os(e)) => return Err(io_error(Operation::Open, &name, e)),
+                }
+            }
+        };
+        let dir = dir.as_ref().map_or(self.root.as_fd(), AsFd::as_fd);
+        let stat = rustix::fs::statat(dir, last.as_bytes(), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|e| io_error(Operation::Stat, &name, e))?;
+        if stat.st_ino != ino {
+            let found = Some(stat.st_ino);
+            return Err(BackendError::Moved { path: name, expected: ino, found });
+        }
+        rustix::fs::unlinkat(dir, last.as_bytes(), AtFlags::empty())
+            .map_err(|e| io_error(Operation::Open, &name, e))
+    }
+
     fn resolve(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Resolve> {
         let parts = components(path).map_err(Resolve::Refused)?;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -261,4 +292,31 @@ fn identity_of(stat: &Stat) -> Identity {
 
 fn time(sec: i64, nsec: u64) -> Time {
     Time { sec, nsec: u32::try_from(nsec).unwrap_or(0).min(999_999_999) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn only_the_part_file_that_is_meant_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("d")).unwrap();
+        for name in ["f", ".ebb-part-1", "d/.ebb-part-2"] {
+            std::fs::write(at(name), name).unwrap();
+        }
+        std::os::unix::fs::symlink("d", at("link")).unwrap();
+        let ino = |name: &str| std::fs::metadata(at(name)).unwrap().ino();
+        let root = PosixDir::open_root(dir.path()).unwrap();
+        let refused = |path: &str, ino: u64| root.remove_part(path.as_bytes(), ino).is_err();
+        assert!(refused("f", ino("f")), "a user's file");
+        assert!(refused(".ebb-part-1", ino("f")), "another inode");
+        assert!(refused("link/.ebb-part-2", ino("d/.ebb-part-2")), "through a link");
+        assert!(refused("d/../.ebb-part-1", ino(".ebb-part-1")), "not a plain path");
+        root.remove_part(b".ebb-part-1", ino(".ebb-part-1")).unwrap();
+        root.remove_part(b"d/.ebb-part-2", ino("d/.ebb-part-2")).unwrap();
+        assert!(at("f").exists() && !at(".ebb-part-1").exists() && !at("d/.ebb-part-2").exists());
+    }
 }

@@ -1,5 +1,6 @@
 //! The buffer directory as seen from outside the daemon: private to its user, one daemon at a
-//! time, and never reused while it holds what a dead daemon left.
+//! time, and not reused while it holds data that nobody knows. What the journal of a dead daemon
+//! knows is the business of `left.rs`.
 
 use crate::exit::{Context, Failure};
 use rustix::fs::{FlockOperation, flock};
@@ -97,19 +98,6 @@ pub fn leftover(dir: &Path) -> io::Result<Leftover> {
     Ok(found)
 }
 
-/// The data files with content, one line each; the first ones when there are many.
-#[must_use]
-pub fn listing(dir: &Path) -> String {
-    const MOST: usize = 20;
-    let files = data_files(dir).unwrap_or_default();
-    let line = |(path, bytes): &(PathBuf, u64)| format!("  {}: {bytes} bytes", path.display());
-    let mut lines: Vec<String> = files.iter().take(MOST).map(line).collect();
-    if files.len() > MOST {
-        lines.push(format!("  ... and {} more", files.len() - MOST));
-    }
-    lines.join("\n")
-}
-
 /// Files with blocks on disk, and how many bytes that is.
 fn data_files(dir: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
@@ -135,16 +123,16 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Refuses a cache that still holds data of a daemon that is gone. Asked under the lock.
-pub fn refuse_leftover(dir: &Path) -> Result<(), Failure> {
+/// Refuses a cache that holds data of which no journal says what it is. Asked under the lock.
+pub fn refuse_unknown(dir: &Path) -> Result<(), Failure> {
     let shown = dir.display();
     let found = leftover(dir).or_failed(format!("cache {shown}"))?;
-    if found.files == 0 {
+    if found.files == 0 || ebb_fs_client::journal::path_in(dir).exists() {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "cache {shown}: {} of {} file(s) of an earlier daemon are still there and may not be on \
-         the backing; save what you need from {shown}/data, then remove it, or name another --cache",
+        "cache {shown}: {} of {} file(s) are there, but no journal that says what they are; save \
+         what you need from {shown}/data, then remove it, or name another --cache",
         ebb_types::units::Size(found.bytes),
         found.files
     )))
@@ -193,11 +181,13 @@ mod tests {
         let shard = dir.path().join("data/0a");
         std::fs::create_dir_all(&shard).unwrap();
         std::fs::write(shard.join("empty"), "").unwrap();
-        refuse_leftover(dir.path()).unwrap();
+        refuse_unknown(dir.path()).unwrap();
         std::fs::write(shard.join("full"), vec![1; 5000]).unwrap();
         let found = leftover(dir.path()).unwrap();
         assert!(found.files == 1 && found.bytes >= 5000, "{found:?}");
-        let e = refuse_leftover(dir.path()).unwrap_err();
+        let e = refuse_unknown(dir.path()).unwrap_err();
         assert!(e.text.contains(&dir.path().display().to_string()), "{e}");
+        std::fs::write(dir.path().join("journal"), "").unwrap();
+        refuse_unknown(dir.path()).unwrap();
     }
 }

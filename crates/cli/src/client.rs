@@ -49,8 +49,8 @@ pub fn daemon_of(point: &Path) -> Result<Record, Failure> {
     match behind(point)? {
         Behind::Daemon(record) => Ok(record),
         Behind::Dead(record) => Err(Failure::failed(format!(
-            "{shown}: its daemon (process {}) is dead; data may remain in {} (`ebb umount {shown}` \
-             takes the mount away)",
+            "{shown}: its daemon (process {}) is dead; what it had is in {} (`ebb umount {shown}` \
+             takes the mount away and says what that is)",
             record.pid,
             record.cache.display()
         ))),

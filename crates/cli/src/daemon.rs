@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::service::Service;
 use crate::{mounts, progress, unmount};
 use ebb_fs_client::control::Request;
-use ebb_fs_client::registry;
+use ebb_fs_client::{leftover, registry};
 use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,9 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
     cachedir::prepare(&plan.config.cache)?;
     let purpose = format!("the mount at {}", plan.config.mountpoint.display());
     let lock = Lock::take(&plan.config.cache, &purpose)?;
-    cachedir::refuse_leftover(&plan.config.cache)?;
+    cachedir::refuse_unknown(&plan.config.cache)?;
+    // Before a service is started, which would begin a new job.
+    let plan = &heir(plan)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("service")
@@ -63,6 +65,21 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
     runtime.shutdown_background();
     drop(lock);
     ended
+}
+
+/// The plan of a daemon that takes over what another one left: it goes by the same name.
+fn heir(plan: &Plan) -> Result<Plan, Failure> {
+    let mut plan = plan.clone();
+    let left = leftover::of(&plan.config);
+    let left = left.map_err(|e| Failure::with_status(e.exit_code(), e.to_string()))?;
+    if left.is_empty() {
+        return Ok(plan);
+    }
+    if let Some(node) = left.node().filter(|node| **node != plan.config.node) {
+        tracing::info!("going on as node {node}, whose bytes are in the cache");
+        plan.config.node = node.to_owned();
+    }
+    Ok(plan)
 }
 
 fn mount(

@@ -8,6 +8,7 @@ mod commands;
 mod daemon;
 mod exit;
 mod launch;
+mod left;
 mod logging;
 mod models;
 mod mounts;
@@ -42,6 +43,7 @@ enum Command {
     Stats(commands::stats::Args),
     Meta(commands::meta::Args),
     Run(commands::run::Args),
+    Recover(commands::recover::Args),
     Token(commands::token::Args),
     Config(commands::config::Args),
     OstLoad(commands::ost_load::Args),
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Status(args) => args.run(),
         Command::Stats(args) => args.run(),
         Command::Meta(args) => args.run(),
+        Command::Recover(args) => args.run(),
         Command::Token(args) => args.run(),
         Command::Config(args) => args.run(),
         Command::OstLoad(args) => args.run(),

@@ -1,14 +1,13 @@
 //! Ends a mount: by its daemon while that lives, by the kernel alone when it is dead. It always
 //! comes to an end, and says what may not be on the backing.
 
-use crate::cachedir;
 use crate::client::{self, Behind};
 use crate::exit::{Code, Context, Failure};
+use crate::left::Left;
 use crate::mounts;
 use crate::progress::Progress;
 use ebb_fs_client::control::Request;
 use ebb_fs_client::registry::{self, Record};
-use ebb_types::units::Size;
 use std::path::Path;
 use std::time::Duration;
 
@@ -60,6 +59,10 @@ fn by_daemon(record: &Record, drain: bool, timeout: Duration) -> Result<(), Fail
     match outcome {
         Ok(()) => let_go(record),
         Err(mut failure) => {
+            if matches!(mounts::at(&record.mountpoint), Ok(None)) {
+                // What comes next may want the cache.
+                mounts::poll(END_LIMIT, || !record.is_alive());
+            }
             failure.text.push_str(&afterwards(record));
             Err(failure)
         }
@@ -103,20 +106,23 @@ fn bury(record: &Record) -> Result<(), Failure> {
     let _ = std::fs::remove_file(&record.socket);
     registry::leave(point).or_failed("registry of mounts")?;
     let cache = record.cache.display();
-    let left = cachedir::leftover(&record.cache).or_failed(&cache)?;
     let dead = format!("{}: its daemon (process {}) was dead", point.display(), record.pid);
-    if left.files == 0 {
-        eprintln!("{dead}; the mount is taken away and {cache} holds no data");
+    let left = Left::of(&record.cache)?;
+    if left.is_empty() {
+        eprintln!(
+            "{dead}; the mount is taken away and {cache} holds nothing that the backing lacks"
+        );
         return Ok(());
     }
+    let backing = left.backing();
     Err(Failure::new(
         Code::Incomplete,
         format!(
-            "{dead}; the mount is taken away.\nData may remain in {cache}: {} in {} file(s) that \
-             may not be on the backing:\n{}",
-            Size(left.bytes),
-            left.files,
-            cachedir::listing(&record.cache)
+            "{dead}; the mount is taken away.\nIn {cache} and not on the backing:\n{}\n\
+             `ebb mount ... --cache {cache} {backing} {}` goes on with it, \
+             `ebb recover {cache} --backing {backing}` drains it",
+            left.listing(),
+            point.display()
         ),
     ))
 }

@@ -162,3 +162,41 @@ fn answers_out_of_order_do_no_harm() {
     let owned: Vec<_> = plan.iter().filter(|p| p.source != Source::Zero).map(|p| p.range).collect();
     assert_eq!(owned, all(10, 20));
 }
+
+/// A view that was restored behaves as the one that was lost: it flushes what it owns, attaches
+/// what was dirty, and says of a byte that is gone that it is gone.
+#[test]
+fn a_restored_view_goes_on_where_the_old_one_stopped() {
+    let mut service = FileState::new(0);
+    let v1 = service.attach(ME, &[ByteRange::new(0, 8)]);
+    let v2 = service.attach(NodeId(2), &[ByteRange::new(8, 10)]);
+    let answer = service.query(ByteRange::ALL, Version::ZERO);
+    let owned = [(ByteRange::new(0, 6), v1)];
+    let dirty = [ByteRange::new(2, 4), ByteRange::new(12, 14)];
+    let mut view = FileView::restored(ME, &answer, &owned, &dirty);
+    assert_eq!((view.size(), view.published_size()), (14, 10));
+    assert_eq!(view.unattached(ByteRange::ALL), dirty);
+    assert_eq!(view.unflushed_bytes(), 8);
+    let sources: Vec<_> =
+        view.plan_read(ByteRange::ALL).iter().map(|p| (p.range, p.source)).collect();
+    let wanted = vec![
+        (ByteRange::new(0, 6), Source::Local),
+        (ByteRange::new(6, 8), Source::Peer { node: ME, version: v1 }),
+        (ByteRange::new(8, 10), Source::Peer { node: NodeId(2), version: v2 }),
+        (ByteRange::new(10, 12), Source::Zero),
+        (ByteRange::new(12, 14), Source::Local),
+    ];
+    assert_eq!(sources, wanted);
+    let taken = view.take_unattached(ByteRange::ALL);
+    let v3 = service.attach(ME, &taken);
+    view.attached(&taken, v3, service.size());
+    let granted = service.grantable(ME, &[ByteRange::new(0, 6), ByteRange::new(12, 14)]);
+    service.mark_flushed(ME, &granted);
+    let granted: Vec<_> = granted.iter().map(|o| (o.range, o.version)).collect();
+    view.flushed(&granted);
+    assert_eq!(view.unflushed_bytes(), 0);
+    // Another node takes bytes: the restored ones go like any others.
+    service.attach(NodeId(2), &[ByteRange::new(0, 1)]);
+    let changes = view.apply(&service.query(ByteRange::ALL, Version::ZERO));
+    assert_eq!(changes.overtaken, [ByteRange::new(0, 1)]);
+}

@@ -45,6 +45,48 @@ impl CacheDir {
             .open(self.path(ino))
     }
 
+    /// Returns when the name of a cache file is on stable storage.
+    pub fn sync_name(&self, ino: Ino) -> io::Result<()> {
+        match self.path(ino).parent() {
+            Some(shard) => File::open(shard)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns when the directories themselves are on stable storage.
+    pub fn sync_dirs(&self) -> io::Result<()> {
+        File::open(&self.data)?.sync_all()
+    }
+
+    /// Every inode that has a cache file.
+    pub fn inos(&self) -> io::Result<Vec<Ino>> {
+        let mut found = Vec::new();
+        for shard in 0..FANOUT {
+            for entry in std::fs::read_dir(self.data.join(format!("{shard:02x}")))? {
+                let name = entry?.file_name();
+                let ino = name.to_str().and_then(|n| u64::from_str_radix(n, 16).ok()).map(Ino);
+                // Anything else in there is not ours.
+                found.extend(ino.filter(|i| self.path(*i).file_name() == Some(&*name)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Length of a cache file; 0 when there is none.
+    pub fn len(&self, ino: Ino) -> io::Result<u64> {
+        match std::fs::symlink_metadata(self.path(ino)) {
+            Ok(meta) => Ok(meta.len()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives the cache file of `from` another name as well: that of `to`.
+    pub fn link(&self, from: Ino, to: Ino) -> io::Result<()> {
+        self.remove(to)?;
+        std::fs::hard_link(self.path(from), self.path(to))
+    }
+
     /// Gives up the cache file of an inode; open descriptors keep it alive.
     pub fn remove(&self, ino: Ino) -> io::Result<()> {
         match std::fs::remove_file(self.path(ino)) {

@@ -12,14 +12,16 @@ use crate::control_server;
 use crate::drain::Drain;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
+use crate::leftover;
 use crate::node::{Node, Parts};
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
 use crate::rules::Rules;
 use crate::status::{self, Status};
+use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
 use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
-use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
+use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
@@ -98,7 +100,7 @@ impl RunError {
     }
 }
 
-fn local(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
+pub(crate) fn local(what: impl Into<String>) -> impl FnOnce(io::Error) -> RunError {
     let what = what.into();
     move |cause| RunError::Local { what, cause }
 }
@@ -217,6 +219,7 @@ fn start(
         }
         None => None,
     };
+    let left = leftover::of(&config)?;
     let cache = CacheDir::open(&config.cache)
         .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
     let backing: Arc<dyn Backend> =
@@ -227,16 +230,16 @@ fn start(
     let listener = listen(runtime, &config.listen)?;
     let peer_address = listener.local_addr().map_err(local("peer socket"))?;
     let config = MountConfig { listen: peer_address.to_string(), ..config };
-    let (meta, welcome) = runtime
-        .block_on(MetaClient::connect(ConnectOptions {
-            incarnation: incarnation(),
-            peer_address: peer_address.to_string(),
-            consistency: rules.describe(),
-            token: token.clone(),
-            request_timeout: config.request_timeout,
-            ..ConnectOptions::new(meta_address, config.node.clone())
-        }))
-        .map_err(RunError::Meta)?;
+    let options = ConnectOptions {
+        incarnation: incarnation(),
+        peer_address: peer_address.to_string(),
+        consistency: rules.describe(),
+        token: token.clone(),
+        request_timeout: config.request_timeout,
+        ..ConnectOptions::new(meta_address, config.node.clone())
+    };
+    let patience = if left.is_empty() { Duration::ZERO } else { takeover::JOIN_WITHIN };
+    let (meta, welcome) = runtime.block_on(takeover::join(options, patience))?;
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {
@@ -250,6 +253,7 @@ fn start(
         runtime: runtime.handle().clone(),
         config,
     });
+    takeover::take_over(runtime, &node, &left, &welcome)?;
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
@@ -326,7 +330,7 @@ fn listen(
     runtime.block_on(tokio::net::TcpListener::bind(at)).map_err(wrong)
 }
 
-fn incarnation() -> Incarnation {
+pub(crate) fn incarnation() -> Incarnation {
     let mut bytes = [0; 8];
     // Uniqueness is all that is asked of it; the clock serves where randomness fails.
     if getrandom::fill(&mut bytes).is_err() {
@@ -356,7 +360,7 @@ fn lending(config: &MountConfig) -> ServeOptions {
 }
 
 /// A job whose nodes look at different directories would mix them up.
-fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunError> {
+pub(crate) fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunError> {
     use std::os::unix::fs::MetadataExt;
     let what = format!("cannot look at the backing {}", config.backing.display());
     let mine = std::fs::metadata(&config.backing).map_err(local(what))?.ino();
@@ -369,7 +373,7 @@ fn check_same_backing(config: &MountConfig, of_service: u64) -> Result<(), RunEr
     Ok(())
 }
 
-fn policy(config: &MountConfig) -> Policy {
+pub(crate) fn policy(config: &MountConfig) -> Policy {
     let kind = match config.flush {
         FlushPolicy::Idle => PolicyKind::Idle,
         FlushPolicy::Immediate => PolicyKind::Immediate,
@@ -429,6 +433,7 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
         }
         return Ok(());
     }
+    node.last_notes();
     Err(RunError::Undrained {
         bytes: left.iter().map(|f| f.bytes).sum(),
         files: left.len(),
@@ -443,7 +448,7 @@ fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Resul
     let _ = registry::leave(&config.mountpoint);
     let _ = std::fs::remove_file(config.cache.join("control.sock"));
     if result.is_ok()
-        && let Err(e) = std::fs::remove_dir_all(config.cache.join("data"))
+        && let Err(e) = leftover::clear(&config.cache)
     {
         tracing::warn!(error = %e, "cannot clear the cache");
     }

@@ -6,9 +6,10 @@
 //! `CachedFile::fetching` (short).
 
 use crate::cache::{self, CacheDir};
+use crate::journal::Home;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileView, Model};
-use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -33,6 +34,12 @@ pub struct State {
     pub mtime: Option<Time>,
     /// Path in the mount when last heard of; for messages.
     pub path: Vec<u8>,
+    /// Its attributes when last heard of, for the journal.
+    pub attr: Option<Attr>,
+    /// Where its bytes are on the backing, when last heard of; for the journal.
+    pub home: Option<Home>,
+    /// What the backing has under its name until it is published; for the journal.
+    pub under: Option<Home>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
     /// Lock owners that have locked it from this node (to be released at their close).
@@ -49,6 +56,8 @@ pub struct CachedFile {
     pub state: RwLock<State>,
     /// It is in the node's list of files that may be dirty.
     pub listed: AtomicBool,
+    /// The cache file's name is on stable storage.
+    pub name_synced: AtomicBool,
     fetching: Mutex<Vec<InFlight>>,
     /// Somebody has it open here.
     in_use: AtomicBool,
@@ -99,10 +108,14 @@ impl CachedFile {
                 backing: None,
                 mtime: None,
                 path: Vec::new(),
+                attr: None,
+                home: None,
+                under: None,
                 orphan: false,
                 lock_owners: Vec::new(),
             }),
             listed: AtomicBool::new(false),
+            name_synced: AtomicBool::new(false),
             fetching: Mutex::new(Vec::new()),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),

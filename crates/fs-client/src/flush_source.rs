@@ -116,6 +116,9 @@ impl Node {
         }
         let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
+        if !granted.ranges.is_empty() {
+            self.note_flushing(&file, &backing.path, backing.ino);
+        }
         Ok(Some(Grant {
             ino,
             id: granted.grant,
@@ -135,9 +138,10 @@ impl Node {
         }
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
         match ended {
-            Ok(_) if done => {
+            Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
-                    file.state.write().view.flushed(&grant.ranges);
+                    let at = (&grant.backing_path[..], grant.backing_ino);
+                    self.note_flushed(&file, &grant.ranges, at, ended.published).await;
                     self.unlist_if_clean(&file);
                 }
                 Ok(())
@@ -151,6 +155,7 @@ impl Node {
 
     /// The file has no name left. Its bytes live on for those who have it open.
     fn unlinked(&self, file: &CachedFile) {
+        self.note_gone(file.ino);
         if file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {

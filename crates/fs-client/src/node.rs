@@ -6,6 +6,7 @@ use crate::daemon::Daemon;
 use crate::file::CachedFile;
 use crate::handles::Handles;
 use crate::interrupt::Interrupts;
+use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
@@ -59,6 +60,8 @@ pub struct Node {
     pub addresses: Mutex<HashMap<NodeId, String>>,
     /// Brings bytes to the backing; set once the node runs.
     pub flusher: OnceLock<Arc<Engine>>,
+    /// What a daemon that takes the cache over must know; set before anything is mounted.
+    pub journal: OnceLock<Arc<Journal>>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
     /// Upper bound of the bytes in the buffer.
@@ -113,6 +116,7 @@ impl Node {
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
+            journal: OnceLock::new(),
             daemon: OnceLock::new(),
             used: AtomicU64::new(0),
             making_room: tokio::sync::Mutex::new(None),
@@ -198,6 +202,12 @@ impl Node {
         Arc::clone(shard.entry(ino).or_insert_with(new))
     }
 
+    /// Takes in a file that was put together elsewhere.
+    pub(crate) fn adopt(&self, file: Arc<CachedFile>) {
+        self.list_dirty(&file);
+        self.shard(file.ino).write().insert(file.ino, file);
+    }
+
     /// Every file of which this node holds anything.
     #[must_use]
     pub fn all_files(&self) -> Vec<Arc<CachedFile>> {
@@ -211,6 +221,7 @@ impl Node {
         if unused {
             shard.remove(&ino);
             drop(shard);
+            self.note_gone(ino);
             if let Err(e) = self.cache.remove(ino) {
                 tracing::warn!(%ino, error = %e, "cannot remove a cache file");
             }

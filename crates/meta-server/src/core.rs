@@ -63,6 +63,8 @@ pub struct Core {
     pub lease: Duration,
     /// Told apart from the service that was here before.
     pub instance: u64,
+    /// The job: as old as the journal, not as this process.
+    pub job: u64,
 }
 
 impl Core {
@@ -101,6 +103,7 @@ impl Core {
             stats: Stats::default(),
             lease: config.lease,
             instance: random(),
+            job,
         })
     }
 

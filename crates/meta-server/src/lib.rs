@@ -16,6 +16,7 @@ mod journal;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;
+mod peek;
 mod server;
 mod sessions;
 mod state;
@@ -25,4 +26,5 @@ mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
+pub use peek::{Peek, Pending, peek};
 pub use server::Server;

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 /// HTTP/2 flow control: the defaults of 64 KiB would make bursts of small requests wait.
@@ -61,15 +62,17 @@ impl Server {
         let service = MetadataServer::new(Service { server: Arc::clone(self) })
             .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
+        // On the connections themselves: the builder's setting does not reach those that come from
+        // a listener of ours, and an answer that waits for the one before it waits 40 ms.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let (stop, mut stopping) = tokio::sync::watch::channel(false);
         let serving = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
-            .tcp_nodelay(true)
             .add_service(service)
-            .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+            .serve_with_incoming_shutdown(incoming, async move {
                 // The sender lives as long as this function.
                 let _ = stopping.wait_for(|s| *s).await;
             });

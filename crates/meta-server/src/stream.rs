@@ -223,6 +223,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         lease_ms: u32::try_from(core.lease.as_millis()).unwrap_or(u32::MAX),
         backing_dev_ino: root.map_or(0, |s| s.key.ino),
         expired: attached.expired,
+        job: core.job,
     };
     Ok(Joined { who, serial: attached.serial, ended: attached.ended, welcome })
 }

@@ -6,6 +6,7 @@ pub mod drain;
 pub mod meta;
 pub mod mount;
 pub mod ost_load;
+pub mod recover;
 pub mod run;
 pub mod stats;
 pub mod status;

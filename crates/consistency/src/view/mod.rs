@@ -122,6 +122,28 @@ impl FileView {
         }
     }
 
+    /// What a daemon that takes a cache over holds of a file, after the service's `answer`:
+    /// `owned` are bytes that the answer shows as this node's, unflushed, at these versions or
+    /// older ones; `dirty` were written and are not known to be attached. Both are in the cache
+    /// file. Bytes that the answer shows as this node's and that are in neither are lost: reads
+    /// of them say so ([`Source::Peer`] with this node).
+    #[must_use]
+    pub fn restored(
+        me: NodeId,
+        answer: &MapAnswer,
+        owned: &[(ByteRange, Version)],
+        dirty: &[ByteRange],
+    ) -> FileView {
+        let mut view = FileView::new(me);
+        view.apply(answer);
+        for (range, version) in owned {
+            let state = Local::Owned { first: *version, last: *version, flushed: false };
+            view.local.set(*range, Some(state));
+        }
+        dirty.iter().for_each(|range| view.local.set(*range, Some(Local::Dirty)));
+        view
+    }
+
     /// The version for which the whole map is known; zero when there is none.
     #[must_use]
     pub fn known_version(&self) -> Version {
@@ -248,6 +270,15 @@ impl FileView {
             self.flying.start(*range);
         }
         taken
+    }
+
+    /// The written bytes within `within` that are not attached for certain.
+    #[must_use]
+    pub fn unattached(&self, within: ByteRange) -> Vec<ByteRange> {
+        let mut ranges = self.local.of_class(Class::Dirty, within);
+        ranges.extend(self.local.of_class(Class::Attaching, within));
+        ranges.sort_unstable();
+        ranges
     }
 
     /// The service attached `ranges` (as they were taken) at `version`; `size` is the published

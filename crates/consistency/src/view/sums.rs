@@ -2,6 +2,7 @@
 //! right. Nothing here changes it, except that [`FileView::compact`] saves memory.
 
 use super::FileView;
+use super::known::Fact;
 use super::local::Class;
 use ebb_types::{ByteRange, NodeId};
 
@@ -22,6 +23,13 @@ impl FileView {
     #[must_use]
     pub fn published_size(&self) -> u64 {
         self.known.size.value
+    }
+
+    /// True when, as far as is known, another node owns some byte.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        let others = |f: &Fact| f.owner != NodeId::NOBODY && f.owner != self.me;
+        self.known.facts(ByteRange::ALL).any(|(_, f)| others(&f))
     }
 
     /// True when some written byte is not attached for certain.

@@ -104,17 +104,20 @@ impl Node {
     async fn append(&self, handle: &OpenFile, data: &[u8]) -> Result<u32, Errno> {
         let file = &handle.file;
         let _turn = file.turn.lock().await;
+        self.note_appending(file)?;
         let done = self.meta.append(file.ino, data.len() as u64, Time::now()).await?;
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
-        let changes = {
+        {
             let mut state = file.state.write();
             cache.write_all_at(data, start)?;
             state.view.write(range);
-            state.view.appended(range, done.version, done.size)
-        };
-        self.note_changes(file, &changes);
+            let changes = state.view.appended(range, done.version, done.size);
+            self.note_appended(file, &state, range, done.version, done.size);
+            self.note_changes(file, &changes);
+        }
+        self.write_notes()?;
         self.list_dirty(file);
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(data.len() as u32)

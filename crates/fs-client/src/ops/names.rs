@@ -74,24 +74,27 @@ impl Node {
             return Err(Errno::EFBIG);
         }
         args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
+        if args.size.is_some() || args.mtime.is_some() {
+            self.note_touching(ino);
+        }
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None if args.mtime.is_some() => self.set_times(ino, &args).await?,
             None => self.meta.setattr(ino, &args).await?.attr,
         };
+        self.note_attr(ino, attr);
         Ok(self.seen(attr))
     }
 
     /// Sets an explicit mtime, which is newer than the writes before it: these are published
-    /// with it, and not with the time of their publishing.
+    /// without a time. No publishing happens meanwhile, for it would bring theirs.
     async fn set_times(&self, ino: Ino, args: &SetAttr) -> Result<Attr, Errno> {
         let Some(file) = self.file(ino) else {
             return Ok(self.meta.setattr(ino, args).await?.attr);
         };
         let _turn = file.turn.lock().await;
         let attr = self.meta.setattr(ino, args).await?.attr;
-        let mut state = file.state.write();
-        state.mtime = state.view.has_unattached().then_some(attr.mtime);
+        file.state.write().mtime = None;
         Ok(attr)
     }
 
@@ -126,7 +129,12 @@ impl Node {
 
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
-        if dir { self.meta.rmdir(parent, name).await } else { self.meta.unlink(parent, name).await }
+        if dir {
+            return self.meta.rmdir(parent, name).await;
+        }
+        self.meta.unlink(parent, name).await?;
+        self.names_changed(&[name]).await;
+        Ok(())
     }
 
     /// Moves a name.
@@ -142,7 +150,9 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
-        self.meta.rename((parent, name), (new_parent, new_name), flags).await
+        self.meta.rename((parent, name), (new_parent, new_name), flags).await?;
+        self.names_changed(&[name, new_name]).await;
+        Ok(())
     }
 
     /// Another name for an inode.

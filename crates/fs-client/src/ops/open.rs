@@ -1,11 +1,13 @@
 //! Opening, creating and releasing files. The service knows which nodes have a file open, so that
 //! one that loses its last name lives on while somebody uses it.
 
-use crate::file::CachedFile;
+use crate::file::{CachedFile, State};
 use crate::handles::{OpenFile, ReadAhead};
+use crate::journal::Home;
 use crate::node::Node;
+use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
-use ebb_backend::{BackendError, BackingFile};
+use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::SyncEvent;
 use ebb_meta_client::{Backing, Made, Opened};
 use ebb_types::{Attr, Errno, Ino, Name};
@@ -15,6 +17,22 @@ use std::sync::atomic::AtomicU64;
 
 /// How often an open starts over when the backing file changed hands under it.
 const ATTEMPTS_MAX: u32 = 8;
+
+/// A backing file, its inode number there, and its state when it was opened just now.
+type OpenedBacking = (u64, Arc<dyn BackingFile>, Option<Identity>);
+
+/// Notes where the file is on the backing, and in which state.
+fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBacking>) {
+    let Some(at) = at else {
+        state.home = None;
+        return;
+    };
+    if let Some((.., Some(identity))) = opened {
+        state.home = Some(home_of(&at.path, identity));
+    } else if state.home.as_ref().is_none_or(|h| h.ino != at.ino || h.path != at.path) {
+        state.home = Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false });
+    }
+}
 
 impl Node {
     fn enter_handle(&self, file: Arc<CachedFile>) -> u64 {
@@ -35,6 +53,9 @@ impl Node {
         // A second open that the model does not make a synchronisation event is local.
         if !truncate && self.join_open(&file) {
             return Ok(self.enter_handle(Arc::clone(&file)));
+        }
+        if truncate {
+            self.note_touching(ino);
         }
         for _ in 0..ATTEMPTS_MAX {
             let known = file.state.read().view.known_version();
@@ -90,8 +111,10 @@ impl Node {
             self.learn(file, &opened.map.map);
         }
         let mut state = file.state.write();
-        if backing.is_some() {
-            state.backing = backing;
+        state.attr = Some(opened.attr);
+        note_home(&mut state, opened.backing.as_ref(), backing.as_ref());
+        if let Some((ino, backing, _)) = backing {
+            state.backing = Some((ino, backing));
         }
         if state.opens == 0 {
             state.model = self.rules.of(&opened.place.path, &opened.place.model);
@@ -119,8 +142,8 @@ impl Node {
             let known = file.state.read().view.known_version();
             let opened = self.meta.open(file.ino, false, false, known).await?;
             let at = opened.backing.ok_or(Errno::EIO)?;
-            if let Some(backing) = self.open_backing(file, &at).await? {
-                file.state.write().backing = Some(backing);
+            if let Some((ino, backing, _)) = self.open_backing(file, &at).await? {
+                file.state.write().backing = Some((ino, backing));
             }
         }
         Err(Errno::ESTALE)
@@ -132,20 +155,24 @@ impl Node {
         &self,
         file: &CachedFile,
         at: &Backing,
-    ) -> Result<Option<(u64, Arc<dyn BackingFile>)>, Errno> {
+    ) -> Result<Option<OpenedBacking>, Errno> {
         let current = file.state.read().backing.clone();
         if let Some((ino, current)) = current
             && ino == at.ino
         {
-            return Ok(Some((ino, current)));
+            return Ok(Some((ino, current, None)));
         }
         let backing = Arc::clone(&self.backing);
         let (path, ino) = (at.path.clone(), at.ino);
-        let open = tokio::task::spawn_blocking(move || backing.open_read(&path, ino));
+        let open = tokio::task::spawn_blocking(move || {
+            let file = backing.open_read(&path, ino)?;
+            let identity = file.identity()?;
+            Ok((file, identity))
+        });
         match tokio::time::timeout(self.deadline(), open).await {
             Err(_) => Err(Errno::ETIMEDOUT),
             Ok(Err(_)) => Err(Errno::EIO),
-            Ok(Ok(Ok(opened))) => Ok(Some((at.ino, opened))),
+            Ok(Ok(Ok((opened, identity)))) => Ok(Some((at.ino, opened, Some(identity)))),
             Ok(Ok(Err(BackendError::Moved { .. }))) => Ok(None),
             Ok(Ok(Err(e))) => {
                 tracing::warn!(path = %String::from_utf8_lossy(&at.path), error = %e, "backing");

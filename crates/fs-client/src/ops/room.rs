@@ -104,6 +104,11 @@ impl Node {
     fn drop_clean(&self, file: &CachedFile) {
         let Ok(cache) = file.cache(&self.cache) else { return };
         let mut state = file.state.write();
+        // That they were flushed must be written first: a journal that still has them for ours
+        // would take the holes for bytes.
+        if self.write_notes().is_err() {
+            return;
+        }
         for part in state.view.drop_clean(ByteRange::ALL) {
             if let Err(e) = cache::punch(&cache, part) {
                 tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");

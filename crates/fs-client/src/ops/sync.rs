@@ -8,9 +8,9 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
-use ebb_types::{ByteRange, Errno, Time, Version};
+use ebb_types::{ByteRange, Errno, Version};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How often a query is repeated when an attach of this node overtakes its answer.
 const QUERIES_MAX: u32 = 16;
@@ -21,15 +21,19 @@ impl Node {
     pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
         let mut state = file.state.write();
         let changes = state.view.apply(answer);
+        self.note_changes(file, &changes);
         self.free_lost(file, &changes);
         drop(state);
-        self.note_changes(file, &changes);
         changes.doubtful.is_empty()
     }
 
     /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
     /// that nobody writes there meanwhile.
     fn free_lost(&self, file: &CachedFile, changes: &Changes) {
+        // Not before it is written that they are lost: nobody must take the holes for bytes.
+        if !changes.overtaken.is_empty() && self.write_notes().is_err() {
+            return;
+        }
         let lost = changes.stale.iter().chain(&changes.overtaken);
         for range in lost {
             let freed = file.cache(&self.cache).and_then(|c| Ok(cache::punch(&c, *range)?));
@@ -39,7 +43,9 @@ impl Node {
         }
     }
 
+    /// Called with the file's state locked.
     pub(crate) fn note_changes(&self, file: &CachedFile, changes: &Changes) {
+        self.note_lost(file, changes);
         let lost: u64 = changes.overtaken.iter().map(|r| r.len()).sum();
         if lost > 0 {
             self.metrics.overtaken.fetch_add(lost, Relaxed);
@@ -51,7 +57,10 @@ impl Node {
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
+        self.note_cut(file, size, map.version);
         self.note_changes(file, &changes);
+        // Before the cache file changes: it must not be shorter than the journal knows.
+        self.try_write_notes();
         if !state.view.has_unattached() {
             state.mtime = None;
         }
@@ -86,6 +95,9 @@ impl Node {
         let (ranges, mtime, known) = {
             let mut state = file.state.write();
             let ranges = state.view.take_unattached(within);
+            if !ranges.is_empty() {
+                self.note_attaching(file, &state, &ranges);
+            }
             (ranges, state.mtime, state.view.known_version())
         };
         if ranges.is_empty() {
@@ -97,10 +109,15 @@ impl Node {
             }
             return Ok(());
         }
+        // A daemon that comes after this one must know of every byte that is published.
+        if let Err(e) = self.write_notes() {
+            file.state.write().view.attach_failed(&ranges);
+            return Err(e);
+        }
         let request = AttachRequest {
             ino: file.ino,
             ranges: ranges.clone(),
-            mtime: mtime.unwrap_or_else(Time::now),
+            mtime,
             durable,
             then_query: then_query.then_some(QueryRequest {
                 ino: file.ino,
@@ -110,7 +127,7 @@ impl Node {
         };
         match self.meta.attach(&request).await {
             Ok(done) => {
-                self.note_attached(file, &ranges, &done);
+                self.take_attached(file, &ranges, &done);
                 match &done.map {
                     Some(answer) if self.learn(file, &answer.map) => Ok(()),
                     Some(_) => self.query(file, ByteRange::ALL).await,
@@ -124,14 +141,16 @@ impl Node {
         }
     }
 
-    fn note_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
+    fn take_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
         let mut state = file.state.write();
         let changes = state.view.attached(ranges, done.version, done.size);
         if !state.view.has_unattached() {
             state.mtime = None;
         }
-        drop(state);
+        self.note_attached(file, &state, ranges, done.version, done.size);
         self.note_changes(file, &changes);
+        drop(state);
+        self.try_write_notes();
     }
 
     /// Carries out what the file's model says about `event`.
@@ -177,6 +196,7 @@ impl Node {
     pub async fn close(&self, handle: &OpenFile, owner: u64) -> Result<(), Errno> {
         let file = &handle.file;
         let published = self.event(file, SyncEvent::Close, ByteRange::ALL, false).await;
+        self.note_written_now(file);
         let locked = file.state.read().lock_owners.contains(&owner);
         if locked {
             // Closing any descriptor of a file gives up its owner's record locks: an unlock.
@@ -193,10 +213,13 @@ impl Node {
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
+                self.note_written_now(file);
             }
             Durability::Local => {
+                let held = self.held_now(file);
                 self.sync_cache(file).await?;
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
+                self.note_durable(file, held).await?;
             }
             Durability::Backing => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
@@ -208,10 +231,14 @@ impl Node {
 
     async fn sync_cache(&self, file: &CachedFile) -> Result<(), Errno> {
         let cache = file.cache(&self.cache)?;
-        tokio::task::spawn_blocking(move || cache.sync_data())
-            .await
-            .map_err(|_| Errno::EIO)?
-            .map_err(Errno::from)
+        tokio::task::spawn_blocking(move || cache.sync_data()).await.map_err(|_| Errno::EIO)??;
+        if !file.name_synced.load(Acquire) {
+            let (node, ino) = (self.me_arc().ok_or(Errno::EIO)?, file.ino);
+            let named = move || node.cache.sync_name(ino);
+            tokio::task::spawn_blocking(named).await.map_err(|_| Errno::EIO)??;
+            file.name_synced.store(true, Release);
+        }
+        Ok(())
     }
 
     /// Publishes everything of a file in any model: an explicit commit, or before a flush.

@@ -1,0 +1,452 @@
+//! What the cache of a node holds that the backing does not: records of what happened, and the
+//! image that they add up to. Pure; how records get to disk is in [`crate::journal`].
+//!
+//! The image of a file is kept only while something of it is not on the backing.
+
+use ebb_types::{ByteRange, Ino, Time, Version};
+use rangemap::RangeMap;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The daemon that wrote the records behind this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Life {
+    /// Its node's name.
+    pub node: String,
+    /// Its configuration, as JSON.
+    pub config: String,
+    /// Which boot of the machine: of another one, only what was synced can be trusted.
+    pub boot: String,
+    /// The job, as the service counts it; 0: unknown.
+    pub job: u64,
+    /// `st_ino` of the backing directory.
+    pub backing_ino: u64,
+    /// When it began.
+    pub began: Time,
+}
+
+/// Size and mtime of a backing file when it was looked at last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Its size.
+    pub size: u64,
+    /// Its mtime.
+    pub mtime: Time,
+}
+
+/// A file on the backing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// Relative to the backing; may be a part file.
+    pub path: Vec<u8>,
+    /// `st_ino` there.
+    pub ino: u64,
+    /// In which state; `None`: not looked at.
+    pub seen: Option<Seen>,
+    /// This node is writing to it, so it may be newer than `seen`.
+    pub changing: bool,
+}
+
+impl Home {
+    /// True for a file that has not got its own name yet.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        let last = self.path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        last.starts_with(ebb_types::name::PART_PREFIX)
+    }
+}
+
+/// What is known of a file besides its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// One of its paths in the mount, when last heard of; empty: unknown.
+    pub path: Vec<u8>,
+    /// Permission bits.
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last access, if it was set.
+    pub atime: Time,
+    /// Last change of the content.
+    pub mtime: Time,
+    /// Size, as this node saw it.
+    pub size: u64,
+    /// Where its bytes are on the backing, if anywhere.
+    pub home: Option<Home>,
+    /// Another file that has its name on the backing until it is published: it was renamed over.
+    pub under: Option<Home>,
+    /// Other nodes had bytes of it when last heard of.
+    pub shared: bool,
+}
+
+/// How bytes are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kept {
+    /// Written, not published.
+    Written,
+    /// Written; an attach was sent and no answer is known.
+    Attaching,
+    /// Published at this version, not flushed.
+    Owned(Version),
+}
+
+/// Bytes in the cache file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// How they are held.
+    pub kept: Kept,
+    /// They were synced to the device at least once since they are held.
+    pub durable: bool,
+}
+
+/// Something that happened. New kinds go to the end, and raise the format version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Record {
+    Life(Box<Life>),
+    /// Comes before anything else about a file, and again when something in it changes.
+    File(Ino, Box<Header>),
+    /// Written and not attached, as of this version and time.
+    Written(Ino, Vec<ByteRange>, Version, Time),
+    /// An attach is about to be sent.
+    Attaching(Ino, Vec<ByteRange>, Version, Time),
+    /// It succeeded; with the published size.
+    Attached(Ino, Vec<ByteRange>, Version, u64),
+    /// An append is about to be sent: where it goes is not known.
+    Appending(Ino),
+    /// Bytes were stored where the service had attached them; with the published size.
+    Appended(Ino, ByteRange, Version, u64, Time),
+    /// The backing has what was attached up to these versions.
+    Flushed(Ino, Vec<(ByteRange, Version)>),
+    /// Published bytes that others took.
+    Lost(Ino, Vec<ByteRange>),
+    /// The file was cut or extended by this node.
+    Cut(Ino, u64, Version),
+    /// The cache file was synced; these bytes are safe from a power loss.
+    Durable(Ino, Vec<ByteRange>),
+    /// Nothing of this file is of any use any more: it was deleted, or everything is drained.
+    Gone(Ino),
+    /// Everything before this offset of the journal was on stable storage.
+    Synced(u64),
+    /// Part of a snapshot: bytes as they are held, and the newest version known.
+    Extents(Ino, Vec<(ByteRange, Held)>, Version, bool),
+}
+
+/// Largest offset of a file.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+fn sound(range: ByteRange) -> bool {
+    // A range that was read need not have gone through its constructors.
+    range.start() <= range.end() && range.end() <= OFFSET_MAX
+}
+
+impl Record {
+    /// False for what no daemon writes, whatever its checksum says.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        match self {
+            Record::Written(_, r, ..)
+            | Record::Attaching(_, r, ..)
+            | Record::Attached(_, r, ..)
+            | Record::Lost(_, r)
+            | Record::Durable(_, r) => r.iter().all(|r| sound(*r)),
+            Record::Flushed(_, r) => r.iter().all(|(r, _)| sound(*r)),
+            Record::Extents(_, r, ..) => r.iter().all(|(r, _)| sound(*r)),
+            Record::Appended(_, r, ..) => sound(*r),
+            Record::File(_, header) => header.size <= OFFSET_MAX,
+            Record::Cut(_, len, _) => *len <= OFFSET_MAX,
+            Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
+        }
+    }
+
+    /// The file it is about.
+    #[must_use]
+    pub fn ino(&self) -> Option<Ino> {
+        match self {
+            Record::Life(_) | Record::Synced(_) => None,
+            Record::File(ino, _)
+            | Record::Written(ino, ..)
+            | Record::Attaching(ino, ..)
+            | Record::Attached(ino, ..)
+            | Record::Appending(ino)
+            | Record::Appended(ino, ..)
+            | Record::Flushed(ino, _)
+            | Record::Lost(ino, _)
+            | Record::Cut(ino, ..)
+            | Record::Durable(ino, _)
+            | Record::Gone(ino)
+            | Record::Extents(ino, ..) => Some(*ino),
+        }
+    }
+}
+
+/// One file of the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// What is known besides its bytes.
+    pub header: Header,
+    /// Newest version of the file that this node has heard of.
+    pub known: Version,
+    /// An append was sent of which no end is known.
+    pub appending: bool,
+    held: RangeMap<u64, Held>,
+}
+
+fn bytes(r: &std::ops::Range<u64>) -> ByteRange {
+    ByteRange::new(r.start, r.end)
+}
+
+impl Note {
+    fn new(header: Header) -> Note {
+        Note { header, known: Version::ZERO, appending: false, held: RangeMap::new() }
+    }
+
+    /// All bytes held, in order.
+    pub fn held(&self) -> impl Iterator<Item = (ByteRange, Held)> + '_ {
+        self.held.iter().map(|(r, h)| (bytes(r), *h))
+    }
+
+    /// Bytes held within `range`, clipped to it.
+    #[must_use]
+    pub fn held_in(&self, range: ByteRange) -> Vec<(ByteRange, Held)> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let found = self.held.overlapping(range.to_std());
+        found.map(|(r, h)| (bytes(r).intersect(range), *h)).collect()
+    }
+
+    /// The parts of `ranges` that are not noted as written since they were last published.
+    #[must_use]
+    pub fn not_written(&self, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        let mut missing = Vec::new();
+        for range in ranges.iter().filter(|r| !r.is_empty()) {
+            missing.extend(self.held.gaps(&range.to_std()).map(|r| bytes(&r)));
+            let owned = |h: &Held| matches!(h.kept, Kept::Owned(_));
+            missing.extend(self.held_in(*range).into_iter().filter(|(_, h)| owned(h)).map(|p| p.0));
+        }
+        missing.sort_unstable();
+        missing
+    }
+
+    /// How many bytes are held.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.held().map(|(r, _)| r.len()).sum()
+    }
+
+    /// True when nothing is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Forgets what cannot be in a cache file of this length; how many bytes that was.
+    pub fn trim(&mut self, len: u64) -> u64 {
+        let had = self.len();
+        self.change(ByteRange::new(len, u64::MAX), |_| None);
+        had - self.len()
+    }
+
+    /// Replaces what is held.
+    pub fn set_held(&mut self, held: impl IntoIterator<Item = (ByteRange, Held)>) {
+        self.held = held.into_iter().filter(|(r, _)| !r.is_empty()).map(std_pair).collect();
+    }
+
+    fn put(&mut self, ranges: &[ByteRange], kept: Kept) {
+        for range in ranges.iter().filter(|r| !r.is_empty()) {
+            let durable: Vec<ByteRange> =
+                self.held_in(*range).into_iter().filter(|(_, h)| h.durable).map(|p| p.0).collect();
+            self.held.insert(range.to_std(), Held { kept, durable: false });
+            for part in durable {
+                self.held.insert(part.to_std(), Held { kept, durable: true });
+            }
+        }
+    }
+
+    fn change(&mut self, range: ByteRange, f: impl Fn(Held) -> Option<Held>) {
+        for (part, held) in self.held_in(range) {
+            match f(held) {
+                Some(new) if new != held => self.held.insert(part.to_std(), new),
+                Some(_) => {}
+                None => self.held.remove(part.to_std()),
+            }
+        }
+    }
+}
+
+fn std_pair((range, held): (ByteRange, Held)) -> (std::ops::Range<u64>, Held) {
+    (range.to_std(), held)
+}
+
+/// All that a cache holds and the backing does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// The daemon that wrote last.
+    pub life: Option<Life>,
+    files: BTreeMap<Ino, Note>,
+    /// Which files have a component of that name in their path.
+    names: HashMap<Vec<u8>, BTreeSet<Ino>>,
+}
+
+impl Image {
+    /// The files, by inode number.
+    pub fn files(&self) -> impl Iterator<Item = (Ino, &Note)> {
+        self.files.iter().map(|(i, n)| (*i, n))
+    }
+
+    /// One file.
+    #[must_use]
+    pub fn file(&self, ino: Ino) -> Option<&Note> {
+        self.files.get(&ino)
+    }
+
+    /// Files of which bytes are held.
+    pub fn unflushed(&self) -> impl Iterator<Item = (Ino, &Note)> {
+        self.files().filter(|(_, n)| !n.is_empty())
+    }
+
+    /// Files that may be at, or below, a thing of this name.
+    #[must_use]
+    pub fn named(&self, name: &[u8]) -> Vec<Ino> {
+        self.names.get(name).map(|s| s.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// Puts a whole file in.
+    pub fn insert(&mut self, ino: Ino, note: Note) {
+        self.remove(ino);
+        for part in components(&note.header.path) {
+            self.names.entry(part.to_vec()).or_default().insert(ino);
+        }
+        self.files.insert(ino, note);
+    }
+
+    /// Forgets a file.
+    pub fn remove(&mut self, ino: Ino) -> Option<Note> {
+        let note = self.files.remove(&ino)?;
+        for part in components(&note.header.path) {
+            if let Some(set) = self.names.get_mut(part) {
+                set.remove(&ino);
+                if set.is_empty() {
+                    self.names.remove(part);
+                }
+            }
+        }
+        Some(note)
+    }
+
+    /// Makes a record true. One about a file that was not introduced is about nothing.
+    pub fn apply(&mut self, record: &Record) {
+        match record {
+            Record::Life(life) => self.life = Some((**life).clone()),
+            Record::File(ino, header) => {
+                let mut note = self.remove(*ino).unwrap_or_else(|| Note::new((**header).clone()));
+                note.header = (**header).clone();
+                self.insert(*ino, note);
+            }
+            Record::Gone(ino) => drop(self.remove(*ino)),
+            Record::Synced(_) => {}
+            about => {
+                let Some(ino) = about.ino() else { return };
+                let Some(note) = self.files.get_mut(&ino) else { return };
+                if apply_to(note, about) && note.is_empty() && !note.appending {
+                    self.remove(ino);
+                }
+            }
+        }
+    }
+
+    /// The records of which a replay gives this image.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Record> {
+        /// Extents to a record: keeps records far below the limit of a body.
+        const STEP: usize = 8192;
+        let mut out: Vec<Record> =
+            self.life.iter().map(|l| Record::Life(Box::new(l.clone()))).collect();
+        for (ino, note) in self.files() {
+            out.push(Record::File(ino, Box::new(note.header.clone())));
+            let held: Vec<(ByteRange, Held)> = note.held().collect();
+            // One even when nothing is held: the version and the append count too.
+            let chunks = held.chunks(STEP).map(<[_]>::to_vec);
+            let chunks = chunks.chain(held.is_empty().then(Vec::new));
+            out.extend(chunks.map(|c| Record::Extents(ino, c, note.known, note.appending)));
+        }
+        out
+    }
+}
+
+/// Changes a file; true when the record takes bytes away.
+fn apply_to(note: &mut Note, record: &Record) -> bool {
+    match record {
+        Record::Written(_, ranges, known, at) | Record::Attaching(_, ranges, known, at) => {
+            let published = matches!(record, Record::Attaching(..));
+            note.put(ranges, if published { Kept::Attaching } else { Kept::Written });
+            note.known = note.known.max(*known);
+            note.header.mtime = *at;
+            let end = ranges.iter().map(|r| r.end()).max().unwrap_or(0);
+            note.header.size = note.header.size.max(end);
+        }
+        Record::Attached(_, ranges, version, size) => {
+            note.known = note.known.max(*version);
+            note.header.size = note.header.size.max(*size);
+            for range in ranges {
+                note.change(*range, |h| match h.kept {
+                    Kept::Attaching => Some(Held { kept: Kept::Owned(*version), ..h }),
+                    Kept::Owned(v) => Some(Held { kept: Kept::Owned(v.max(*version)), ..h }),
+                    Kept::Written => Some(h),
+                });
+            }
+        }
+        Record::Appending(_) => note.appending = true,
+        Record::Appended(_, range, version, size, at) => {
+            note.appending = false;
+            note.put(&[*range], Kept::Owned(*version));
+            note.known = note.known.max(*version);
+            note.header.size = note.header.size.max(*size);
+            note.header.mtime = *at;
+        }
+        Record::Flushed(_, ranges) => {
+            for (range, upto) in ranges {
+                note.change(*range, |h| match h.kept {
+                    Kept::Owned(v) if v <= *upto => None,
+                    _ => Some(h),
+                });
+            }
+            return true;
+        }
+        Record::Lost(_, ranges) => {
+            let owned = |h: Held| matches!(h.kept, Kept::Owned(_));
+            ranges.iter().for_each(|r| note.change(*r, |h| (!owned(h)).then_some(h)));
+            return true;
+        }
+        Record::Cut(_, len, version) => {
+            note.change(ByteRange::new(*len, u64::MAX), |_| None);
+            note.known = note.known.max(*version);
+            note.header.size = *len;
+            return true;
+        }
+        Record::Durable(_, ranges) => {
+            let durable = |h| Some(Held { durable: true, ..h });
+            ranges.iter().for_each(|r| note.change(*r, durable));
+        }
+        Record::Extents(_, extents, known, appending) => {
+            note.known = note.known.max(*known);
+            note.appending = *appending;
+            for (range, held) in extents.iter().filter(|(r, _)| !r.is_empty()) {
+                note.held.insert(range.to_std(), *held);
+            }
+        }
+        Record::Life(_) | Record::File(..) | Record::Gone(_) | Record::Synced(_) => {}
+    }
+    false
+}
+
+fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|b| *b == b'/').filter(|p| !p.is_empty())
+}
+
+#[cfg(test)]
+#[path = "image_tests.rs"]
+mod tests;

@@ -1,0 +1,264 @@
+//! The node journal: what of this node's cache is not on the backing, so that a daemon that takes
+//! the cache over, or `ebb recover`, knows it again. Records and what they add up to are in
+//! [`image`], the bytes on disk in [`format`]; this is the file that is appended to.
+//!
+//! # Consistency
+//! A record is *pushed* under the lock of the file state that it tells of, so the order of
+//! records is the order of changes; pushing never waits for the disk. It is *written* (write(2)
+//! returned: it survives the daemon) by whoever must be sure of it, for everybody: a sync event
+//! writes before it sends an attach and before it answers the application. Nothing else writes,
+//! but a look every second that notes unpublished bytes. It is *synced* (it survives the machine)
+//! by fsync under `--durability local`, after the cache file was synced; never otherwise.
+//!
+//! # Retries
+//! What could not be written (the disk is full) stays queued and is written by the next who
+//! writes; the caller fails. After a sync that failed nobody knows what the disk has: fsync fails
+//! until the next compaction, at most a second later, has made a new file.
+//!
+//! # Crash consistency
+//! Appends make a prefix; a compacted journal replaces the old one by rename after it was synced.
+//!
+//! Lock order: `sync_turn` (held across fdatasync: a queue of those who want one) before `out`
+//! before `queue`; a file's state before `queue`.
+
+pub mod format;
+pub mod image;
+
+pub use format::{Found, JournalError, boot_id, path_in, read};
+pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
+
+use ebb_types::{ByteRange, Errno, Ino};
+use parking_lot::Mutex;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// So much room is kept for the journal beyond its end: when the disk is full, what makes room
+/// must still be noted.
+const RESERVED_BYTES: u64 = 256 << 10;
+
+/// A journal smaller than this is not worth compacting.
+const COMPACT_BYTES: u64 = 1 << 20;
+
+struct Queue {
+    image: Image,
+    /// Pushed and not written.
+    bytes: Vec<u8>,
+    /// Everything pushed so far, in bytes of all the journal's files.
+    pushed: u64,
+}
+
+struct Out {
+    file: Arc<File>,
+    /// Its length, as far as it is whole records.
+    len: u64,
+    /// `Queue::pushed` of an offset in this file is the offset and this.
+    base: i128,
+    snapshot_len: u64,
+    broken: bool,
+}
+
+/// The journal of a running daemon.
+pub struct Journal {
+    cache: PathBuf,
+    queue: Mutex<Queue>,
+    out: Mutex<Out>,
+    /// Up to where it is synced, as `Queue::pushed` counts.
+    sync_turn: Mutex<u64>,
+}
+
+impl Journal {
+    /// Begins a journal with what is known, in the place of an older one.
+    pub fn start(cache: &Path, image: Image) -> Result<Journal, JournalError> {
+        let failed = |source| JournalError::Io { path: path_in(cache), source };
+        let (file, len) = replace(cache, &image).map_err(failed)?;
+        let out = Out { file, len, base: -i128::from(len), snapshot_len: len, broken: false };
+        Ok(Journal {
+            cache: cache.to_owned(),
+            queue: Mutex::new(Queue { image, bytes: Vec::new(), pushed: 0 }),
+            out: Mutex::new(out),
+            sync_turn: Mutex::new(0),
+        })
+    }
+
+    /// Notes what happened. Never waits for the disk.
+    pub fn push(&self, record: &Record) {
+        self.queue.lock().push(record);
+    }
+
+    /// The same for something that may need the file to be introduced first.
+    pub fn push_about(&self, ino: Ino, header: impl FnOnce() -> Header, record: &Record) {
+        let mut queue = self.queue.lock();
+        if queue.image.file(ino).is_none() {
+            queue.push(&Record::File(ino, Box::new(header())));
+        }
+        queue.push(record);
+    }
+
+    /// The same for something that matters only when the file is known already.
+    pub fn push_if_known(&self, ino: Ino, record: &Record) -> bool {
+        let mut queue = self.queue.lock();
+        let known = queue.image.file(ino).is_some();
+        if known {
+            queue.push(record);
+        }
+        known
+    }
+
+    /// True when something of the file is noted.
+    #[must_use]
+    pub fn knows(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some()
+    }
+
+    /// True when it is noted that others have bytes of the file.
+    #[must_use]
+    pub fn is_shared(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some_and(|note| note.header.shared)
+    }
+
+    /// The parts of `ranges` that are not noted as written.
+    #[must_use]
+    pub fn not_written(&self, ino: Ino, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        let queue = self.queue.lock();
+        queue.image.file(ino).map_or_else(|| ranges.to_vec(), |note| note.not_written(ranges))
+    }
+
+    /// Noted files that may be at, or below, a thing of this name.
+    #[must_use]
+    pub fn named(&self, name: &[u8]) -> Vec<Ino> {
+        self.queue.lock().image.named(name)
+    }
+
+    /// What is noted now.
+    #[must_use]
+    pub fn image(&self) -> Image {
+        self.queue.lock().image.clone()
+    }
+
+    /// Returns when everything pushed so far is written.
+    pub fn write(&self) -> Result<(), Errno> {
+        let mut out = self.out.lock();
+        self.write_with(&mut out).map_err(Errno::from)
+    }
+
+    fn write_with(&self, out: &mut Out) -> io::Result<()> {
+        let bytes = std::mem::take(&mut self.queue.lock().bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match out.file.write_all_at(&bytes, out.len) {
+            Ok(()) => {
+                out.len += bytes.len() as u64;
+                Ok(())
+            }
+            Err(e) => {
+                // The next write starts over at the same place.
+                self.queue.lock().bytes.splice(0..0, bytes);
+                Err(e)
+            }
+        }
+    }
+
+    /// Returns when everything pushed so far is on stable storage. Blocks.
+    pub fn sync(&self) -> Result<(), Errno> {
+        let wanted = self.queue.lock().pushed;
+        let mut synced = self.sync_turn.lock();
+        if *synced >= wanted {
+            return Ok(());
+        }
+        let (file, len, upto) = {
+            let mut out = self.out.lock();
+            self.write_with(&mut out)?;
+            if out.broken {
+                return Err(Errno::EIO);
+            }
+            (Arc::clone(&out.file), out.len, i128::from(out.len) + out.base)
+        };
+        if let Err(e) = file.sync_data() {
+            self.out.lock().broken = true;
+            return Err(Errno::from(e));
+        }
+        *synced = u64::try_from(upto).unwrap_or(0).max(*synced);
+        self.push(&Record::Synced(len));
+        Ok(())
+    }
+
+    /// Makes the file small again when that pays, or anew when it is broken. Blocks.
+    pub fn tend(&self) -> Result<(), Errno> {
+        let mut out = self.out.lock();
+        self.write_with(&mut out)?;
+        let large = out.len > COMPACT_BYTES.max(out.snapshot_len.saturating_mul(4));
+        if !large && !out.broken {
+            reserve(&out.file, out.len);
+            return Ok(());
+        }
+        // What is queued is in the image already.
+        let (image, bytes, pushed) = {
+            let mut queue = self.queue.lock();
+            (queue.image.clone(), std::mem::take(&mut queue.bytes), queue.pushed)
+        };
+        let (file, len) = match replace(&self.cache, &image) {
+            Ok(new) => new,
+            Err(e) => {
+                self.queue.lock().bytes.splice(0..0, bytes);
+                return Err(Errno::from(e));
+            }
+        };
+        *out = Out {
+            file,
+            len,
+            base: i128::from(pushed) - i128::from(len),
+            snapshot_len: len,
+            broken: false,
+        };
+        Ok(())
+    }
+}
+
+impl Queue {
+    fn push(&mut self, record: &Record) {
+        self.image.apply(record);
+        let before = self.bytes.len();
+        format::encode(&mut self.bytes, record);
+        self.pushed += (self.bytes.len() - before) as u64;
+    }
+}
+
+/// Best effort: not every file system can.
+fn reserve(file: &File, at: u64) {
+    let keep_size = rustix::fs::FallocateFlags::KEEP_SIZE;
+    let _ = rustix::fs::fallocate(file, keep_size, at, RESERVED_BYTES);
+}
+
+/// Writes a whole journal beside the old one and puts it in its place.
+fn replace(cache: &Path, image: &Image) -> io::Result<(Arc<File>, u64)> {
+    let mut bytes = format::header();
+    image.snapshot().iter().for_each(|r| format::encode(&mut bytes, r));
+    let synced = Record::Synced(bytes.len() as u64);
+    format::encode(&mut bytes, &synced);
+    let fresh = cache.join("journal.new");
+    let mut options = OpenOptions::new();
+    let file = options.create(true).read(true).write(true).truncate(true).mode(0o600);
+    let file = file.custom_flags(libc::O_NOFOLLOW).open(&fresh)?;
+    file.write_all_at(&bytes, 0)?;
+    reserve(&file, bytes.len() as u64);
+    file.sync_all()?;
+    std::fs::rename(&fresh, path_in(cache))?;
+    File::open(cache)?.sync_all()?;
+    Ok((Arc::new(file), bytes.len() as u64))
+}
+
+/// Takes the journal of a cache away: nothing in it matters any more.
+pub fn remove(cache: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path_in(cache)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;

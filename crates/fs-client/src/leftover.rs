@@ -1,0 +1,201 @@
+//! What an earlier daemon left in a cache directory, as its journal tells it: whose it is, whether
+//! a new daemon may take it over, and what to tell a user whose daemon is dead. Starts nothing
+//! and changes nothing but in [`clear`].
+
+use crate::config::MountConfig;
+use crate::daemon::RunError;
+use crate::journal::{self, Found, Held, Kept, Life, Note};
+use ebb_types::units::Size;
+use ebb_types::{ByteRange, Ino, Time};
+use ebb_wire::pb::Welcome;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// What is left of an earlier daemon.
+#[derive(Debug, Default)]
+pub struct Leftover(Option<Found>);
+
+impl Leftover {
+    /// The journal, when there is one.
+    #[must_use]
+    pub fn found(&self) -> Option<&Found> {
+        self.0.as_ref()
+    }
+
+    /// True when no bytes are held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.found().is_none_or(|f| f.image.unflushed().next().is_none())
+    }
+
+    /// The name of its node.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        Some(&self.found()?.image.life.as_ref()?.node)
+    }
+
+    /// The configuration of that daemon; `None` also when another version of the program wrote it.
+    #[must_use]
+    pub fn config(&self) -> Option<MountConfig> {
+        let life = self.found()?.image.life.as_ref()?;
+        serde_json::from_str(&life.config).ok()
+    }
+
+    /// True when the service is of the same job, so that inode numbers mean the same.
+    #[must_use]
+    pub fn is_of_job(&self, job: u64) -> bool {
+        let life = self.found().and_then(|f| f.image.life.as_ref());
+        job != 0 && life.is_some_and(|l| l.job == job)
+    }
+
+    /// The files of which bytes are held.
+    #[must_use]
+    pub fn files(&self) -> Vec<LeftFile> {
+        let found = self.found();
+        found.into_iter().flat_map(|f| f.image.unflushed().map(|(i, n)| left_file(i, n))).collect()
+    }
+}
+
+/// A file of which the cache holds bytes that are not on the backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftFile {
+    /// Its inode number in the job.
+    pub ino: Ino,
+    /// Where it was in the mount.
+    pub path: String,
+    /// Bytes that are published (or were being published).
+    pub published: u64,
+    /// Bytes that were written and never published.
+    pub written: u64,
+    /// The ranges, neighbours as one.
+    pub ranges: Vec<ByteRange>,
+    /// Other nodes had bytes of it, too.
+    pub shared: bool,
+}
+
+impl LeftFile {
+    /// All bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.published + self.written
+    }
+}
+
+fn left_file(ino: Ino, note: &Note) -> LeftFile {
+    let mut file = LeftFile {
+        ino,
+        path: label(ino, note),
+        published: 0,
+        written: 0,
+        ranges: Vec::new(),
+        shared: false,
+    };
+    file.shared = note.header.shared;
+    for (range, Held { kept, .. }) in note.held() {
+        match kept {
+            Kept::Written => file.written += range.len(),
+            Kept::Attaching | Kept::Owned(_) => file.published += range.len(),
+        }
+        match file.ranges.last_mut() {
+            Some(last) if last.end() == range.start() => {
+                *last = ByteRange::new(last.start(), range.end());
+            }
+            _ => file.ranges.push(range),
+        }
+    }
+    file
+}
+
+pub(crate) fn label(ino: Ino, note: &Note) -> String {
+    if note.header.path.is_empty() {
+        return format!("inode {ino}");
+    }
+    String::from_utf8_lossy(&note.header.path).into_owned()
+}
+
+/// Reads what is left in a cache directory.
+pub fn read(cache: &Path) -> Result<Leftover, RunError> {
+    journal::read(cache, false).map(Leftover).map_err(|e| {
+        let cache = cache.display();
+        RunError::Config(format!(
+            "{e}: what this cache holds is not known for certain; \
+             `ebb recover {cache} --backing BACKING --force` brings what is known to the backing"
+        ))
+    })
+}
+
+/// The same past a damaged record, for those who know what they do.
+pub fn read_past_damage(cache: &Path) -> Result<Leftover, RunError> {
+    journal::read(cache, true).map(Leftover).map_err(|e| RunError::Config(e.to_string()))
+}
+
+/// What is left for a daemon of this configuration: an error when it may not take it over. To be
+/// asked before a service is started: it must not begin a new job over the bytes of an old one.
+pub fn of(config: &MountConfig) -> Result<Leftover, RunError> {
+    let left = read(&config.cache)?;
+    let Some(found) = left.found().filter(|_| !left.is_empty()) else { return Ok(left) };
+    let cache = config.cache.display();
+    let held = backing_of(found);
+    let mine = std::fs::metadata(&config.backing).map(|m| m.ino()).unwrap_or(0);
+    if held != 0 && mine != 0 && held != mine {
+        return Err(RunError::Config(format!(
+            "cache {cache}: holds {} that belong to another backing directory than {} \
+             (`ebb recover {cache} --backing BACKING` drains them)",
+            amount(&left),
+            config.backing.display()
+        )));
+    }
+    if config.meta.is_none() && !config.state.join("journal").exists() {
+        return Err(RunError::Config(orphaned_text(config, found)));
+    }
+    Ok(left)
+}
+
+fn backing_of(found: &Found) -> u64 {
+    found.image.life.as_ref().map_or(0, |l| l.backing_ino)
+}
+
+/// So many bytes of so many files.
+#[must_use]
+pub fn amount(left: &Leftover) -> String {
+    let files = left.files();
+    let bytes = files.iter().map(LeftFile::bytes).sum();
+    format!("{} of {} file(s)", Size(bytes), files.len())
+}
+
+/// Why a cache is not taken over by a service that does not know its files.
+pub(crate) fn orphaned_text(config: &MountConfig, found: &Found) -> String {
+    let cache = config.cache.display();
+    let amount = amount(&Leftover(Some(found.clone())));
+    let whose = match &config.meta {
+        Some(address) => format!("the metadata service {address} does not know them"),
+        None => format!("the journal of its metadata service ({}) is gone", config.state.display()),
+    };
+    format!(
+        "cache {cache}: holds {amount} that are not on the backing, and {whose}: run \
+         `ebb recover {cache} --backing {}` first",
+        config.backing.display()
+    )
+}
+
+/// The life that begins now.
+pub(crate) fn life(config: &MountConfig, welcome: &Welcome) -> Life {
+    Life {
+        node: config.node.clone(),
+        config: serde_json::to_string(config).unwrap_or_default(),
+        boot: journal::boot_id(),
+        job: welcome.job,
+        backing_ino: welcome.backing_dev_ino,
+        began: Time::now(),
+    }
+}
+
+/// Everything is on the backing: takes away what a cache directory holds.
+pub fn clear(cache: &Path) -> io::Result<()> {
+    journal::remove(cache)?;
+    match std::fs::remove_dir_all(cache.join("data")) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}

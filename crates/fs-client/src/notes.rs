@@ -1,0 +1,351 @@
+//! What the node tells its journal, and when. The order of records is the order of changes:
+//! whatever changes which bytes are held pushes under the lock of the file's state. Without a
+//! journal (`ebb recover` runs a node without one) nothing happens here.
+
+use crate::file::{CachedFile, State};
+use crate::journal::{Header, Home, Journal, Record, Seen};
+use crate::node::Node;
+use ebb_backend::{BackendError, Identity};
+use ebb_consistency::Changes;
+use ebb_types::{ByteRange, Errno, Ino, Name, Time, Version};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Unpublished bytes are noted at least this often, so that little of what an application wrote
+/// and never published is unknown after a crash.
+const NOTE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The file as the journal introduces it.
+fn header(state: &State) -> Header {
+    let attr = state.attr;
+    Header {
+        path: state.path.clone(),
+        perm: attr.map_or(0o600, |a| a.perm),
+        uid: attr.map_or_else(|| rustix::process::geteuid().as_raw(), |a| a.uid),
+        gid: attr.map_or_else(|| rustix::process::getegid().as_raw(), |a| a.gid),
+        atime: attr.map_or_else(Time::now, |a| a.atime),
+        mtime: state.mtime.or(attr.map(|a| a.mtime)).unwrap_or_else(Time::now),
+        size: state.view.size(),
+        home: state.home.clone(),
+        under: state.under.clone(),
+        shared: state.view.is_shared(),
+    }
+}
+
+/// A backing file as it was found.
+pub(crate) fn home_of(path: &[u8], identity: &Identity) -> Home {
+    let seen = Seen { size: identity.size, mtime: identity.mtime };
+    Home { path: path.to_vec(), ino: identity.ino, seen: Some(seen), changing: false }
+}
+
+impl Node {
+    /// The journal of this node.
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.journal.get().map(Arc::as_ref)
+    }
+
+    /// Everything pushed so far survives this daemon.
+    pub(crate) fn write_notes(&self) -> Result<(), Errno> {
+        self.journal().map_or(Ok(()), Journal::write)
+    }
+
+    /// The same where the operation itself is done already and cannot fail any more: what could
+    /// not be written stays queued.
+    pub(crate) fn try_write_notes(&self) {
+        if let Err(e) = self.write_notes() {
+            tracing::warn!(error = %e, "the node journal cannot be written");
+        }
+    }
+
+    /// An attach of `ranges` is going to be sent.
+    pub(crate) fn note_attaching(&self, file: &CachedFile, state: &State, ranges: &[ByteRange]) {
+        let Some(journal) = self.journal() else { return };
+        let at = state.mtime.unwrap_or_else(Time::now);
+        let known = state.view.known_version();
+        let record = Record::Attaching(file.ino, ranges.to_vec(), known, at);
+        journal.push_about(file.ino, || header(state), &record);
+    }
+
+    /// It succeeded.
+    pub(crate) fn note_attached(
+        &self,
+        file: &CachedFile,
+        state: &State,
+        ranges: &[ByteRange],
+        version: Version,
+        size: u64,
+    ) {
+        let Some(journal) = self.journal() else { return };
+        let record = Record::Attached(file.ino, ranges.to_vec(), version, size);
+        if journal.push_if_known(file.ino, &record)
+            && state.view.is_shared()
+            && !journal.is_shared(file.ino)
+        {
+            self.note_header(file, state);
+        }
+    }
+
+    /// An append is going to be sent.
+    pub(crate) fn note_appending(&self, file: &CachedFile) -> Result<(), Errno> {
+        let Some(journal) = self.journal() else { return Ok(()) };
+        {
+            let state = file.state.read();
+            journal.push_about(file.ino, || header(&state), &Record::Appending(file.ino));
+        }
+        journal.write()
+    }
+
+    /// Its bytes are stored.
+    pub(crate) fn note_appended(
+        &self,
+        file: &CachedFile,
+        state: &State,
+        range: ByteRange,
+        version: Version,
+        size: u64,
+    ) {
+        let Some(journal) = self.journal() else { return };
+        let record = Record::Appended(file.ino, range, version, size, Time::now());
+        journal.push_about(file.ino, || header(state), &record);
+    }
+
+    /// Others took bytes of ours.
+    pub(crate) fn note_lost(&self, file: &CachedFile, changes: &Changes) {
+        if changes.overtaken.is_empty() {
+            return;
+        }
+        if let Some(journal) = self.journal() {
+            journal.push_if_known(file.ino, &Record::Lost(file.ino, changes.overtaken.clone()));
+        }
+    }
+
+    /// This node cut the file.
+    pub(crate) fn note_cut(&self, file: &CachedFile, size: u64, version: Version) {
+        if let Some(journal) = self.journal() {
+            journal.push_if_known(file.ino, &Record::Cut(file.ino, size, version));
+        }
+    }
+
+    /// The file is of no use any more.
+    pub(crate) fn note_gone(&self, ino: Ino) {
+        if let Some(journal) = self.journal()
+            && journal.push_if_known(ino, &Record::Gone(ino))
+        {
+            self.try_write_notes();
+        }
+    }
+
+    /// What is known of the file besides its bytes has changed.
+    pub(crate) fn note_header(&self, file: &CachedFile, state: &State) -> bool {
+        let Some(journal) = self.journal() else { return false };
+        let record = Record::File(file.ino, Box::new(header(state)));
+        journal.push_if_known(file.ino, &record)
+    }
+
+    /// Notes bytes that were written and not published, as far as they are not noted yet.
+    pub(crate) fn note_written(&self, file: &CachedFile, state: &State) {
+        let Some(journal) = self.journal() else { return };
+        let dirty = state.view.unattached(ByteRange::ALL);
+        let missing = if dirty.is_empty() { dirty } else { journal.not_written(file.ino, &dirty) };
+        if !missing.is_empty() && !state.orphan {
+            let at = state.mtime.unwrap_or_else(Time::now);
+            let record = Record::Written(file.ino, missing, state.view.known_version(), at);
+            journal.push_about(file.ino, || header(state), &record);
+        }
+    }
+
+    /// The same at the end of a call that did not publish.
+    pub(crate) fn note_written_now(&self, file: &CachedFile) {
+        let state = file.state.read();
+        if self.journal().is_some() && state.view.has_unattached() {
+            self.note_written(file, &state);
+            drop(state);
+            self.try_write_notes();
+        }
+    }
+
+    /// The bytes that a sync of the cache file that begins now makes safe.
+    pub(crate) fn held_now(&self, file: &CachedFile) -> Vec<ByteRange> {
+        let state = file.state.read();
+        self.note_written(file, &state);
+        let owned = state.view.unflushed(ByteRange::ALL);
+        let mut held = state.view.unattached(ByteRange::ALL);
+        held.extend(owned.into_iter().map(|(r, _)| r));
+        held
+    }
+
+    /// The cache file was synced after these bytes were in it: the journal is, too.
+    pub(crate) async fn note_durable(
+        &self,
+        file: &CachedFile,
+        held: Vec<ByteRange>,
+    ) -> Result<(), Errno> {
+        let Some(journal) = self.journal.get().cloned() else { return Ok(()) };
+        if !journal.push_if_known(file.ino, &Record::Durable(file.ino, held)) {
+            return Ok(());
+        }
+        tokio::task::spawn_blocking(move || journal.sync()).await.map_err(|_| Errno::EIO)?
+    }
+
+    /// The flusher is going to write to this backing file.
+    pub(crate) fn note_flushing(&self, file: &CachedFile, path: &[u8], ino: u64) {
+        let mut state = file.state.write();
+        let home = Home { path: path.to_vec(), ino, seen: None, changing: true };
+        let old = state.home.replace(home.clone());
+        if old.as_ref() != Some(&home) && self.note_header(file, &state) {
+            drop(state);
+            self.try_write_notes();
+        }
+    }
+
+    /// The flusher has written, synced and told the service.
+    pub(crate) async fn note_flushed(
+        &self,
+        file: &CachedFile,
+        ranges: &[(ByteRange, Version)],
+        grant: (&[u8], u64),
+        published: bool,
+    ) {
+        {
+            let mut state = file.state.write();
+            state.view.flushed(ranges);
+            if published {
+                state.under = None;
+            }
+            if let Some(journal) = self.journal() {
+                journal.push_if_known(file.ino, &Record::Flushed(file.ino, ranges.to_vec()));
+            }
+        }
+        let left = self.journal().is_some_and(|j| j.knows(file.ino));
+        if left || published {
+            let named = file.state.read().path.clone();
+            let path = if published && !named.is_empty() { named } else { grant.0.to_vec() };
+            // More is left to flush: whoever does that without us should know what we left.
+            let seen = if left { self.look_at_backing(&path).await } else { None };
+            // A part file keeps its number when it gets its name.
+            let home = Home { path, ino: grant.1, seen: None, changing: false };
+            let mut state = file.state.write();
+            state.home = Some(seen.unwrap_or(home));
+            self.note_header(file, &state);
+        }
+        self.try_write_notes();
+    }
+
+    /// What is at a path of the backing.
+    async fn look_at_backing(&self, path: &[u8]) -> Option<Home> {
+        let backing = Arc::clone(&self.backing);
+        let asked = path.to_vec();
+        let look = tokio::task::spawn_blocking(move || backing.identity(&asked));
+        match tokio::time::timeout(self.deadline(), look).await {
+            Ok(Ok(Ok(identity))) => Some(home_of(path, &identity)),
+            Ok(Ok(Err(BackendError::Io { errno: Errno::ENOENT, .. }))) => None,
+            other => {
+                tracing::debug!(?other, "backing not looked at");
+                None
+            }
+        }
+    }
+
+    /// Something of one of these names was moved or removed: of noted files that it may concern,
+    /// it is asked where they are now.
+    pub(crate) async fn names_changed(&self, names: &[&Name]) {
+        let Some(journal) = self.journal() else { return };
+        let mut inos: Vec<Ino> = names.iter().flat_map(|n| journal.named(n.as_bytes())).collect();
+        inos.sort_unstable();
+        inos.dedup();
+        for ino in inos {
+            let place = self.meta.describe(ino).await;
+            match (place, self.file(ino)) {
+                (Ok(place), file) if place.path.is_empty() => self.note_nameless(ino, file),
+                (Err(Errno::ENOENT | Errno::ESTALE), file) => self.note_nameless(ino, file),
+                (Ok(place), Some(file)) if file.state.read().path != place.path => {
+                    self.note_moved(&file, place.path).await;
+                }
+                (Ok(_), _) => {}
+                (Err(e), _) => tracing::debug!(%ino, error = %e, "not known where it is now"),
+            }
+        }
+    }
+
+    /// It has no name any more; what is still written to it is nobody's.
+    fn note_nameless(&self, ino: Ino, file: Option<Arc<CachedFile>>) {
+        if let Some(file) = file {
+            file.state.write().path.clear();
+        }
+        self.note_gone(ino);
+    }
+
+    async fn note_moved(&self, file: &CachedFile, path: Vec<u8>) {
+        let job_local = file.state.read().home.as_ref().is_none_or(Home::is_part);
+        let under = if job_local { self.look_at_backing(&path).await } else { None };
+        {
+            let mut state = file.state.write();
+            if let Some(home) = state.home.as_mut().filter(|h| !h.is_part()) {
+                home.path.clone_from(&path);
+            }
+            state.path = path;
+            state.under = under;
+            self.note_header(file, &state);
+        }
+        self.try_write_notes();
+    }
+
+    /// Size or times are going to be set, on the backing too: what it looks like then is our own
+    /// doing, also when nobody lives to note that it was done.
+    pub(crate) fn note_touching(&self, ino: Ino) {
+        let Some(file) = self.file(ino).filter(|_| self.journal().is_some()) else { return };
+        let mut state = file.state.write();
+        let known = state.home.as_mut().filter(|h| h.seen.is_some());
+        let Some(home) = known else { return };
+        home.seen = None;
+        if self.note_header(&file, &state) {
+            drop(state);
+            self.try_write_notes();
+        }
+    }
+
+    /// Attributes were set.
+    pub(crate) fn note_attr(&self, ino: Ino, attr: ebb_types::Attr) {
+        let Some(file) = self.file(ino) else { return };
+        let mut state = file.state.write();
+        state.attr = Some(attr);
+        if self.note_header(&file, &state) {
+            drop(state);
+            self.try_write_notes();
+        }
+    }
+
+    /// Notes what is unpublished every second, and keeps the journal small, as long as the node
+    /// lives.
+    pub(crate) async fn keep_notes(node: std::sync::Weak<Node>) {
+        loop {
+            tokio::time::sleep(NOTE_INTERVAL).await;
+            let Some(node) = node.upgrade() else { return };
+            node.note_all();
+            let Some(journal) = node.journal.get().cloned() else { return };
+            let tended = tokio::task::spawn_blocking(move || journal.tend()).await;
+            if let Ok(Err(e)) = tended {
+                tracing::warn!(error = %e, "the node journal cannot be written");
+            }
+        }
+    }
+
+    fn note_all(&self) {
+        for file in self.listed_dirty() {
+            let state = file.state.read();
+            if state.view.has_unattached() {
+                self.note_written(&file, &state);
+            }
+        }
+    }
+
+    /// The daemon ends with bytes in its cache: the next one shall know all of them.
+    pub(crate) fn last_notes(&self) {
+        self.note_all();
+        if let Some(journal) = self.journal()
+            && let Err(e) = journal.sync()
+        {
+            tracing::error!(error = %e, "the node journal cannot be written");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Draining the cache of a dead daemon without a mount: a node without FUSE joins a service that
+//! the caller started, puts together what the journal knows, and drains like any other node.
+//!
+//! Two ways lead to the same drain. Files that the service knows (it has the old one's journal)
+//! are taken over as by a new mount. The others are made anew through the service, at the paths
+//! where they were last heard of: a file that is not on the backing yet, or that had been
+//! renamed over an older one, goes there whole by a part file and a rename; into one that was
+//! there already the held bytes go in place. What is on the backing and is not what the journal
+//! knew is a conflict, and left alone unless told otherwise.
+//!
+//! Crash consistency: the journal loses a file only after everything of it is on the backing;
+//! cache files are only added to. So a recovery that was interrupted is simply run again.
+
+mod anew;
+
+use crate::cache::CacheDir;
+use crate::config::MountConfig;
+use crate::control::{Outcome, Remaining};
+use crate::daemon::{self, RunError, local};
+use crate::drain::{Drain, Progress};
+use crate::flush_source::NodeSource;
+use crate::journal::{Home, Image, Journal, Note, Record};
+use crate::leftover::{Leftover, label};
+use crate::node::{Node, Parts};
+use crate::restore;
+use crate::rules::Rules;
+use ebb_backend::{Backend, BackendError, PosixDir};
+use ebb_flusher::{Activity, Engine, Options};
+use ebb_meta_client::{ConnectOptions, MetaClient};
+use ebb_transport::{PeerPool, PoolOptions};
+use ebb_types::{Errno, Ino, NodeId};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long threads of the flusher may take to end.
+const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is to be recovered, and how.
+pub struct Job {
+    /// The configuration of the dead daemon, with the backing as it is to be used now.
+    pub config: MountConfig,
+    /// Address of the service.
+    pub meta: String,
+    /// What the dead daemon left.
+    pub left: Leftover,
+    /// Conflicts do not matter.
+    pub force: bool,
+    /// Give up after this time.
+    pub timeout: Option<Duration>,
+    /// Who wants to know how far it is.
+    pub progress: Progress,
+}
+
+/// Drains a cache. The caller holds its lock.
+pub fn run(job: &Job) -> Result<Outcome, RunError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(64)
+        .enable_all()
+        .build()
+        .map_err(local("cannot start the runtime"))?;
+    let result = run_on(&runtime, job);
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    result
+}
+
+fn run_on(runtime: &tokio::runtime::Runtime, job: &Job) -> Result<Outcome, RunError> {
+    let _in_runtime = runtime.enter();
+    let config = &job.config;
+    let cache = CacheDir::open(&config.cache)
+        .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
+    let posix = Arc::new(open_backing(config)?);
+    let backing: Arc<dyn Backend> = Arc::clone(&posix) as Arc<dyn Backend>;
+    let rules = Rules::new(config).map_err(|e| RunError::Config(e.to_string()))?;
+    let (meta, welcome) = runtime
+        .block_on(MetaClient::connect(ConnectOptions {
+            incarnation: daemon::incarnation(),
+            peer_address: "127.0.0.1:0".to_owned(),
+            consistency: rules.describe(),
+            request_timeout: config.request_timeout,
+            ..ConnectOptions::new(&job.meta, config.node.clone())
+        }))
+        .map_err(RunError::Meta)?;
+    daemon::check_same_backing(config, welcome.backing_dev_ino)?;
+    let activity = Activity::new();
+    let node = Node::new(Parts {
+        config: config.clone(),
+        me: NodeId(welcome.node_id),
+        meta,
+        peers: PeerPool::new(None, PoolOptions::default()),
+        backing: Arc::clone(&backing),
+        cache,
+        rules,
+        activity: Arc::clone(&activity),
+        runtime: runtime.handle().clone(),
+    });
+    let options = Options { threads: config.flush_threads, ..Options::default() };
+    let source = Arc::new(NodeSource(Arc::downgrade(&node)));
+    let engine = Engine::start(options, daemon::policy(config), activity, backing, source)
+        .map_err(local("cannot start the flusher"))?;
+    let recovery = Recovery { job, node, posix, of_job: job.left.is_of_job(welcome.job) };
+    let outcome = runtime.block_on(recovery.all(Arc::new(engine)))?;
+    if matches!(outcome, Outcome::Ok { .. }) {
+        runtime
+            .block_on(recovery.node.meta.goodbye())
+            .map_err(|e| local("metadata service")(e.into()))?;
+    }
+    Ok(outcome)
+}
+
+fn open_backing(config: &MountConfig) -> Result<PosixDir, RunError> {
+    PosixDir::open_root(&config.backing).map_err(|e| RunError::Local {
+        what: format!("cannot use the backing {}", config.backing.display()),
+        cause: e.errno().into(),
+    })
+}
+
+/// A file of the image: where it is in the node now, or why it is nowhere.
+enum Placed {
+    As(Ino),
+    Left(String),
+}
+
+struct Recovery<'a> {
+    job: &'a Job,
+    node: Arc<Node>,
+    posix: Arc<PosixDir>,
+    /// The service knows the numbers of the journal.
+    of_job: bool,
+}
+
+impl Recovery<'_> {
+    async fn all(&self, engine: Arc<Engine>) -> Result<Outcome, RunError> {
+        let fail = |what: &'static str| move |e: Errno| local(what)(e.into());
+        let found = self.job.left.found().cloned().unwrap_or_default();
+        // The journal itself is kept up to date with what is done, and small.
+        let notes = Journal::start(&self.node.config.cache, found.image.clone())
+            .map_err(|e| RunError::Config(e.to_string()))?;
+        let mut placed: BTreeMap<Ino, Placed> = BTreeMap::new();
+        // Before anything is touched: what is on the backing and is not what was known.
+        for (ino, note) in found.image.unflushed() {
+            if let Some(why) = self.conflict(note).await.filter(|_| !self.job.force) {
+                placed.insert(ino, Placed::Left(why));
+            }
+        }
+        let mut lost = Vec::new();
+        if self.of_job {
+            let restored = restore::take_over(&self.node, &found, true)
+                .await
+                .map_err(fail("cannot put the files together"))?;
+            for (ino, _) in found.image.unflushed() {
+                placed.entry(ino).or_insert(Placed::As(ino));
+            }
+            lost = restored.lost;
+        } else {
+            for (ino, note) in found.image.unflushed() {
+                if let Entry::Vacant(place) = placed.entry(ino) {
+                    let made = self.make_anew(ino, note, found.rebooted).await;
+                    place.insert(made.map_or_else(Placed::Left, Placed::As));
+                }
+            }
+        }
+        self.hold_back(&placed);
+        notes_flushing(&notes, &found.image, &placed);
+        let drain = Drain {
+            node: Arc::clone(&self.node),
+            flusher: Arc::clone(&engine),
+            progress: Arc::clone(&self.job.progress),
+        };
+        let drained = drain.run(&[], self.job.timeout).await;
+        self.note_done(&notes, &found.image, &placed).map_err(fail("the node journal"))?;
+        let stop = tokio::task::spawn_blocking(move || engine.shutdown(FLUSHER_ENDS_WITHIN));
+        let _ = stop.await;
+        Ok(self.outcome(drained, &found.image, &placed, lost))
+    }
+
+    /// Files that are not to be drained are taken off the node's list.
+    fn hold_back(&self, placed: &BTreeMap<Ino, Placed>) {
+        for (ino, placed) in placed {
+            if let (Placed::Left(_), Some(file)) = (placed, self.node.file(*ino)) {
+                file.state.write().orphan = true;
+                self.node.unlist(&file);
+            }
+        }
+    }
+
+    /// What is drained is the journal's no more; its cache files go when that is certain.
+    fn note_done(
+        &self,
+        notes: &Journal,
+        image: &Image,
+        placed: &BTreeMap<Ino, Placed>,
+    ) -> Result<(), Errno> {
+        let mut done = Vec::new();
+        for (ino, note) in image.unflushed() {
+            let Some(Placed::As(now)) = placed.get(&ino) else { continue };
+            let left = self.node.file(*now).map_or(0, |f| f.state.read().view.unflushed_bytes());
+            if left == 0 {
+                notes.push(&Record::Gone(ino));
+                done.push((ino, *now, note));
+            }
+        }
+        notes.sync()?;
+        for (ino, now, note) in done {
+            self.node.cache.remove(ino)?;
+            if now != ino {
+                self.node.cache.remove(now)?;
+                self.remove_old_part(note);
+            }
+        }
+        Ok(())
+    }
+
+    /// A file that was made anew has a part file of its own; the old one is of no use.
+    fn remove_old_part(&self, note: &Note) {
+        if let Some(part) = note.header.home.as_ref().filter(|h| h.is_part())
+            && let Err(e) = self.posix.remove_part(&part.path, part.ino)
+        {
+            tracing::debug!(error = %e, "no old part file");
+        }
+    }
+
+    fn outcome(
+        &self,
+        drained: Outcome,
+        image: &Image,
+        placed: &BTreeMap<Ino, Placed>,
+        lost: Vec<(String, u64)>,
+    ) -> Outcome {
+        let mut ours = Vec::new();
+        for (ino, note) in image.unflushed() {
+            if let Some(Placed::Left(why)) = placed.get(&ino) {
+                let path = label(ino, note);
+                ours.push(Remaining { path, bytes: note.len(), why: why.clone() });
+            }
+        }
+        // Without the service nobody knows what the others had; what is here is on the backing.
+        let shared = image.unflushed().filter(|(_, n)| n.header.shared && !self.of_job);
+        for (ino, note) in shared.filter(|(i, _)| matches!(placed.get(i), Some(Placed::As(_)))) {
+            let why = "other nodes had bytes of it: recover their caches, too, with --force";
+            ours.push(Remaining { path: label(ino, note), bytes: 0, why: why.to_owned() });
+        }
+        for (path, bytes) in lost {
+            let why = "lost: these bytes are not on this device any more".to_owned();
+            ours.push(Remaining { path, bytes, why });
+        }
+        let join = |mut theirs: Vec<Remaining>| {
+            theirs.retain(|r| !ours.iter().any(|o| o.path == r.path));
+            theirs.extend(ours.iter().cloned());
+            theirs
+        };
+        match drained {
+            Outcome::Ok { bytes, files } if ours.is_empty() => Outcome::Ok { bytes, files },
+            Outcome::Ok { .. } => Outcome::Incomplete { remaining: join(Vec::new()) },
+            Outcome::Incomplete { remaining } => Outcome::Incomplete { remaining: join(remaining) },
+            Outcome::TimedOut { remaining } => Outcome::TimedOut { remaining: join(remaining) },
+            other => other,
+        }
+    }
+
+    // ---- what is on the backing --------------------------------------------------------------
+
+    /// Why the backing is not as the journal knew it, if it is not.
+    async fn conflict(&self, note: &Note) -> Option<String> {
+        let header = &note.header;
+        if header.path.is_empty() {
+            return Some("deleted, as far as is known".to_owned());
+        }
+        let there = match self.posix.identity(&header.path) {
+            Ok(identity) => Some(identity),
+            Err(BackendError::Io { errno: Errno::ENOENT | Errno::ENOTDIR, .. }) => None,
+            Err(e) => return Some(e.to_string()),
+        };
+        let home = header.home.as_ref();
+        let expected = match home {
+            Some(home) if !home.is_part() => Some(home),
+            _ => header.under.as_ref(),
+        };
+        match (there, expected) {
+            (None, None) => None,
+            (None, Some(home)) if home.is_part() => None,
+            // In the service's journal it may still have a name; made anew it would be empty.
+            (None, Some(_)) if header.under.is_some() => None,
+            (None, Some(_)) => Some("the file on the backing is gone".to_owned()),
+            (Some(there), None) if home.is_some_and(|h| h.ino == there.ino) => None,
+            (Some(_), None) => Some("something else has this name on the backing now".to_owned()),
+            (Some(there), Some(home)) => conflict_with(home, &there),
+        }
+    }
+}
+
+/// Files in place are going to change by our own doing: a run that is interrupted must not take
+/// that for a conflict.
+fn notes_flushing(notes: &Journal, image: &Image, placed: &BTreeMap<Ino, Placed>) {
+    for (ino, note) in image.unflushed() {
+        let mut header = note.header.clone();
+        let in_place = header.home.as_mut().filter(|h| !h.is_part());
+        if let (Some(Placed::As(_)), Some(home)) = (placed.get(&ino), in_place) {
+            home.changing = true;
+            notes.push(&Record::File(ino, Box::new(header)));
+        }
+    }
+    if let Err(e) = notes.sync() {
+        tracing::warn!(error = %e, "the node journal cannot be written");
+    }
+}
+
+fn conflict_with(home: &Home, there: &ebb_backend::Identity) -> Option<String> {
+    if home.ino != there.ino {
+        return Some("another file has this name on the backing now".to_owned());
+    }
+    let seen = home.seen.filter(|_| !home.changing)?;
+    let newer = there.mtime > seen.mtime || there.size != seen.size;
+    newer.then(|| "the file on the backing was changed since".to_owned())
+}

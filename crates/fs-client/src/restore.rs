@@ -1,0 +1,328 @@
+//! Taking over the cache of a daemon that is no more: what its journal says it held, against what
+//! the service says today. [`judge`] decides byte by byte and is a table; [`take_over`] carries
+//! that out for every cache file, before anything is mounted.
+//!
+//! | the journal: these bytes are | the service: the owner is | then they are |
+//! |---|---|---|
+//! | published at v, and the service's file is older than v | anybody | dirty (the service forgot them) |
+//! | published | this node, unflushed | owned |
+//! | published | anybody else, or flushed | dropped |
+//! | being published | this node, unflushed | owned |
+//! | being published, or written | this node (else) | dirty |
+//! | being published, or written | another, or nobody, unchanged since | dirty |
+//! | being published, or written | another, or nobody, changed since | kept aside |
+//! | not held, an append was under way | this node, unflushed | owned zeros |
+//! | not held | this node, unflushed | lost |
+//! | not held | this node, flushed | given back |
+//! | not held | another, or nobody | dropped |
+//!
+//! "Not held" is also what the journal says was held and nothing shows that the device has it:
+//! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
+//! Owned zeros are bytes of an append that was never answered.
+
+use crate::cache;
+use crate::file::CachedFile;
+use crate::journal::{Found, Held, Image, Kept, Note};
+use crate::node::Node;
+use ebb_consistency::{FileView, MapAnswer, Owned};
+use ebb_meta_client::QueryRequest;
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Files asked for at once.
+const STEP: usize = 128;
+
+/// What becomes of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Owned(Version),
+    OwnedZeros(Version),
+    Dirty,
+    Aside,
+    Lost,
+    GiveBack,
+    Drop,
+}
+
+/// Who has bytes today.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Today {
+    owner: NodeId,
+    version: Version,
+    flushed: bool,
+}
+
+/// The circumstances that are the same for all bytes of a file.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    me: NodeId,
+    rebooted: bool,
+    /// Version of the file today.
+    file: Version,
+    known: Version,
+    appending: bool,
+}
+
+fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
+    let mine = today.owner == case.me;
+    let trusted = held.filter(|h| h.durable || !case.rebooted);
+    match trusted.map(|h| h.kept) {
+        Some(Kept::Owned(v)) if v > case.file => Verdict::Dirty,
+        Some(Kept::Owned(_) | Kept::Attaching) if mine && !today.flushed => {
+            Verdict::Owned(today.version)
+        }
+        Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
+        Some(Kept::Owned(_)) => Verdict::Drop,
+        Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
+        Some(Kept::Attaching | Kept::Written) if today.version <= case.known => Verdict::Dirty,
+        Some(Kept::Attaching | Kept::Written) => Verdict::Aside,
+        None if mine && today.flushed => Verdict::GiveBack,
+        None if mine && case.appending && !case.rebooted => Verdict::OwnedZeros(today.version),
+        None if mine => Verdict::Lost,
+        None => Verdict::Drop,
+    }
+}
+
+/// Decides about every byte of a file: sorted, disjoint, without the dropped ones.
+pub(crate) fn judge(
+    note: Option<&Note>,
+    answer: &MapAnswer,
+    me: NodeId,
+    rebooted: bool,
+) -> Vec<(ByteRange, Verdict, Option<Held>)> {
+    let case = Case {
+        me,
+        rebooted,
+        file: answer.version,
+        known: note.map_or(Version::ZERO, |n| n.known),
+        appending: note.is_some_and(|n| n.appending),
+    };
+    let mut out = Vec::new();
+    for (range, today) in whole(answer) {
+        let mut at = range.start();
+        for (part, held) in note.map(|n| n.held_in(range)).unwrap_or_default() {
+            out.push((ByteRange::new(at, part.start()), verdict(None, today, &case), None));
+            out.push((part, verdict(Some(held), today, &case), Some(held)));
+            at = part.end();
+        }
+        out.push((ByteRange::new(at, range.end()), verdict(None, today, &case), None));
+    }
+    out.retain(|(range, verdict, _)| !range.is_empty() && *verdict != Verdict::Drop);
+    out
+}
+
+/// The answer as segments that cover every offset.
+fn whole(answer: &MapAnswer) -> Vec<(ByteRange, Today)> {
+    let nobody = Today { owner: NodeId::NOBODY, version: answer.base_version, flushed: false };
+    let mut out = Vec::new();
+    let mut at = 0;
+    for Owned { range, node, version, flushed } in answer.ranges.iter().copied() {
+        out.push((ByteRange::new(at, range.start()), nobody));
+        out.push((range, Today { owner: node, version, flushed }));
+        at = range.end();
+    }
+    out.push((ByteRange::from(at), nobody));
+    out
+}
+
+/// What came of taking a cache over.
+#[derive(Debug, Default)]
+pub(crate) struct Restored {
+    /// What this node holds now.
+    pub image: Image,
+    /// Noted files that the service does not know although it should: it lost its state.
+    pub unknown: Vec<Ino>,
+    /// Files and bytes that are here again.
+    pub files: u64,
+    pub bytes: u64,
+    /// Published bytes that are not on this device (a power loss before they were synced).
+    pub lost: Vec<(String, u64)>,
+    /// Unpublished bytes that others wrote over meanwhile.
+    pub aside: Vec<(String, u64)>,
+}
+
+/// Puts a node's files together again. `same_job`: the service is the one (or has the journal of
+/// the one) that gave the inodes their numbers, so what it does not know was deleted.
+pub(crate) async fn take_over(
+    node: &Arc<Node>,
+    found: &Found,
+    same_job: bool,
+) -> Result<Restored, Errno> {
+    let mut done = Restored::default();
+    done.image.life.clone_from(&found.image.life);
+    if !same_job {
+        done.unknown = found.image.unflushed().map(|(ino, _)| ino).collect();
+    }
+    let mut inos = node.cache.inos()?;
+    inos.extend(found.image.files().map(|(ino, _)| ino));
+    inos.sort_unstable();
+    inos.dedup();
+    for step in inos.chunks(STEP) {
+        let mut asked = tokio::task::JoinSet::new();
+        for ino in step.iter().copied() {
+            if done.unknown.contains(&ino) {
+                continue;
+            }
+            let (meta, known) = (node.meta.clone(), Version::ZERO);
+            let query = QueryRequest { ino, range: ByteRange::ALL, known };
+            asked.spawn(async move { (ino, meta.query(query).await) });
+        }
+        while let Some(answer) = asked.join_next().await {
+            let (ino, answer) = answer.map_err(|_| Errno::EIO)?;
+            let note = found.image.file(ino);
+            match answer {
+                // Another job's numbers may mean other files: nothing in this cache is theirs.
+                Ok(_) if !same_job => node.cache.remove(ino)?,
+                Ok(answer) => one(node, ino, note, &answer.map, found.rebooted, &mut done).await?,
+                Err(Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL) => {
+                    tracing::debug!(%ino, "deleted meanwhile");
+                    node.cache.remove(ino)?;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    Ok(done)
+}
+
+fn ranges_of<'a>(
+    judged: &'a [(ByteRange, Verdict, Option<Held>)],
+    wanted: impl Fn(Verdict) -> bool + 'a,
+) -> Vec<ByteRange> {
+    judged.iter().filter(|(_, v, _)| wanted(*v)).map(|(r, ..)| *r).collect()
+}
+
+fn sum(ranges: &[ByteRange]) -> u64 {
+    ranges.iter().map(|r| r.len()).sum()
+}
+
+/// One file.
+async fn one(
+    node: &Arc<Node>,
+    ino: Ino,
+    note: Option<&Note>,
+    answer: &MapAnswer,
+    rebooted: bool,
+    done: &mut Restored,
+) -> Result<(), Errno> {
+    let place = node.meta.describe(ino).await?;
+    let label = String::from_utf8_lossy(&place.path).into_owned();
+    let mut note = note.cloned();
+    let missing = note.as_mut().map_or(Ok(0), |n| node.cache.len(ino).map(|len| n.trim(len)))?;
+    if missing > 0 {
+        tracing::error!(path = label, bytes = missing, "the cache file is shorter than it was");
+        done.lost.push((label.clone(), missing));
+    }
+    let judged = judge(note.as_ref(), answer, node.me, rebooted);
+    let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
+    if !back.is_empty() {
+        node.meta.detach(ino, &back).await?;
+    }
+    let lost = ranges_of(&judged, |v| v == Verdict::Lost);
+    if !lost.is_empty() {
+        tracing::error!(path = label, bytes = sum(&lost), "published bytes are lost");
+        done.lost.push((label.clone(), sum(&lost)));
+    }
+    let aside = ranges_of(&judged, |v| v == Verdict::Aside);
+    if !aside.is_empty() {
+        tracing::warn!(path = label, bytes = sum(&aside), "unpublished bytes, overwritten since");
+        keep_aside(node, ino, &aside)?;
+        done.aside.push((label, sum(&aside)));
+    }
+    let owned: Vec<(ByteRange, Version)> = judged
+        .iter()
+        .filter_map(|(r, v, _)| match v {
+            Verdict::Owned(version) | Verdict::OwnedZeros(version) => Some((*r, *version)),
+            _ => None,
+        })
+        .collect();
+    let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
+    if owned.is_empty() && dirty.is_empty() || place.path.is_empty() {
+        return node.cache.remove(ino).map_err(Errno::from);
+    }
+    let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
+    let end = owned.iter().map(|(r, _)| r.end()).max().unwrap_or(0);
+    clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
+    done.files += 1;
+    done.bytes += sum(&kept);
+    let attr = node.meta.getattr(ino).await?;
+    let file = CachedFile::new(ino, node.me, node.rules.of(&place.path, &place.model));
+    {
+        let mut state = file.state.write();
+        state.view = FileView::restored(node.me, answer, &owned, &dirty);
+        state.path.clone_from(&place.path);
+        if let Some(note) = &note {
+            state.home.clone_from(&note.header.home);
+            state.under.clone_from(&note.header.under);
+            state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
+        }
+        state.attr = Some(attr);
+    }
+    node.adopt(Arc::new(file));
+    if let Some(mut note) = note {
+        note.header.path = place.path;
+        note.known = note.known.max(answer.version);
+        note.appending = false;
+        note.set_held(judged.iter().filter_map(|(r, v, held)| {
+            let durable = held.is_some_and(|h| h.durable);
+            match v {
+                Verdict::Owned(v) | Verdict::OwnedZeros(v) => {
+                    Some((*r, Held { kept: Kept::Owned(*v), durable }))
+                }
+                Verdict::Dirty => Some((*r, Held { kept: Kept::Written, durable })),
+                _ => None,
+            }
+        }));
+        done.image.insert(ino, note);
+    }
+    Ok(())
+}
+
+/// Bytes that are neither published nor right any more: nobody reads them, but they were
+/// written here, and only their writer can say that they are worthless.
+fn keep_aside(node: &Node, ino: Ino, ranges: &[ByteRange]) -> io::Result<()> {
+    let dir = node.config.cache.join("aside");
+    std::fs::create_dir_all(&dir)?;
+    let name = format!("{:016x}-{}", ino.0, std::process::id());
+    let to = File::create(dir.join(name))?;
+    copy(&node.cache.file(ino)?, &to, ranges)
+}
+
+pub(crate) fn copy(from: &File, to: &File, ranges: &[ByteRange]) -> io::Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    for range in ranges {
+        let mut at = range.start();
+        while at < range.end() {
+            let n = (range.end() - at).min(buf.len() as u64) as usize;
+            cache::read_padded(from, &mut buf[..n], at)?;
+            to.write_all_at(&buf[..n], at)?;
+            at += n as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Everything in a cache file but `kept` becomes a hole, up to at least `end`.
+fn clear_the_rest(file: &File, kept: &[ByteRange], end: u64) -> io::Result<()> {
+    let len = file.metadata()?.len();
+    let mut at = 0;
+    for range in kept {
+        cache::punch(file, ByteRange::new(at, range.start().min(len)))?;
+        at = range.end();
+    }
+    let needed = kept.last().map_or(0, |r| r.end()).max(end);
+    if len != needed {
+        file.set_len(needed)?;
+    }
+    if at < needed.min(len) {
+        cache::punch(file, ByteRange::new(at, needed))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "restore_tests.rs"]
+mod tests;

@@ -1,0 +1,67 @@
+//! The part of a daemon's start that is about its predecessor: joining under its name, putting its
+//! files together again, and beginning a journal of its own.
+
+use crate::daemon::{RunError, local};
+use crate::journal::{Image, Journal};
+use crate::leftover::{self, Leftover};
+use crate::node::Node;
+use crate::restore;
+use ebb_meta_client::{ConnectOptions, MetaClient};
+use ebb_wire::pb::Welcome;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the service may believe that a dead daemon is alive: a lease, and some.
+pub(crate) const JOIN_WITHIN: Duration = Duration::from_secs(15);
+
+/// Joins the job. The service may believe for a while that the daemon is alive whose cache this
+/// one takes over.
+pub(crate) async fn join(
+    options: ConnectOptions,
+    patience: Duration,
+) -> Result<(MetaClient, Welcome), RunError> {
+    let end = Instant::now() + patience;
+    loop {
+        match MetaClient::connect(options.clone()).await {
+            Err(cause) if cause.may_pass() && Instant::now() < end => {
+                tracing::info!(error = %cause, "joining again in a moment");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Err(cause) => return Err(RunError::Meta(cause)),
+            Ok(joined) => return Ok(joined),
+        }
+    }
+}
+
+/// What an earlier daemon left in the cache is this node's again; from here on it is noted.
+pub(crate) fn take_over(
+    runtime: &tokio::runtime::Runtime,
+    node: &Arc<Node>,
+    left: &Leftover,
+    welcome: &Welcome,
+) -> Result<(), RunError> {
+    let cache = &node.config.cache;
+    let mut image = Image::default();
+    if let Some(found) = left.found() {
+        let restored = runtime
+            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job)))
+            .map_err(|e| local("cannot take the cache over")(e.into()))?;
+        if !restored.unknown.is_empty() {
+            return Err(RunError::Config(leftover::orphaned_text(&node.config, found)));
+        }
+        tracing::info!(
+            files = restored.files,
+            bytes = restored.bytes,
+            lost = restored.lost.len(),
+            aside = restored.aside.len(),
+            "took over what an earlier daemon left"
+        );
+        image = restored.image;
+    }
+    image.life = Some(leftover::life(&node.config, welcome));
+    node.cache.sync_dirs().map_err(local("cache directory"))?;
+    let journal = Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
+    let _ = node.journal.set(Arc::new(journal));
+    runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
+    Ok(())
+}

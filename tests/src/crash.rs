@@ -1,0 +1,119 @@
+//! What may be in files after the daemon under a writer was killed: for every byte the value that
+//! a sync event acknowledged last, or one that was written after it. Nothing else: no older
+//! value, no zeros in between.
+
+use std::collections::BTreeMap;
+
+/// One file as its writer knows it.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    /// Per byte: the acknowledged value first, then what was written since.
+    bytes: Vec<Vec<u8>>,
+    /// The acknowledged size.
+    size_least: u64,
+}
+
+impl Expected {
+    /// A write is going to be tried.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let end = offset as usize + data.len();
+        if self.bytes.len() < end {
+            self.bytes.resize(end, vec![0]);
+        }
+        for (at, value) in data.iter().enumerate() {
+            let candidates = &mut self.bytes[offset as usize + at];
+            if !candidates.contains(value) {
+                candidates.push(*value);
+            } else if candidates.last() != Some(value) {
+                candidates.retain(|v| v != value);
+                candidates.push(*value);
+            }
+        }
+    }
+
+    /// A sync event of these bytes succeeded.
+    pub fn acknowledge(&mut self, offset: u64, len: u64) {
+        let end = (offset + len).min(self.bytes.len() as u64);
+        for candidates in &mut self.bytes[offset as usize..end as usize] {
+            candidates.drain(..candidates.len() - 1);
+        }
+        self.size_least = self.size_least.max(end);
+    }
+
+    /// A sync event of the file succeeded.
+    pub fn acknowledge_all(&mut self) {
+        self.acknowledge(0, self.bytes.len() as u64);
+    }
+
+    /// A truncate is going to be tried.
+    pub fn cut(&mut self, len: u64) {
+        for candidates in self.bytes.iter_mut().skip(len as usize) {
+            candidates.push(0);
+        }
+        self.size_least = self.size_least.min(len);
+    }
+
+    /// It succeeded.
+    pub fn acknowledge_cut(&mut self, len: u64) {
+        self.bytes.resize(len as usize, vec![0]);
+        self.size_least = len;
+    }
+
+    /// The size as the writer sees it.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// True when nothing was ever written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// What was read is one of the things that may be there; from here on it is the truth.
+    pub fn settle(&mut self, what: &str, got: &[u8]) {
+        let (least, most) = (self.size_least, self.len());
+        let size = got.len() as u64;
+        assert!(least <= size && size <= most, "{what}: {size} bytes, not {least} to {most}");
+        for (at, (value, candidates)) in got.iter().zip(&self.bytes).enumerate() {
+            assert!(
+                candidates.contains(value),
+                "{what}: byte {at} is {value}, and not one of {candidates:?}"
+            );
+        }
+        self.bytes = got.iter().map(|v| vec![*v]).collect();
+        self.size_least = size;
+    }
+}
+
+/// Files by name.
+pub type Files = BTreeMap<String, Expected>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fails(expected: &Expected, got: &[u8]) -> bool {
+        let mut expected = expected.clone();
+        let got = got.to_vec();
+        std::panic::catch_unwind(move || expected.settle("test", &got)).is_err()
+    }
+
+    #[test]
+    fn stale_lost_and_foreign_bytes_are_found() {
+        let mut e = Expected::default();
+        e.write(0, &[1, 1, 1]);
+        assert!(!fails(&e, &[]) && !fails(&e, &[1, 0, 1]) && fails(&e, &[2, 1, 1]));
+        e.acknowledge_all();
+        assert!(fails(&e, &[1, 1]) && fails(&e, &[1, 0, 1]) && !fails(&e, &[1, 1, 1]));
+        e.write(1, &[2, 2, 2]);
+        assert!(!fails(&e, &[1, 2, 1]) && !fails(&e, &[1, 1, 1, 2]) && fails(&e, &[2, 1, 1]));
+        e.acknowledge(1, 3);
+        assert!(fails(&e, &[1, 1, 2, 2]) && !fails(&e, &[1, 2, 2, 2]));
+        e.cut(1);
+        assert!(!fails(&e, &[1, 2, 2, 2]) && !fails(&e, &[1]) && fails(&e, &[]));
+        e.acknowledge_cut(1);
+        assert!(fails(&e, &[1, 2]) && !fails(&e, &[1]));
+    }
+}
