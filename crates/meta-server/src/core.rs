@@ -25,6 +25,16 @@ use tokio::sync::{Notify, oneshot};
 /// A file or directory is compared with the backing at most this often.
 pub const FRESH: Duration = Duration::from_secs(1);
 
+/// What of an inode was compared with the backing. A directory whose attributes are looked at all
+/// the time must not make the absence of names in it look fresh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Checked {
+    /// What `stat` tells.
+    Attributes,
+    /// Which names a directory has.
+    Names,
+}
+
 /// Entries of `checked` above this are thrown away together.
 const CHECKED_MAX: usize = 1 << 20;
 
@@ -48,7 +58,7 @@ pub struct Core {
     grants: Mutex<Grants>,
     grants_changed: Notify,
     /// When an inode was last compared with the backing.
-    checked: Mutex<HashMap<Ino, Instant>>,
+    checked: Mutex<HashMap<(Ino, Checked), Instant>>,
     waiting: Mutex<HashMap<Ticket, oneshot::Sender<LockResult>>>,
     tickets: AtomicU64,
     /// Which request of which node waits with which ticket.
@@ -131,7 +141,9 @@ impl Core {
                 return;
             }
             if let Entry::Ns(Record::Free { ino }) = entry {
-                self.checked.lock().remove(ino);
+                let mut checked = self.checked.lock();
+                checked.remove(&(*ino, Checked::Attributes));
+                checked.remove(&(*ino, Checked::Names));
             }
         }
         for body in state::encode(entries) {
@@ -200,18 +212,18 @@ impl Core {
 
     // ---- freshness ---------------------------------------------------------------------------
 
-    /// True when the inode was compared with the backing a moment ago.
-    pub fn is_fresh(&self, ino: Ino) -> bool {
-        self.checked.lock().get(&ino).is_some_and(|t| t.elapsed() < FRESH)
+    /// True when this was compared with the backing a moment ago.
+    pub fn is_fresh(&self, ino: Ino, what: Checked) -> bool {
+        self.checked.lock().get(&(ino, what)).is_some_and(|t| t.elapsed() < FRESH)
     }
 
-    /// It was compared now.
-    pub fn note_checked(&self, ino: Ino) {
+    /// Notes that this was compared with the backing now.
+    pub fn note_checked(&self, ino: Ino, what: Checked) {
         let mut checked = self.checked.lock();
         if checked.len() >= CHECKED_MAX {
             checked.clear();
         }
-        checked.insert(ino, Instant::now());
+        checked.insert((ino, what), Instant::now());
     }
 
     /// As if a while had passed.

@@ -7,7 +7,7 @@
 //! comparison finds it, as it finds what others did.
 
 use crate::backing::{Listing, Look};
-use crate::core::{Core, Turn};
+use crate::core::{Checked, Core, Turn};
 use crate::state::{Entry, State};
 use ebb_namespace::{Absence, BackingPath, Home, Inode, Plan, Record, Step};
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
@@ -39,12 +39,12 @@ impl Core {
             Absence::Unknown => false,
             Absence::Present(d) => {
                 let inode = state.ns.inode(d.ino)?;
-                !self.comparable(&state, inode) || self.is_fresh(d.ino)
+                !self.comparable(&state, inode) || self.is_fresh(d.ino, Checked::Attributes)
             }
             Absence::Absent => {
                 name.is_reserved()
                     || state.ns.get(parent).is_some_and(|p| p.home != Home::Own)
-                    || self.is_fresh(parent)
+                    || self.is_fresh(parent, Checked::Names)
             }
         })
     }
@@ -67,7 +67,7 @@ impl Core {
     pub fn needs_no_compare(&self, ino: Ino) -> Result<bool, Errno> {
         let state = self.state();
         let inode = state.ns.inode(ino)?;
-        Ok(!self.comparable(&state, inode) || self.is_fresh(ino))
+        Ok(!self.comparable(&state, inode) || self.is_fresh(ino, Checked::Attributes))
     }
 
     /// Asks the backing for a name, whatever is known.
@@ -129,10 +129,10 @@ impl Core {
             if look.settled {
                 state.ns.note_absent(parent, name, look.stamp);
             }
-            self.note_checked(parent);
+            self.note_checked(parent, Checked::Names);
         }
         if let Some(ino) = ino {
-            self.note_checked(ino);
+            self.note_checked(ino, Checked::Attributes);
         }
         Ok(())
     }
@@ -160,7 +160,8 @@ impl Core {
         let link = {
             let state = self.state();
             let inode = state.ns.inode(ino)?;
-            if !self.comparable(&state, inode) || (!now && self.is_fresh(ino)) {
+            if !self.comparable(&state, inode) || (!now && self.is_fresh(ino, Checked::Attributes))
+            {
                 return Ok(());
             }
             inode.links.first().cloned()
@@ -179,7 +180,7 @@ impl Core {
         let mut state = self.state();
         let plan = state.ns.plan_root_found(&found, asked, Time::now())?;
         self.apply_local(&mut state, plan);
-        self.note_checked(Ino::ROOT);
+        self.note_checked(Ino::ROOT, Checked::Attributes);
         Ok(())
     }
 
@@ -201,7 +202,7 @@ impl Core {
             {
                 let mut state = self.state();
                 if settled && state.ns.check_stamp(dir, stamp) && state.ns.is_complete(dir) {
-                    self.note_checked(dir);
+                    self.note_checked(dir, Checked::Names);
                     return Ok(());
                 }
             }
@@ -231,7 +232,7 @@ impl Core {
         } else {
             state.ns.forget_absence(dir);
         }
-        self.note_checked(dir);
+        self.note_checked(dir, Checked::Names);
         Ok(())
     }
 
