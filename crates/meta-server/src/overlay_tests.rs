@@ -16,6 +16,7 @@ use ebb_wire::pb::request::Op;
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, RenameFlags, XattrFlags};
 use std::collections::BTreeMap;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -194,7 +195,9 @@ impl Overlay {
             }
             let place = grant.backing.unwrap_or_default();
             let path = self.config.0.join(String::from_utf8(place.path).unwrap());
-            let open = std::fs::OpenOptions::new().write(true).open(path);
+            // Others may have put a fifo there: nobody must wait for its reader.
+            let mut options = std::fs::OpenOptions::new();
+            let open = options.write(true).custom_flags(libc::O_NONBLOCK).open(path);
             let file = open.ok().filter(|f| f.metadata().is_ok_and(|m| m.ino() == place.ino));
             let write = |f: &std::fs::File, r: &pb::OwnedRange| {
                 f.write_all_at(&data[r.start as usize..r.end as usize], r.start).is_ok()
