@@ -144,7 +144,13 @@ fn nodes_go_on_when_the_service_is_back_on_its_state() {
 /// What was acknowledged stays, however often the service dies under load.
 #[test]
 fn a_service_that_dies_under_load_loses_nothing_it_answered() {
-    let mut cluster = Cluster::builder().nodes(2).consistency("commit").separate_meta().start();
+    // A restart waits for the disk: on a busy one that has taken twenty seconds.
+    let mut cluster = Cluster::builder()
+        .nodes(2)
+        .consistency("commit")
+        .separate_meta()
+        .option("--request-timeout", "90s")
+        .start();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let roots: Vec<PathBuf> = cluster.nodes().iter().map(|n| n.path("")).collect();
     let written: Vec<u64> = std::thread::scope(|threads| {

@@ -448,7 +448,9 @@ fn a_damaged_journal_never_leads_to_wrong_bytes() {
         let said = String::from_utf8_lossy(&plain.stderr);
         if !matches!(plain.status.code(), Some(0 | 3)) {
             refused += 1;
-            assert!(said.contains("journal"), "case {case}: {}", describe(&plain));
+            // The copies above have other inode numbers than what the service remembers.
+            let stale = said.contains("cannot put the files together");
+            assert!(said.contains("journal") || stale, "case {case}: {}", describe(&plain));
         }
         // A user who insists gets what is known for certain.
         let _ = recover_at(&cluster, &cache, backing, &options);

@@ -67,8 +67,8 @@ pub struct AttachRequest {
     pub ino: Ino,
     /// The bytes, all in this node's cache.
     pub ranges: Vec<ByteRange>,
-    /// When they were written last.
-    pub mtime: Time,
+    /// When they were written last; none: a time was set explicitly since, and stays.
+    pub mtime: Option<Time>,
     /// Answer when this is on stable storage.
     pub durable: bool,
     /// Asked in the same step, after the attach.
@@ -190,7 +190,7 @@ impl MetaClient {
         let op = Op::Attach(pb::Attach {
             ino: attach.ino.0,
             ranges: attach.ranges.iter().copied().map(range_to_pb).collect(),
-            mtime: Some(time_to_pb(attach.mtime)),
+            mtime: attach.mtime.map(time_to_pb),
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
         });

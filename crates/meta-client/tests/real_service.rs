@@ -107,7 +107,7 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
     AttachRequest {
         ino,
         ranges: vec![ByteRange::new(start, end)],
-        mtime: Time::now(),
+        mtime: Some(Time::now()),
         durable: false,
         then_query: None,
     }

@@ -8,7 +8,7 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
-use ebb_types::{ByteRange, Errno, Time, Version};
+use ebb_types::{ByteRange, Errno, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -117,7 +117,7 @@ impl Node {
         let request = AttachRequest {
             ino: file.ino,
             ranges: ranges.clone(),
-            mtime: mtime.unwrap_or_else(Time::now),
+            mtime,
             durable,
             then_query: then_query.then_some(QueryRequest {
                 ino: file.ino,

@@ -181,13 +181,17 @@ impl Call {
 /// Bytes of a file became new: what happens to them, its times, and what is due on the backing.
 fn written(state: &State, ino: Ino, op: FileOp, mtime: Option<Time>) -> Result<Vec<Entry>, Errno> {
     let inode = state.ns.inode(ino)?;
-    let mtime = mtime.unwrap_or_else(Time::now).max(inode.mtime);
-    let times = AttrChange {
-        mtime: Some(mtime),
-        ctime: Some(mtime.max(inode.ctime)),
-        ..AttrChange::default()
-    };
-    let mut entries = vec![Entry::File(ino, op), Entry::Ns(Record::Attr { ino, change: times })];
+    let mut entries = vec![Entry::File(ino, op)];
+    // Without a time the node has set one explicitly since it wrote: that one stays.
+    if let Some(mtime) = mtime {
+        let mtime = mtime.max(inode.mtime);
+        let change = AttrChange {
+            mtime: Some(mtime),
+            ctime: Some(mtime.max(inode.ctime)),
+            ..AttrChange::default()
+        };
+        entries.push(Entry::Ns(Record::Attr { ino, change }));
+    }
     if inode.home == Home::Own && !inode.due {
         entries.push(Entry::Ns(Record::Due { ino, due: true }));
     }
