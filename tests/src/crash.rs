@@ -11,6 +11,8 @@ pub struct Expected {
     bytes: Vec<Vec<u8>>,
     /// The acknowledged size.
     size_least: u64,
+    /// A truncate that was tried and not answered.
+    cut: Option<u64>,
 }
 
 impl Expected {
@@ -51,12 +53,21 @@ impl Expected {
             candidates.push(0);
         }
         self.size_least = self.size_least.min(len);
+        self.cut = Some(len);
+    }
+
+    /// A truncate that was not answered. It may still take effect when the backing is looked at
+    /// the next time, so a program that goes on has to repeat it.
+    #[must_use]
+    pub fn unanswered_cut(&self) -> Option<u64> {
+        self.cut
     }
 
     /// It succeeded.
     pub fn acknowledge_cut(&mut self, len: u64) {
         self.bytes.resize(len as usize, vec![0]);
         self.size_least = len;
+        self.cut = None;
     }
 
     /// The size as the writer sees it.

@@ -257,6 +257,9 @@ fn a_signal_drains_before_the_daemon_ends() {
     std::fs::write(node.path("f"), vec![9; 123_456]).expect("write");
     node.signal(Signal::TERM);
     assert!(mounts::wait_until(SOON, || !mounts::is_mounted(node.mountpoint())), "{}", node.log());
+    // The mount goes before the daemon does.
+    let point = node.mountpoint().display().to_string();
+    assert!(mounts::wait_until(SOON, || processes_with(&point).is_empty()), "{}", node.log());
     nothing_is_left(&cluster, node);
     assert_eq!(std::fs::read(cluster.backing().join("f")).expect("drained"), vec![9; 123_456]);
 }

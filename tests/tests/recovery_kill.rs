@@ -106,6 +106,17 @@ fn settle(what: &str, root: &Path, files: &mut Files) {
     }
 }
 
+/// As a program does whose truncate was not answered.
+fn repeat_cuts(root: &Path, files: &mut Files) {
+    for (name, expected) in files {
+        if let Some(len) = expected.unanswered_cut() {
+            let file = File::options().write(true).open(root.join(name)).expect("open");
+            file.set_len(len).expect("truncate");
+            expected.acknowledge_cut(len);
+        }
+    }
+}
+
 /// Writes until the daemon is killed.
 fn killed_while_writing(node: &Node, writer: &mut Writer<'_>, wait: Duration) {
     std::thread::scope(|s| {
@@ -159,6 +170,7 @@ fn rounds(model: Model, flush: &str, more: &[(&str, &str)]) {
         }
         node.mount();
         settle(&what, node.mountpoint(), &mut files);
+        repeat_cuts(node.mountpoint(), &mut files);
     }
     assert!(operations > 0, "nothing was ever written");
     node.umount();
