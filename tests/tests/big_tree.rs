@@ -114,7 +114,7 @@ fn many_small_files() {
     timed("rm -rf", files, || shell(&root, "rm -rf tree", limit));
     assert_eq!(names(&root), BTreeSet::new());
     assert_eq!(names(cluster.backing()), BTreeSet::new(), "removal is written through");
-    let left = || std::fs::read_dir(node.cache().join("data")).map_or(0, |d| data_files(d));
+    let left = || std::fs::read_dir(node.cache().join("data")).map_or(0, data_files);
     let empty = || left() == 0 && node.status()["dirty_bytes"] == 0;
     wait_until(limit, "the cache gives up what was removed", empty);
     println!("daemon: {} bytes after removal", resident());
