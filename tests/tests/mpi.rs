@@ -19,7 +19,10 @@ fn programs() -> PathBuf {
 fn compile(compiler: &str, source: &str, into: &Path) -> PathBuf {
     let program = into.join(source.trim_end_matches(".c"));
     let source = programs().join(source);
-    run(Command::new(compiler).args(["-O1", "-Wall", "-o"]).arg(&program).arg(source), LIMIT);
+    // Where it leaves its object file.
+    let mut command = Command::new(compiler);
+    command.current_dir(into).args(["-O1", "-Wall", "-o"]).arg(&program).arg(source);
+    run(&mut command, LIMIT);
     program
 }
 

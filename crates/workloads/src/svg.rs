@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn ticks_are_round() {
         assert_eq!((tick(10.0), tick(43.0), tick(0.9)), (2.0, 10.0, 0.2));
-        assert_eq!((short(0.0).as_str(), short(3.14159).as_str()), ("0", "3.14"));
+        assert_eq!((short(0.0).as_str(), short(3.456).as_str()), ("0", "3.46"));
         assert_eq!((short(12_345.6).as_str(), short(123_456.0).as_str()), ("12346", "123k"));
     }
 }
