@@ -15,9 +15,9 @@
 
 use ebb_types::Errno;
 use parking_lot::{Condvar, Mutex};
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,8 @@ impl StateDir {
     /// Takes the directory, making it when it does not exist.
     pub fn take(path: &Path) -> Result<StateDir, JournalError> {
         let failed = |source| JournalError::Io { path: path.to_owned(), source };
-        std::fs::create_dir_all(path).map_err(failed)?;
+        // Its records name the user's files.
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)

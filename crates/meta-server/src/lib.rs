@@ -10,6 +10,7 @@
 mod backing;
 mod config;
 mod core;
+mod doors;
 mod engine;
 mod grants;
 mod journal;
