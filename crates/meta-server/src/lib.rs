@@ -27,5 +27,5 @@ mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
-pub use peek::{Peek, Pending, peek};
+pub use peek::{Peek, Pending, judge, peek};
 pub use server::Server;
