@@ -24,8 +24,7 @@ const CALLS_MAX: usize = 1024;
 /// Events that a listener may be behind before it misses some (it is told so).
 const EVENTS_MAX: usize = 64;
 
-/// Role and metadata key of the proof that administration from another machine carries.
-const ADMIN_ROLE: &str = "admin";
+/// Metadata key of the proof that administration carries.
 const ADMIN_KEY: &str = "ebb-proof-bin";
 
 /// Why a call failed, where the service may say more than an errno.
@@ -279,7 +278,7 @@ pub async fn service_status(
         let mut client = session::client(session::channel(address).await?);
         let mut request = tonic::Request::new(pb::StatusRequest {});
         if let Some(token) = token {
-            let proof = MetadataValue::from_bytes(&token.prove(ADMIN_ROLE, &[]));
+            let proof = MetadataValue::from_bytes(&ebb_transport::admin::proof(token));
             request.metadata_mut().insert_bin(ADMIN_KEY, proof);
         }
         client.status(request).await.map(tonic::Response::into_inner).map_err(|e| {

@@ -386,15 +386,8 @@ fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, S
         return Ok((job, State::new(Namespace::new(&root, first))));
     };
     let path = config.state_dir.join("journal");
-    let mut state = State::new(Namespace::empty());
-    for (at, body) in bodies.iter().enumerate() {
-        let replayed =
-            state::decode(body).and_then(|entries| entries.iter().try_for_each(|e| state.apply(e)));
-        replayed.map_err(|what| {
-            let what = format!("record {at}: {what}");
-            StartError::Journal(JournalError::Header { path: path.clone(), what })
-        })?;
-    }
+    let state = state::replay(&bodies)
+        .map_err(|what| StartError::Journal(JournalError::Header { path, what }))?;
     let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|s| s.key.ino);
     match had {
         Some(had) if had == root.seen.key.ino => Ok((job, state)),

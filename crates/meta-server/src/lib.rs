@@ -10,6 +10,7 @@
 mod backing;
 mod config;
 mod core;
+mod doors;
 mod engine;
 mod grants;
 mod journal;
@@ -26,5 +27,5 @@ mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
-pub use peek::{Peek, Pending, peek};
+pub use peek::{Peek, Pending, judge, peek};
 pub use server::Server;

@@ -9,6 +9,7 @@
 //! Completion: the stream ends when the node ends it, is replaced, or says goodbye.
 
 use crate::core::Core;
+use crate::doors::Visitor;
 use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::sessions::{Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
@@ -45,6 +46,7 @@ pub type FrameSender = mpsc::Sender<Result<pb::ServerFrame, Status>>;
 pub async fn serve(
     core: Arc<Core>,
     token: Arc<Option<Token>>,
+    visitor: Visitor,
     mut frames: Streaming<pb::ClientFrame>,
     to_node: FrameSender,
 ) {
@@ -53,6 +55,7 @@ pub async fn serve(
         Ok(Some(greeted)) => greeted,
         Ok(None) | Err(_) => return,
     };
+    visitor.admit();
     let Greeted { who, serial, ended, out, more } = greeted;
     let mut stream =
         Stream { core: Arc::clone(&core), who, out, slow: Arc::new(Semaphore::new(SLOW_MAX)) };

@@ -5,7 +5,7 @@ use crate::exit::{Code, Context, Failure};
 use crate::mounts;
 use crate::options::MountOptions;
 use ebb_fs_client::control::Request;
-use ebb_transport::auth::{Proof, Token};
+use ebb_transport::auth::Token;
 use ebb_types::units::Size;
 use ebb_wire::pb;
 use serde_json::{Value, json};
@@ -65,7 +65,8 @@ fn is_address(target: &str) -> bool {
 fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failure> {
     let settings = MountOptions { token_file, ..MountOptions::default() }.resolve()?;
     let token = settings.text("token-file").map(Token::load).transpose();
-    let proof = token.or_usage(settings.named("token-file"))?.map(|t| t.prove("admin", &[]));
+    let proof =
+        token.or_usage(settings.named("token-file"))?.map(|t| ebb_transport::admin::proof(&t));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().or_failed("threads")?;
     let what = format!("metadata service {address}");
@@ -78,7 +79,7 @@ fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failur
     Ok(service_object(address, reply))
 }
 
-async fn request(address: &str, proof: Option<Proof>) -> Result<pb::StatusReply, String> {
+async fn request(address: &str, proof: Option<Vec<u8>>) -> Result<pb::StatusReply, String> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| e.to_string())?;
     let channel = endpoint.connect().await.map_err(|e| cause(&e))?;
