@@ -13,6 +13,7 @@ mod core;
 mod engine;
 mod grants;
 mod journal;
+mod leases;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;
