@@ -86,7 +86,10 @@ fn stats_and_reads_of_an_open_file_under_posix_do_not_ask() {
         assert!(q < 10 && g < 10, "{}: {q} queries, {g} getattrs", node.name());
     }
     let leases = &b.status()["leases"];
-    assert!(leases["held"].as_u64() > Some(0) && leases["answered"].as_u64() > Some(500), "{leases}");
+    assert!(
+        leases["held"].as_u64() > Some(0) && leases["answered"].as_u64() > Some(500),
+        "{leases}"
+    );
 }
 
 /// What a file looks like to everybody, after each step of a random sequence.
@@ -147,11 +150,19 @@ fn storm(model: &str, nodes: usize, steps: usize) {
                 let other = cluster.node(n).path("g");
                 std::fs::hard_link(at(n), &other).expect("link");
                 for file in &files {
-                    assert_eq!(file.metadata().expect("stat").nlink(), 2, "seed {seed} step {step}");
+                    assert_eq!(
+                        file.metadata().expect("stat").nlink(),
+                        2,
+                        "seed {seed} step {step}"
+                    );
                 }
                 std::fs::remove_file(&other).expect("unlink");
                 for file in &files {
-                    assert_eq!(file.metadata().expect("stat").nlink(), 1, "seed {seed} step {step}");
+                    assert_eq!(
+                        file.metadata().expect("stat").nlink(),
+                        1,
+                        "seed {seed} step {step}"
+                    );
                 }
                 "link"
             }

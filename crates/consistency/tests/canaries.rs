@@ -169,7 +169,10 @@ fn every_planted_bug_is_caught() {
         assert!(is_race_free(&program, &model, false), "{name}: {text}");
         let leases = matches!(
             fault,
-            Fault::AckBeforeRecall | Fault::TrustForEver | Fault::GrantAfterLook | Fault::ForgetRecalls
+            Fault::AckBeforeRecall
+                | Fault::TrustForEver
+                | Fault::GrantAfterLook
+                | Fault::ForgetRecalls
         );
         let bounds = match leases {
             true => Bounds::leased(flushes, evictions, aheads),

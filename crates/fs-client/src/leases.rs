@@ -10,7 +10,7 @@ use crate::node::Node;
 use ebb_consistency::{Grant, LeaseSeq};
 use ebb_meta_client::now_ms;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Time};
-use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Attributes of a file that others can change on the backing are good for so long; the service
 /// compares them as often.

@@ -261,7 +261,12 @@ impl Core {
     }
 
     /// What the answer to an operation waits for; `None`: nothing.
-    pub fn owed(&self, mut inos: Vec<Ino>, subject: Option<Ino>, result: &OpResult) -> Option<Owed> {
+    pub fn owed(
+        &self,
+        mut inos: Vec<Ino>,
+        subject: Option<Ino>,
+        result: &OpResult,
+    ) -> Option<Owed> {
         inos.extend(subject.into_iter().chain(told(result)));
         let leases = self.desk.leases.lock();
         let owed = Owed { inos, upto: leases.last() };

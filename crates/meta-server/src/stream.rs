@@ -9,8 +9,8 @@
 //! Completion: the stream ends when the node ends it, is replaced, or says goodbye.
 
 use crate::core::Core;
-use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::leases::{self, Asking, Owed};
+use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
 use ebb_consistency::StreamId;

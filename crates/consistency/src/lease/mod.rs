@@ -31,6 +31,16 @@ pub use service::{Leases, Party, Recall, StreamId};
 
 /// Numbers grants and recalls, in one order for all files of a service.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
 )]
 pub struct LeaseSeq(pub u64);

@@ -101,13 +101,7 @@ impl FileLease {
     /// A grant came with an answer to a request that was sent in `epoch`. False when it was
     /// recalled before it came. `asked_at`: what [`FileLease::changes`] was when the request was
     /// sent, for an answer that tells the attributes.
-    pub fn granted(
-        &mut self,
-        grant: Grant,
-        epoch: u64,
-        now: u64,
-        asked_at: Option<u64>,
-    ) -> bool {
+    pub fn granted(&mut self, grant: Grant, epoch: u64, now: u64, asked_at: Option<u64>) -> bool {
         let newer = self.held.is_none_or(|h| h.epoch != epoch || h.grant.seq < grant.seq);
         if grant.seq <= self.recalled || !newer {
             return false;

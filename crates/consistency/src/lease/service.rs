@@ -97,7 +97,8 @@ impl Leases {
     pub fn new(duration: u64, before: &[NodeId], now: u64) -> Leases {
         let unknown = if duration == 0 { &[] } else { before };
         let streams = unknown.iter().enumerate();
-        let streams = streams.map(|(n, node)| (StreamId(n as u64), Stream::new(*node, None, duration, now)));
+        let streams =
+            streams.map(|(n, node)| (StreamId(n as u64), Stream::new(*node, None, duration, now)));
         Leases {
             duration,
             last: LeaseSeq(0),

@@ -251,7 +251,9 @@ impl Job {
                 let newest = others.max().unwrap_or(0);
                 if node.seen[file] < newest {
                     let seen = node.seen[file];
-                    return Some(format!("node {n} trusts {seen} of file {file}, {newest} is there"));
+                    return Some(format!(
+                        "node {n} trusts {seen} of file {file}, {newest} is there"
+                    ));
                 }
             }
         }
