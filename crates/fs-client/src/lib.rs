@@ -20,6 +20,7 @@ mod interrupt;
 pub mod journal;
 mod leases;
 pub mod leftover;
+mod memory;
 mod metrics;
 mod node;
 mod notes;
