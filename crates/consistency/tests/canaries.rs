@@ -11,7 +11,7 @@ fn model(name: &str) -> Arc<Model> {
 }
 
 /// A reader that may have a lease when another node writes.
-const LEASED: &str = "base 1 | 0: write 0..1, send 0 | 1: read 0..1, recv 0, read 0..1";
+const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, read 0..1";
 
 /// (bug, model, flushes, evictions, read-aheads, program)
 const CANARIES: [(Fault, &str, [u8; 3], &str); 31] = {
@@ -150,7 +150,7 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 31] = {
             AckBeforeRecall,
             "commit",
             [1, 0, 0],
-            "base 1 | 0: write 0..1, fsync, send 0 | 1: read 0..1, recv 0, read 0..1",
+            "base 2 | 0: write 0..1, fsync, send 0 | 1: read 1..2, recv 0, read 0..1",
         ),
         (
             NoQueryAtOpen,
