@@ -237,6 +237,7 @@ fn start(
         consistency: rules.describe(),
         token: token.clone(),
         request_timeout: config.request_timeout,
+        trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
         ..ConnectOptions::new(meta_address, config.node.clone())
     };
     let patience = if left.is_empty() { Duration::ZERO } else { takeover::JOIN_WITHIN };

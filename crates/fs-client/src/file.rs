@@ -8,7 +8,7 @@
 use crate::cache::{self, CacheDir};
 use crate::journal::Home;
 use ebb_backend::BackingFile;
-use ebb_consistency::{FileView, Model};
+use ebb_consistency::{FileLease, FileView, Model};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
@@ -42,6 +42,8 @@ pub struct State {
     pub under: Option<Home>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
+    /// What need not be asked.
+    pub lease: FileLease,
     /// Lock owners that have locked it from this node (to be released at their close).
     pub lock_owners: Vec<u64>,
 }
@@ -115,6 +117,7 @@ impl CachedFile {
                 home: None,
                 under: None,
                 orphan: false,
+                lease: FileLease::default(),
                 lock_owners: Vec::new(),
             }),
             listed: AtomicBool::new(false),

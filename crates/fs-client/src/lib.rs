@@ -18,6 +18,7 @@ mod handles;
 pub mod hash;
 mod interrupt;
 pub mod journal;
+mod leases;
 pub mod leftover;
 mod memory;
 mod metrics;

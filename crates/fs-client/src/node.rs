@@ -7,6 +7,7 @@ use crate::file::CachedFile;
 use crate::handles::Handles;
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
+use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
@@ -57,6 +58,8 @@ pub struct Node {
     pub activity: Arc<Activity>,
     /// Counters.
     pub metrics: Metrics,
+    /// Counters of what was not asked.
+    pub leases: LeaseCounts,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -104,7 +107,7 @@ impl Node {
     /// Puts a node together.
     #[must_use]
     pub fn new(parts: Parts) -> Arc<Node> {
-        Arc::new_cyclic(|this| Node {
+        let node = Arc::new_cyclic(|this: &Weak<Node>| Node {
             config: parts.config,
             me: parts.me,
             meta: parts.meta,
@@ -116,6 +119,7 @@ impl Node {
             interrupts: Interrupts::default(),
             activity: parts.activity,
             metrics: Metrics::default(),
+            leases: LeaseCounts::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
@@ -127,7 +131,14 @@ impl Node {
             dirty: Mutex::new(HashMap::new()),
             this: this.clone(),
             files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
-        })
+        });
+        let this = Arc::downgrade(&node);
+        node.meta.on_recall(Box::new(move |ino, seq| {
+            if let Some(node) = this.upgrade() {
+                node.recalled(ino, seq);
+            }
+        }));
+        node
     }
 
     /// For work that outlives the call.
@@ -222,8 +233,9 @@ impl Node {
         let mut shard = self.shard(ino).write();
         let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
         if unused {
-            shard.remove(&ino);
+            let file = shard.remove(&ino);
             drop(shard);
+            file.iter().for_each(|f| self.return_lease(f));
             self.note_gone(ino);
             if let Err(e) = self.cache.remove(ino) {
                 tracing::warn!(%ino, error = %e, "cannot remove a cache file");
@@ -252,8 +264,9 @@ impl Node {
             return;
         }
         if bytes == 0 && Arc::strong_count(file) == 1 {
-            shard.remove(&ino);
+            let file = shard.remove(&ino);
             drop(shard);
+            file.iter().for_each(|f| self.return_lease(f));
             let _ = self.cache.remove(ino);
         } else if let Some(node) = self.me_arc() {
             drop(shard);

@@ -69,7 +69,7 @@ fn client_frames() {
         }),
         Op::SetLock(pb::SetLock { ino: 9, range: Some(range(0, u64::MAX)), ..Default::default() }),
         Op::Append(pb::Append { ino: 9, len: 100, mtime: time }),
-        Op::Query(pb::Query { ino: 9, range: Some(range(5, 6)), known_version: 4 }),
+        Op::Query(pb::Query { ino: 9, range: Some(range(5, 6)), known_version: 4, lease: true }),
     ];
     let requests: Vec<_> =
         (1..).zip(ops).map(|(id, op)| pb::Request { id, op: Some(op) }).collect();
@@ -102,9 +102,10 @@ fn server_frames() {
         covers: Some(range(0, u64::MAX)),
         ranges: vec![owned(0, 10), owned(20, 30)],
         mtime: time,
+        lease: Some(pb::Lease { seq: 5, version: 9, compared: true }),
     };
     let bodies = [
-        Body::Entry(pb::Entry { attr, map: Some(map.clone()) }),
+        Body::Entry(pb::Entry { attr, map: Some(map.clone()), lease: map.lease }),
         Body::Map(map.clone()),
         Body::Attached(pb::Attached { version: 3, map: Some(map), size: 100 }),
     ];

@@ -4,6 +4,7 @@ use crate::driver::{self, Event};
 use crate::exchange::{Answer, Exchange, Patience};
 use crate::ops::{NAMES, counter};
 use crate::session::{self, ConnectError, ConnectOptions};
+use crate::trust::Trusting;
 use ebb_transport::Token;
 use ebb_types::{Errno, NodeId};
 use ebb_wire::pb::{self, reply::Body, request::Op};
@@ -90,6 +91,7 @@ pub(crate) struct Inner {
     /// Why this node is out of the job, once it is.
     pub fenced: watch::Sender<Option<String>>,
     pub dirty_bytes: AtomicU64,
+    /// How long the shortest of the service's leases lives without a heartbeat.
     pub lease_ms: AtomicU32,
     pub node_id: AtomicU32,
     pub instance: AtomicU64,
@@ -98,6 +100,7 @@ pub(crate) struct Inner {
     pub unknown_replies: AtomicU64,
     /// The goodbye is on its way: a stream that ends is not resumed.
     pub leaving: AtomicBool,
+    pub trusting: Trusting,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
 }
@@ -168,13 +171,14 @@ impl MetaClient {
             events: broadcast::channel(EVENTS_MAX).0,
             fenced: watch::Sender::new(None),
             dirty_bytes: AtomicU64::new(0),
-            lease_ms: AtomicU32::new(welcome.lease_ms),
+            lease_ms: AtomicU32::new(driver::shortest_lease(&welcome)),
             node_id: AtomicU32::new(welcome.node_id),
             instance: AtomicU64::new(welcome.service_instance),
             sessions: AtomicU64::new(0),
             timeouts: AtomicU64::new(0),
             unknown_replies: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
+            trusting: Trusting::default(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
         });

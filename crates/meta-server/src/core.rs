@@ -1,13 +1,15 @@
 //! The heart of the service: state, journal, backing, and the locks around them.
 //!
 //! Lock order: a claim of bytes ([`Core::claim`]) before the namespace turn ([`Core::turn`])
-//! before the state; the others (`grants`, `checked`, `waiting`, `errors`, `sessions`) are leaves
+//! before the state before the leases; the others (`grants`, `checked`, `waiting`, `errors`,
+//! `sessions`) are leaves
 //! and may be taken under the state. Only the claim and the turn are held across I/O.
 
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::grants::{ClaimId, Grants};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
+use crate::leases::Desk;
 use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
@@ -65,6 +67,8 @@ pub struct Core {
     pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
     /// The nodes that are there now.
     pub sessions: Sessions,
+    /// What they need not ask again.
+    pub desk: Desk,
     /// How new files are spread, when there is a choice.
     pub stripes: Option<Stripes>,
     /// What is counted.
@@ -96,9 +100,11 @@ impl Core {
                 }
             }
         }
+        let before: Vec<NodeId> = state.nodes.keys().copied().collect();
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
         Ok(Core {
             sessions: Sessions::new(&state),
+            desk: Desk::new(config.trust.min(config.lease / 2), &before),
             state: Mutex::new(state),
             turn: tokio::sync::Mutex::new(()),
             journal,
@@ -127,6 +133,7 @@ impl Core {
         if entries.is_empty() {
             return;
         }
+        self.call_back(state, entries);
         for entry in entries {
             if let Err(what) = state.apply(entry) {
                 // A rule of this program is wrong. What is in memory is not to be trusted, so

@@ -14,6 +14,7 @@ mod doors;
 mod engine;
 mod grants;
 mod journal;
+mod leases;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;

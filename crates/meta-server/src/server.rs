@@ -96,6 +96,10 @@ impl Server {
         loop {
             tick.tick().await;
             self.core.check_leases();
+            for (stream, node) in self.core.desk.look_over() {
+                tracing::warn!(%node, "leases are not returned; its stream is ended");
+                self.core.sessions.end(node, stream);
+            }
             self.core.compact(false);
         }
     }
@@ -104,6 +108,7 @@ impl Server {
     #[must_use]
     pub fn status(&self) -> pb::StatusReply {
         let core = &self.core;
+        let (leases, recalls) = core.desk.counts();
         let state = core.state();
         pb::StatusReply {
             backing: core.backing.path().display().to_string(),
@@ -116,6 +121,8 @@ impl Server {
             rpc: core.stats.requests(),
             errors: core.stats.errors(),
             uptime_ms: core.stats.uptime_ms(),
+            leases,
+            recalls,
         }
     }
 

@@ -126,6 +126,8 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "journal_bytes": reply.journal_bytes,
         "uptime_ms": reply.uptime_ms,
         "rpc": reply.rpc,
+        "leases": reply.leases,
+        "recalls": reply.recalls,
         "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
     })
 }
@@ -168,6 +170,7 @@ fn mount_screen(status: &Value) -> String {
     row("fetched", format!("{peers} from peers, {backing} from the backing"));
     row("in flight", format!("{} operation(s)", text(status, "activity")));
     row("requests", counts(&status["rpc"]));
+    row("leases", leases(&status["leases"]));
     section(&mut out, "peers", list(status, "peers"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
@@ -191,9 +194,17 @@ fn service_screen(status: &Value) -> String {
     let up = Duration::from_millis(status["uptime_ms"].as_u64().unwrap_or(0));
     row("up", format!("{} s", up.as_secs()));
     row("requests", counts(&status["rpc"]));
+    let (held, recalls) = (text(status, "leases"), text(status, "recalls"));
+    row("leases", format!("{held} held, {recalls} called back"));
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
+}
+
+/// What was not asked.
+fn leases(of: &Value) -> String {
+    let (held, recalled) = (text(of, "held"), text(of, "recalled"));
+    format!("{held} held, {recalled} called back, {} questions answered", text(of, "answered"))
 }
 
 /// The most frequent requests.
