@@ -8,6 +8,7 @@
 //! * [`ownership`] (on [`tree`]): the service's side of one file, who owns which bytes.
 //! * [`view`]: a node's side of one file, what is in its cache and what it last learned.
 //! * [`claim`]: claims of whole blocks, for writers whose exact bytes are not known.
+//! * [`path`]: whether an open may go to the kernel, past the daemon.
 //! * [`checker`]: which pairs of operations of a trace race under a model.
 //! * [`explore`]: small programs, every schedule, the real structures, one question: is every
 //!   read of a race-free program the one that sequential consistency gives?
@@ -18,13 +19,16 @@ pub mod explore;
 pub mod model;
 pub mod msc;
 pub mod ownership;
+pub mod path;
 pub mod table;
 pub mod tree;
 pub mod view;
 
+pub use claim::Claim;
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
 pub use ownership::{FileState, MapAnswer, NotFlushed, Owned};
+pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};
 pub use view::{Changes, FileView, Piece, Source};
