@@ -176,7 +176,7 @@ impl Call {
                 _ => entry(&state, ino),
             },
             Outcome::Appended(size, version) => {
-                Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))
+                Ok(Some(Body::Attached(pb::Attached { version: version.0, size, ..Default::default() })))
             }
         })
     }
