@@ -70,6 +70,7 @@ impl Plan {
             allow_other: required(settings, "allow-other")?,
             request_timeout: span(settings, "request-timeout")?,
             fuse_threads: required(settings, "fuse-threads")?,
+            io_path: from_word(&required::<String>(settings, "io-path")?)?,
             backing,
             mountpoint,
         };

@@ -19,6 +19,19 @@ pub enum Durability {
     None,
 }
 
+/// Which way reads and writes of applications go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoMode {
+    /// Past the daemon where that is right and the machine can.
+    #[default]
+    Auto,
+    /// The same; a machine that cannot is an error.
+    Passthrough,
+    /// Through the daemon, always.
+    Daemon,
+}
+
 /// When dirty bytes go to the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -97,6 +110,9 @@ pub struct MountConfig {
     pub request_timeout: Duration,
     /// FUSE event loops.
     pub fuse_threads: usize,
+    /// Whether reads and writes may pass the daemon.
+    #[serde(default)]
+    pub io_path: IoMode,
 }
 
 /// Durations as whole milliseconds, for status and hand-over files.

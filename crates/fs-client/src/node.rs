@@ -8,6 +8,7 @@ use crate::handles::Handles;
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
 use crate::metrics::Metrics;
+use crate::passing::Paths;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
 use ebb_backend::Backend;
@@ -48,6 +49,8 @@ pub struct Node {
     pub rules: Rules,
     /// Open handles.
     pub handles: Handles,
+    /// Which way opens go, and what keeps them from passing the daemon.
+    pub paths: Paths,
     /// Requests that a signal can end.
     pub interrupts: Interrupts,
     /// Foreground operations in flight.
@@ -110,6 +113,7 @@ impl Node {
             cache: parts.cache,
             rules: parts.rules,
             handles: Handles::default(),
+            paths: Paths::default(),
             interrupts: Interrupts::default(),
             activity: parts.activity,
             metrics: Metrics::default(),
@@ -151,6 +155,10 @@ impl Node {
     }
 
     pub(crate) fn unlist_if_clean(&self, file: &Arc<CachedFile>) {
+        // What is written past the daemon does not put it on the list.
+        if file.is_tracked() {
+            return;
+        }
         self.unlist(file);
         // Written between the look and the note: on the list again.
         if file.state.read().view.unflushed_bytes() > 0 && !file.state.read().orphan {

@@ -53,10 +53,11 @@ const fn computed(name: &'static str, form: Form, when_empty: &'static str) -> K
 
 const FLUSH: &[&str] = &["idle", "immediate", "close", "watermark", "periodic", "end"];
 const DURABILITY: &[&str] = &["local", "backing", "none"];
+const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 23] = [
+pub static KEYS: [Key; 24] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -80,6 +81,7 @@ pub static KEYS: [Key; 23] = [
     key("request-timeout", Form::Span, "10s"),
     key("stop-timeout", Form::Span, "10m"),
     key("fuse-threads", Form::Count(1, 64), "2"),
+    key("io-path", Form::Word(IO_PATH), "auto"),
 ];
 
 /// The row of a name.

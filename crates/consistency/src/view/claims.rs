@@ -50,6 +50,12 @@ impl FileView {
         owned
     }
 
+    /// Bytes that are not in the cache file, as far as is known.
+    #[must_use]
+    pub fn absent(&self, within: ByteRange) -> Vec<ByteRange> {
+        self.local.gaps(within)
+    }
+
     /// Bytes that others have too.
     #[must_use]
     pub fn clean(&self, within: ByteRange) -> Vec<ByteRange> {

@@ -23,7 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 pub(crate) const HEADER_BYTES: usize = 16;
 const FRAME_BYTES: usize = 8;
 
