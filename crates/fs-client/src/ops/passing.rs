@@ -120,7 +120,7 @@ impl Node {
             cache.set_len(size)?;
         }
         let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
-        state.passing = Some(Passing { id: Arc::new(id), track: None });
+        state.passing = Some(Passing { id: Arc::new(id), track: None, size });
         Ok(())
     }
 
@@ -300,13 +300,12 @@ impl Node {
 
     /// An answer took bytes from a passed-through inode. They stay in its cache file, for whoever
     /// reads it now, until the new ones are brought there ([`Node::complete`]); what is zeros now
-    /// becomes so here. `before`: the published size before the answer.
+    /// becomes so here.
     pub(crate) fn replace_lost(
         &self,
         file: &CachedFile,
         state: &mut State,
         changes: &Changes,
-        before: u64,
     ) -> Result<(), Errno> {
         let cache = file.cache(&self.cache)?;
         let State { passing: Some(passing), view, .. } = state else { return Ok(()) };
@@ -323,7 +322,8 @@ impl Node {
                 }
             }
         }
-        if view.published_size() < before && cache.metadata()?.len() > view.size() {
+        let before = std::mem::replace(&mut passing.size, view.published_size());
+        if view.published_size() < before {
             cut(&cache, passing, view.size())?;
         }
         Ok(cache::extend(&cache, view.size())?)
@@ -332,6 +332,7 @@ impl Node {
     /// The size was set by this node.
     pub(crate) fn resize_passed(&self, file: &CachedFile, state: &mut State, size: u64) {
         let Some(passing) = &mut state.passing else { return };
+        passing.size = size;
         let done = file.cache(&self.cache).and_then(|cache| {
             if cache.metadata()?.len() != size {
                 cut(&cache, passing, size)?;

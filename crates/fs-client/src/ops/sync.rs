@@ -21,20 +21,19 @@ impl Node {
     /// some of our own bytes: ask again.
     pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
         let mut state = file.state.write();
-        let before = state.view.published_size();
         let changes = state.view.apply(answer);
         self.note_changes(file, &changes);
-        self.let_go(file, &mut state, &changes, before);
+        self.let_go(file, &mut state, &changes);
         drop(state);
         changes.doubtful.is_empty()
     }
 
     /// What becomes of bytes in the cache file that an answer took away.
-    fn let_go(&self, file: &CachedFile, state: &mut State, changes: &Changes, before: u64) {
+    fn let_go(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
         if state.passing.is_none() {
             return self.free_lost(file, changes);
         }
-        if let Err(e) = self.replace_lost(file, state, changes, before) {
+        if let Err(e) = self.replace_lost(file, state, changes) {
             tracing::error!(ino = %file.ino, error = %e, "a cache file that is passed through is not up to date");
         }
     }
@@ -68,7 +67,6 @@ impl Node {
     /// A cut that the service has carried out.
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
-        let before = state.view.published_size();
         let changes = state.view.truncated(size, map);
         self.note_cut(file, size, map.version);
         self.note_changes(file, &changes);
@@ -78,7 +76,7 @@ impl Node {
             state.mtime = None;
         }
         if state.passing.is_some() {
-            self.let_go(file, &mut state, &changes, before);
+            self.let_go(file, &mut state, &changes);
             return self.resize_passed(file, &mut state, size);
         }
         if let Ok(cache) = file.cache(&self.cache)
@@ -195,6 +193,9 @@ impl Node {
         changes.overtaken.extend(more.overtaken);
         if !state.view.has_unattached() {
             state.mtime = None;
+        }
+        if let Some(passing) = &mut state.passing {
+            passing.size = passing.size.max(done.size);
         }
         ranges.extend(again);
         self.note_attached(file, &state, &ranges, done.version, done.size);

@@ -24,6 +24,8 @@ pub struct Passing {
     pub id: Arc<BackingId>,
     /// How writes past the daemon are found; none while there are only readers.
     pub track: Option<Track>,
+    /// The published size that the cache file was made to agree with: a smaller one is a cut.
+    pub size: u64,
 }
 
 /// Registers a file with the kernel: the reply to an open can do that.

@@ -2,8 +2,8 @@
 //! where it has data, and what it held where others' bytes were put into it (the twin).
 
 use crate::cache;
-use ebb_consistency::FileView;
 use ebb_consistency::claim::{blocks_of, changed_runs};
+use ebb_consistency::{FileView, Source};
 use ebb_types::{ByteRange, Time};
 use rangemap::RangeSet;
 use std::fs::File;
@@ -123,6 +123,11 @@ impl Track {
         let (zeros, others) = self.by_refusal(&blocks);
         let absent = zeros.iter().flat_map(|r| view.absent(*r)).collect::<Vec<_>>();
         changed.extend(written_runs(cache, &absent)?);
+        let (remote, others) = by_source(view, &others);
+        changed.extend(match &self.twin {
+            Some(twin) => differing(cache, twin, &remote)?,
+            None => written_runs(cache, &remote)?,
+        });
         let found = view.found(&others);
         changed.iter().for_each(|run| view.write(*run));
         self.doubtful = !self.fine_times && now.is_young();
@@ -175,7 +180,12 @@ impl Track {
         if !range.is_empty() {
             self.refused.remove(range.to_std());
         }
-        self.twin.as_ref().map_or(Ok(()), |twin| cache::punch(twin, range))
+        let Some(twin) = &self.twin else { return Ok(()) };
+        match twin.metadata()?.len() {
+            len if len <= range.start() => Ok(()),
+            len if len <= range.end() => twin.set_len(range.start()),
+            _ => cache::punch(twin, range),
+        }
     }
 
     fn twin(&mut self, cache: &File) -> io::Result<&File> {
@@ -184,6 +194,25 @@ impl Track {
         }
         self.twin.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
+}
+
+/// Cuts `blocks` into absent bytes that others have, as far as is known, and the rest. What the
+/// first were at the last look is in the twin: they are on their way here, or could not be had.
+fn by_source(view: &FileView, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+    let (mut remote, mut rest) = (Vec::new(), Vec::new());
+    for block in blocks {
+        let mut at = block.start();
+        for piece in view.plan_read(*block) {
+            if matches!(piece.source, Source::Peer { .. } | Source::Backing) {
+                rest.push(ByteRange::new(at, piece.range.start()));
+                remote.push(piece.range);
+                at = piece.range.end();
+            }
+        }
+        rest.push(ByteRange::new(at, block.end()));
+    }
+    rest.retain(|r| !r.is_empty());
+    (remote, rest)
 }
 
 fn each_step(range: ByteRange, mut work: impl FnMut(u64, usize) -> io::Result<()>) -> io::Result<()> {
