@@ -157,7 +157,9 @@ fn change(file: &File, oracle: &mut Vec<u8>, random: &mut ChaCha8Rng) {
             file.set_len(at).expect("truncate");
             oracle.resize(at as usize, 0);
         }
-        1 if at + len <= oracle.len() as u64 => store_mapped(file, at, &vec![7; len as usize], oracle),
+        1 if at + len <= oracle.len() as u64 => {
+            store_mapped(file, at, &vec![7; len as usize], oracle)
+        }
         _ => {
             let zeros = random.random_ratio(1, 3);
             let data: Vec<u8> =
@@ -181,8 +183,7 @@ fn store_mapped(file: &File, at: u64, data: &[u8], oracle: &mut Vec<u8>) {
     unsafe {
         let len = oracle.len();
         let how = libc::PROT_READ | libc::PROT_WRITE;
-        let map =
-            libc::mmap(std::ptr::null_mut(), len, how, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        let map = libc::mmap(std::ptr::null_mut(), len, how, libc::MAP_SHARED, file.as_raw_fd(), 0);
         assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         let to = map.cast::<u8>().add(at as usize);
         std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
@@ -200,12 +201,16 @@ fn seeds() -> Vec<u64> {
 
 #[test]
 fn three_nodes_take_turns_under_a_lock_session() {
-    seeds().into_iter().for_each(|seed| locked_turns("session", seed, tools::amount("EBB_STEPS", 250)));
+    seeds()
+        .into_iter()
+        .for_each(|seed| locked_turns("session", seed, tools::amount("EBB_STEPS", 250)));
 }
 
 #[test]
 fn three_nodes_take_turns_under_a_lock_mpiio() {
-    seeds().into_iter().for_each(|seed| locked_turns("mpiio", seed, tools::amount("EBB_STEPS", 150)));
+    seeds()
+        .into_iter()
+        .for_each(|seed| locked_turns("mpiio", seed, tools::amount("EBB_STEPS", 150)));
 }
 
 /// A mapping outlives its handle; what is stored through it is not lost.

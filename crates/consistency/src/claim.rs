@@ -50,7 +50,10 @@
 //! Under posix and commit the chain may end with a message alone: another node writes 5 and
 //! commits, this one learns of it from the program and overwrites with 0 without ever asking.
 //! Step 2 fails. There a claim is right only for a node that nobody else can write beside, for the
-//! whole time of the open. The explorer checks all of this, with planted bugs for each step.
+//! whole time of the open.
+//!
+//! `tests/tests/passthrough.rs` tries this on real mounts: several nodes that change each other's
+//! blocks in turn, with zeros, cuts and mappings, against an array.
 
 use crate::model::Model;
 use ebb_types::ByteRange;

@@ -82,11 +82,8 @@ fn first_opens_by_model_and_content() {
 #[test]
 fn what_the_service_says_opens_the_way() {
     let (mpiio, posix) = (model("mpiio"), model("posix"));
-    let alone = |model, leased| Circumstances {
-        sole: true,
-        leased,
-        ..usual(model, Access::ReadWrite)
-    };
+    let alone =
+        |model, leased| Circumstances { sole: true, leased, ..usual(model, Access::ReadWrite) };
     assert_eq!(decide(&view("blank"), &alone(&mpiio, false)), IoPath::Write);
     assert_eq!(decide(&view("blank"), &alone(&posix, true)), IoPath::Write);
     let unleased = decide(&view("blank"), &alone(&posix, false));

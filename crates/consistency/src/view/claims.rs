@@ -76,11 +76,7 @@ impl FileView {
 
     /// The service did not attach the guessed bytes of `contested`, because others have them. Of
     /// them `written` were written for certain and stay dirty; the rest was not. Returns the rest.
-    pub fn refused(
-        &mut self,
-        contested: &[ByteRange],
-        written: &[ByteRange],
-    ) -> Vec<ByteRange> {
+    pub fn refused(&mut self, contested: &[ByteRange], written: &[ByteRange]) -> Vec<ByteRange> {
         let mut dropped = Vec::new();
         for range in contested {
             for dirty in self.local.of_class(Class::Dirty, *range) {

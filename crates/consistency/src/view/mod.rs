@@ -52,10 +52,10 @@ mod writing;
 
 use crate::ownership::MapAnswer;
 use ebb_types::{ByteRange, NodeId, Version};
-use rangemap::RangeSet;
 use flying::Flying;
 use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
+use rangemap::RangeSet;
 use writing::Writing;
 
 /// Where bytes are read from.

@@ -100,7 +100,11 @@ impl Node {
 
     /// One missing piece: fetched here, or waited for when somebody does it already. `None`: it
     /// is not where it was said to be.
-    pub(crate) async fn obtain(&self, file: &Arc<CachedFile>, piece: Piece) -> Result<Option<Vec<u8>>, Errno> {
+    pub(crate) async fn obtain(
+        &self,
+        file: &Arc<CachedFile>,
+        piece: Piece,
+    ) -> Result<Option<Vec<u8>>, Errno> {
         loop {
             match file.fetch(piece.range) {
                 Fetch::Mine(_ticket) => return self.fetch_and_keep(file, piece).await,

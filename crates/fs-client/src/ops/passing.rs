@@ -264,6 +264,17 @@ impl Node {
         self.attach(file, ByteRange::ALL, false, false).await
     }
 
+    /// Publishes what was written past the daemon of every file, stores through mappings as well,
+    /// which show nowhere: a drain that was asked for begins with this.
+    pub(crate) async fn publish_all_unseen(&self) {
+        for file in self.listed_dirty() {
+            let _turn = file.turn.lock().await;
+            if let Err(e) = self.publish_unseen(&file).await {
+                tracing::warn!(ino = %file.ino, error = %e, "not published before the drain");
+            }
+        }
+    }
+
     /// Own bytes that may have been written again since they were attached. They count as sent.
     pub(crate) fn take_again(&self, state: &mut State, within: ByteRange) -> Vec<ByteRange> {
         let State { passing: Some(Passing { track: Some(track), .. }), view, .. } = state else {

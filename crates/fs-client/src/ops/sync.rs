@@ -154,8 +154,7 @@ impl Node {
         durable: bool,
         then_query: bool,
     ) -> Result<Attached, Errno> {
-        let query =
-            QueryRequest { ino: file.ino, range: ByteRange::ALL, known: sending.known };
+        let query = QueryRequest { ino: file.ino, range: ByteRange::ALL, known: sending.known };
         let request = AttachRequest {
             ino: file.ino,
             ranges: sending.exact.clone(),
@@ -304,7 +303,16 @@ impl Node {
     /// Publishes everything of a file in any model: an explicit commit, or before a flush.
     pub async fn publish(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         let _turn = file.turn.lock().await;
+        // Without a visible change it is not published again and again: a flush would never end.
+        if file.is_tracked() && !self.has_visible_work(file) {
+            return Ok(());
+        }
         self.attach(file, ByteRange::ALL, false, false).await
+    }
+
+    fn has_visible_work(&self, file: &CachedFile) -> bool {
+        let state = file.state.read();
+        state.view.has_unattached() || self.shows_unseen(file, &state)
     }
 
     /// What the explicit commit (`user.ebb.commit`) does.

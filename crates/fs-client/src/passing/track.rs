@@ -82,7 +82,15 @@ impl Track {
     pub fn start(cache: &File, fine_times: bool) -> io::Result<Track> {
         let seen = Stamp::of(cache)?;
         let doubtful = !fine_times && seen.is_young();
-        Ok(Track { seen, doubtful, mapped: false, due: false, twin: None, refused: RangeSet::new(), fine_times })
+        Ok(Track {
+            seen,
+            doubtful,
+            mapped: false,
+            due: false,
+            twin: None,
+            refused: RangeSet::new(),
+            fine_times,
+        })
     }
 
     /// Somebody who may map it writably has it open.
@@ -215,7 +223,10 @@ fn by_source(view: &FileView, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<Byte
     (remote, rest)
 }
 
-fn each_step(range: ByteRange, mut work: impl FnMut(u64, usize) -> io::Result<()>) -> io::Result<()> {
+fn each_step(
+    range: ByteRange,
+    mut work: impl FnMut(u64, usize) -> io::Result<()>,
+) -> io::Result<()> {
     let mut at = range.start();
     while at < range.end() {
         let n = (range.end() - at).min(STEP as u64) as usize;
