@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Options of `mount`, `run` and `config`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct MountOptions {
-    /// When other nodes see what is written here: posix, commit, session, mpiio, or a model
+    /// When other nodes see what is written here: posix, commit, session, mpiio, romio, or a model
     /// that the config file defines [default: session]
     #[arg(long, value_name = "MODEL")]
     pub consistency: Option<String>,

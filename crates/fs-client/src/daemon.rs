@@ -13,6 +13,7 @@ use crate::drain::Drain;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
 use crate::leftover;
+use crate::memory;
 use crate::node::{Node, Parts};
 use crate::ops::passing::Bypass;
 use crate::peer_source::PeerSource;
@@ -302,6 +303,7 @@ fn open_doors(
     let listener = control_server::bind(&path)
         .map_err(local(format!("cannot open the control socket {}", path.display())))?;
     runtime.spawn(control_server::serve(listener, Arc::clone(daemon)));
+    runtime.spawn(memory::trim_when_idle(Arc::downgrade(&daemon.node)));
     let at = config.mountpoint.clone();
     let answers = runtime.block_on(async move {
         let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));

@@ -62,6 +62,9 @@ pub struct CachedFile {
     /// The cache file's name is on stable storage.
     pub name_synced: AtomicBool,
     fetching: Mutex<Vec<InFlight>>,
+    /// The kernel let go of it while it was still open here: whoever releases it last looks
+    /// whether it has a name.
+    pub forgotten: AtomicBool,
     /// Somebody has it open here.
     in_use: AtomicBool,
     cache: Mutex<Option<Arc<File>>>,
@@ -121,6 +124,7 @@ impl CachedFile {
             listed: AtomicBool::new(false),
             name_synced: AtomicBool::new(false),
             fetching: Mutex::new(Vec::new()),
+            forgotten: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),
         }

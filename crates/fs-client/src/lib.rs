@@ -19,6 +19,7 @@ pub mod hash;
 mod interrupt;
 pub mod journal;
 pub mod leftover;
+mod memory;
 mod metrics;
 mod node;
 mod notes;

@@ -24,6 +24,9 @@ use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+/// An operation that still held a file when the kernel forgot it has ended by then.
+const FORGET_AGAIN: Duration = Duration::from_millis(100);
+
 /// How many times longer than others a request may take that waits for the backing.
 const BACKING_PATIENCE: u32 = 4;
 
@@ -242,12 +245,18 @@ impl Node {
         let mut shard = self.shard(ino).write();
         let Some(file) = shard.get(&ino) else { return };
         // Whoever is about to open it holds it as well; then it stays.
-        let (in_use, bytes) = {
+        let (open, bytes) = {
             let state = file.state.read();
             let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
-            (state.opens > 0 || state.registered || Arc::strong_count(file) > 2, bytes)
+            (state.opens > 0 || state.registered, bytes)
         };
-        if in_use {
+        if open {
+            file.forgotten.store(true, Release);
+            return;
+        }
+        if Arc::strong_count(file) > 2 {
+            drop(shard);
+            self.forget_later(ino);
             return;
         }
         if bytes == 0 && Arc::strong_count(file) == 1 {
@@ -260,7 +269,16 @@ impl Node {
         }
     }
 
-    async fn discard_if_unlinked(&self, ino: Ino) {
+    /// An operation is just ending with it.
+    fn forget_later(&self, ino: Ino) {
+        let Some(node) = self.me_arc() else { return };
+        self.runtime.spawn(async move {
+            tokio::time::sleep(FORGET_AGAIN).await;
+            node.forget(ino);
+        });
+    }
+
+    pub(crate) async fn discard_if_unlinked(&self, ino: Ino) {
         if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await
             && let Some(file) = self.file(ino)
         {

@@ -154,6 +154,11 @@ impl Core {
     /// The same for records of the namespace. They may have been planned a while ago; opens,
     /// releases and attaches do not wait for the turn, so what they changed since is respected.
     pub fn commit_ns(&self, state: &mut State, records: Vec<Record>) {
+        self.commit_ns_with(state, records, Vec::new());
+    }
+
+    /// The same, with further entries in the same journal record: all of it survives, or nothing.
+    pub fn commit_ns_with(&self, state: &mut State, records: Vec<Record>, with: Vec<Entry>) {
         let homeless: Vec<Ino> = records
             .iter()
             .filter_map(|r| match r {
@@ -161,8 +166,10 @@ impl Core {
                 _ => None,
             })
             .collect();
-        let entries: Vec<Entry> = as_of_now(state, records).into_iter().map(Entry::Ns).collect();
+        let mut entries: Vec<Entry> =
+            as_of_now(state, records).into_iter().map(Entry::Ns).collect();
         self.drop_locks(state, &entries);
+        entries.extend(with);
         self.commit(state, &entries);
         let closed = |ino: &Ino| {
             state.ns.get(*ino).is_some_and(|i| i.links.is_empty()) && !state.ns.is_open(*ino)

@@ -16,6 +16,7 @@ use ebb_types::{Attr, Errno, Ino, Name};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::AcqRel;
 
 /// How often an open starts over when the backing file changed hands under it.
 const ATTEMPTS_MAX: u32 = 8;
@@ -264,11 +265,15 @@ impl Node {
         }
         match self.meta.release(file.ino).await {
             // It had no name left and this was the last who used it.
-            Err(Errno::ENOENT) => self.discard(file.ino),
+            Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),
             Ok(()) => {
                 file.state.write().backing = None;
             }
+        }
+        // It can have lost its name since the service was told of the release.
+        if file.forgotten.swap(false, AcqRel) {
+            self.discard_if_unlinked(file.ino).await;
         }
     }
 }
