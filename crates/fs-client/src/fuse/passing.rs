@@ -49,10 +49,7 @@ pub fn probe(node: &Node, device: &OwnedFd) {
     if node.config.io_path == IoMode::Daemon {
         return;
     }
-    let obstacle = match try_it(node, device) {
-        Ok(()) => None,
-        Err(reason) => Some(reason),
-    };
+    let obstacle = try_it(node, device).err();
     if let Some(reason) = obstacle {
         tracing::info!(%reason, "files are not passed through");
     }

@@ -165,7 +165,7 @@ impl Node {
     /// Bytes that were written past the daemon and not looked for yet; an estimate.
     fn unseen_bytes(&self, file: &CachedFile) -> u64 {
         let state = file.state.read();
-        if !state.passing.as_ref().is_some_and(|p| p.track.is_some()) {
+        if state.passing.as_ref().is_none_or(|p| p.track.is_none()) {
             return 0;
         }
         let known = state.view.unflushed_bytes() + state.view.clean_bytes();
