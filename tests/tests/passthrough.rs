@@ -51,7 +51,7 @@ fn n_to_one(nodes: u64, record_len: u64, per_node: u64) {
                 let who = who as u64;
                 let path = node.path("shared");
                 // Both kinds of writers.
-                let file = OpenOptions::new().write(true).read(who % 2 == 0).open(&path);
+                let file = OpenOptions::new().write(true).read(who.is_multiple_of(2)).open(&path);
                 let file = file.expect("open");
                 barrier.wait();
                 for r in (who..all).step_by(nodes as usize) {
