@@ -353,7 +353,7 @@ mod tests {
         let written = [ByteRange::new(10, 13), ByteRange::new(60, 80)];
         assert_eq!(view.unattached(ByteRange::ALL), written);
         assert!(!view.has_guessed());
-        let mut bytes = [0; 100];
+        let mut bytes = [0; 80];
         cache.read_exact_at(&mut bytes, 0).expect("read");
         assert_eq!((bytes[9], bytes[10], bytes[59], bytes[60], bytes[79]), (5, 8, 0, 7, 7));
     }
