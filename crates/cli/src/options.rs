@@ -95,6 +95,11 @@ pub struct MountOptions {
     /// leases on this node
     #[arg(long)]
     pub naive: bool,
+    /// Which way reads and writes go: auto (past the daemon, by kernel passthrough, where that is
+    /// right and the machine can), passthrough (the same, but a machine that cannot is an error)
+    /// or daemon (never past it; for measurements) [default: auto]
+    #[arg(long, value_name = "WAY")]
+    pub io_path: Option<String>,
     /// Config file (TOML) [default: $EBB_CONFIG, else ~/.config/ebb/config.toml if present]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -126,6 +131,7 @@ impl MountOptions {
             ("stop-timeout", self.stop_timeout),
             ("fuse-threads", self.fuse_threads),
             ("naive", self.naive.then(|| "true".to_owned())),
+            ("io-path", self.io_path),
         ];
         let rules = (!self.rule.is_empty()).then_some(("rule", self.rule));
         let one = |(key, value): (_, Option<String>)| value.map(|v| (key, vec![v]));

@@ -71,6 +71,7 @@ impl Plan {
             request_timeout: span(settings, "request-timeout")?,
             fuse_threads: required(settings, "fuse-threads")?,
             naive: required(settings, "naive")?,
+            io_path: from_word(&required::<String>(settings, "io-path")?)?,
             backing,
             mountpoint,
         };

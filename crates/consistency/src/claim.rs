@@ -1,137 +1,122 @@
 //! Claims of bytes by a writer whose exact writes are not known: the kernel wrote for it
-//! (passthrough), and all there is to see is which 4 KiB blocks of its cache file hold data. Pure
-//! rules; how the blocks are found and fetched is the daemon's business.
+//! (passthrough), and all there is to see is which blocks of its cache file hold data now. Pure
+//! rules; how the blocks are found and who is asked is the daemon's business.
 //!
-//! A *block* claim says: this node wrote somewhere in these blocks of a file that held nothing but
-//! zeros when it was opened here. Several nodes can truthfully claim the same block, each having
-//! written other bytes of it. When a node attaches a block claim and another node already
-//! claimed bytes in it, the claim is *contested*: the later one fetches the other's bytes and
-//! takes them wherever its own byte is zero ([`merge`]), then owns the merged block.
+//! # The parts of a file that is written past the daemon
 //!
-//! # When this is exact
+//! At a sync event the daemon looks at the cache file and knows for each byte what it was at the
+//! event before ([`crate::FileView`] says how it is held):
 //!
-//! "My byte is zero" is read as "I did not write it". That is wrong for one case only: the byte
-//! was written by the other node, and then overwritten with zero here. Both writes conflict, so in
-//! a race-free program the model's chain lies between them. If that chain *ends with an
-//! operation of the second process* ([`crate::Msc::ends_with_observation`]: session ends with an
-//! open, mpiio with a sync), this node asked the service after the other's write was published
-//! and before it wrote its zero; that query ended the claim's life (the file did not
-//! hold nothing but zeros any more, or the claim was attached before) and the case cannot arise.
+//! * *absent* (a hole then, zeros for everybody this node has heard of): where there is data now,
+//!   somewhere in each block something was written. These blocks are claimed as *guessed*.
+//! * *owned* (attached by this node before): perhaps written again; claimed *again* when anything
+//!   was written since.
+//! * *clean* (fetched from others meanwhile): the daemon kept a twin of what it fetched; what
+//!   differs from it was written here, exactly ([`changed_runs`]).
+//! * *dirty*: known already.
+//!
+//! The service grants a guessed block where nobody else has the bytes ([`Claim::Guessed`]: they are
+//! this node's, or unowned zeros), and an again-claim only where they are still this node's
+//! ([`Claim::Again`]). What it refuses is *contested*. Of contested guessed bytes exactly those that
+//! are not zero are attached, whoever has them ([`changed_runs`] against nothing); contested again
+//! bytes are left to their new owner.
+//!
+//! # Why this is exact
+//!
+//! Let the model's chain end with an operation of the second process
+//! ([`crate::Msc::ends_with_observation`]), let the program be race-free, and let every observation
+//! of a node (a query) first attach what the node wrote, and then bring what it shows into the
+//! cache file before it returns.
+//!
+//! 1. *A byte that was not written and is claimed.* It is zero here, and was zero or this node's for
+//!    everybody when it was granted, so the claim changes no value. Another node that wrote the byte
+//!    takes it later: by name if it knows its writes, else because its own byte is not zero; and
+//!    if it wrote a zero there, a zero is what is there.
+//! 2. *A guessed byte that was written and is not claimed.* It is zero and another node N has it. If
+//!    N wrote it too, the two writes are in order. N's first: this node observed it before its own
+//!    write, so the byte was clean, not absent. This node's first: N wrote after it, N's stands. If
+//!    N did not write it, N's claim was a guessed one, and its byte is zero as well.
+//! 3. *A guessed byte that was written, is not zero, and takes the byte from N.* Had N written it
+//!    before, it would have been observed and not be absent; had N written it after observing
+//!    ours, ours would have been published before, and be owned, not guessed. So N's is a guess.
+//! 4. *An again byte that N has now.* N took it by name or with a byte that is not zero: N wrote it.
+//!    This node has not observed that (the byte would be clean), so it has not written it since,
+//!    and N's stands.
+//! 5. *A truncate by N* takes bytes from this node without an owner to show. Again-claims are not
+//!    granted there, so old bytes do not come back.
+//! 6. *A clean byte* that equals its twin was not written, or written with the value that it had:
+//!    any other write between the observation and ours would be a race.
 //!
 //! Under posix and commit the chain may end with a message alone: another node writes 5 and
 //! commits, this one learns of it from the program and overwrites with 0 without ever asking.
-//! Its 0 would be taken for "not written" and 5 would come back. There a block claim is right
-//! only for a node that is the sole writer for the whole time of the open.
+//! Step 2 fails. There a claim is right only for a node that nobody else can write beside, for the
+//! whole time of the open.
+//!
+//! `tests/tests/passthrough.rs` tries this on real mounts: several nodes that change each other's
+//! blocks in turn, with zeros, cuts and mappings, against an array.
 
 use crate::model::Model;
 use ebb_types::ByteRange;
-use rangemap::RangeMap;
 
 /// Size of the blocks in which a file system tells data from holes.
 pub const BLOCK: u64 = 4096;
 
-/// How well the written bytes of a claim are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Precision {
-    /// Every byte of it was written.
-    Exact,
-    /// Somewhere in each of its blocks something was written.
-    Block,
-}
-
-/// A range of bytes that a node says it wrote.
+/// What a claim of bytes asks of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Claim {
-    /// The bytes.
-    pub range: ByteRange,
-    /// How well they are known.
-    pub precision: Precision,
+pub enum Claim {
+    /// Attach what nobody else has: unowned zeros and what is the claimant's.
+    Guessed,
+    /// Attach what is the claimant's still.
+    Again,
 }
 
 /// May several nodes write one file through the kernel at once under this model, and claim blocks
 /// afterwards?
 #[must_use]
-pub fn shared_block_claims_are_exact(model: &Model) -> bool {
+pub fn shared_claims_are_exact(model: &Model) -> bool {
     model.msc().ends_with_observation()
 }
 
-/// The claims of one node for one file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claims {
-    ranges: RangeMap<u64, Precision>,
+/// The whole blocks that `segment` touches, up to the size of the file.
+#[must_use]
+pub fn blocks_of(segment: ByteRange, size: u64) -> ByteRange {
+    let start = segment.start() / BLOCK * BLOCK;
+    let end = segment.end().checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX).min(size);
+    ByteRange::new(start, if segment.is_empty() { start } else { end })
 }
 
-impl Claims {
-    /// No claims.
-    #[must_use]
-    pub fn new() -> Claims {
-        Claims::default()
-    }
-
-    /// Those bytes were written: known exactly, whatever was known before.
-    pub fn add_exact(&mut self, range: ByteRange) {
-        if !range.is_empty() {
-            self.ranges.insert(range.to_std(), Precision::Exact);
+/// The runs of bytes in which `now` differs from `then`, as ranges of a file in which both begin
+/// at `at`. Where `then` is shorter it counts as zeros.
+#[must_use]
+pub fn changed_runs(at: u64, now: &[u8], then: &[u8]) -> Vec<ByteRange> {
+    let mut runs = Vec::new();
+    let mut i = 0;
+    while i < now.len() {
+        if same(now, then, i, WORD) {
+            i += WORD;
+            continue;
         }
-    }
-
-    /// The cache file holds data in `segment` (as SEEK_DATA and SEEK_HOLE say) and is `size`
-    /// bytes long. Claims the whole blocks, up to the size, where no exact claim is there already.
-    pub fn add_segment(&mut self, segment: ByteRange, size: u64) {
-        if segment.is_empty() {
-            return;
+        if same(now, then, i, 1) {
+            i += 1;
+            continue;
         }
-        let start = segment.start() / BLOCK * BLOCK;
-        let end = segment.end().checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX).min(size);
-        if start >= end {
-            return;
+        let start = i;
+        while i < now.len() && !same(now, then, i, 1) {
+            i += 1;
         }
-        let outer = start..end;
-        let gaps: Vec<_> = self.ranges.gaps(&outer).collect();
-        gaps.into_iter().for_each(|gap| self.ranges.insert(gap, Precision::Block));
+        runs.push(ByteRange::new(at + start as u64, at + i as u64));
     }
-
-    /// All claims in order.
-    pub fn iter(&self) -> impl Iterator<Item = Claim> + '_ {
-        self.ranges.iter().map(|(r, p)| Claim { range: (r.start..r.end).into(), precision: *p })
-    }
-
-    /// The ranges to attach, whatever their precision.
-    #[must_use]
-    pub fn ranges(&self) -> Vec<ByteRange> {
-        let mut out: Vec<ByteRange> = Vec::new();
-        for claim in self.iter() {
-            match out.last_mut() {
-                Some(last) if last.end() == claim.range.start() => {
-                    *last = ByteRange::new(last.start(), claim.range.end());
-                }
-                _ => out.push(claim.range),
-            }
-        }
-        out
-    }
-
-    /// The bytes that must be fetched from the owner of `theirs` and merged before these claims
-    /// are attached: what both claim, as far as it is not known exactly here.
-    #[must_use]
-    pub fn contested(&self, theirs: &[ByteRange]) -> Vec<ByteRange> {
-        let mut out = Vec::new();
-        for other in theirs.iter().filter(|r| !r.is_empty()) {
-            let meets = self.ranges.overlapping(other.to_std());
-            let blocks = meets.filter(|(_, p)| **p == Precision::Block);
-            out.extend(blocks.map(|(r, _)| other.intersect(ByteRange::new(r.start, r.end))));
-        }
-        out
-    }
+    runs
 }
 
-/// Takes the other's byte wherever the own one is zero. Both speak of the same bytes; what the
-/// other does not have counts as zeros.
-pub fn merge(own: &mut [u8], other: &[u8]) {
-    for (mine, theirs) in own.iter_mut().zip(other) {
-        if *mine == 0 {
-            *mine = *theirs;
-        }
+/// Most of what is compared is equal: words are faster than bytes.
+const WORD: usize = 16;
+
+fn same(now: &[u8], then: &[u8], i: usize, n: usize) -> bool {
+    let Some(new) = now.get(i..i + n) else { return false };
+    match then.get(i..i + n) {
+        Some(old) => new == old,
+        None => (0..n).all(|k| new[k] == then.get(i + k).copied().unwrap_or(0)),
     }
 }
 

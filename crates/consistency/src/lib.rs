@@ -9,6 +9,7 @@
 //! * [`view`]: a node's side of one file, what is in its cache and what it last learned.
 //! * [`lease`]: what a node need not ask again, on the service's side and on a node's.
 //! * [`claim`]: claims of whole blocks, for writers whose exact bytes are not known.
+//! * [`path`]: whether an open may go to the kernel, past the daemon.
 //! * [`checker`]: which pairs of operations of a trace race under a model.
 //! * [`explore`]: small programs, every schedule, the real structures, one question: is every
 //!   read of a race-free program the one that sequential consistency gives?
@@ -20,14 +21,17 @@ pub mod lease;
 pub mod model;
 pub mod msc;
 pub mod ownership;
+pub mod path;
 pub mod table;
 pub mod tree;
 pub mod view;
 
+pub use claim::Claim;
 pub use lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
 pub use ownership::{FileState, MapAnswer, NotFlushed, Owned};
+pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};
 pub use view::{Changes, FileView, Piece, Source};

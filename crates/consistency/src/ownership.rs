@@ -19,6 +19,7 @@
 //! backing. It is not raised further by a detach: a clean copy that another node fetched after the
 //! last attach of those bytes stays valid.
 
+use crate::claim::Claim;
 use crate::tree::{DamagedTree, OwnershipTree};
 use ebb_types::{ByteRange, NodeId, Version};
 use serde::{Deserialize, Serialize};
@@ -131,6 +132,42 @@ impl FileState {
             self.size = self.size.max(range.end());
         }
         version
+    }
+
+    /// What of `range` the claimant `node` gets without taking a byte that another node has:
+    /// (granted, contested), both sorted. Changes nothing; see [`crate::claim`].
+    #[must_use]
+    pub fn judge_claim(
+        &self,
+        node: NodeId,
+        range: ByteRange,
+        claim: Claim,
+    ) -> (Vec<ByteRange>, Vec<ByteRange>) {
+        let (mut granted, mut contested) = (Vec::new(), Vec::new());
+        let mut unowned = |from: u64, to: u64, granted: &mut Vec<ByteRange>| {
+            let gap = ByteRange::new(from, to);
+            let base = ByteRange::new(0, self.base_len);
+            let zeros = gap.intersect(ByteRange::from(base.end()));
+            push(&mut contested, gap.intersect(base));
+            match claim {
+                Claim::Guessed => push(granted, zeros),
+                Claim::Again => push(&mut contested, zeros),
+            }
+        };
+        let mut at = range.start();
+        let mut others = Vec::new();
+        for owned in self.tree.overlapping(range) {
+            unowned(at, owned.range.start(), &mut granted);
+            match owned.node == node {
+                true => push(&mut granted, owned.range),
+                false => others.push(owned.range),
+            }
+            at = owned.range.end();
+        }
+        unowned(at, range.end(), &mut granted);
+        contested.extend(others);
+        contested.sort_unstable();
+        (granted, contested)
     }
 
     /// Reserves `len` bytes at the end of the file for `node` and attaches them. Returns where
@@ -315,6 +352,16 @@ impl FileState {
     fn step(&mut self) -> Version {
         self.version = self.version.next();
         self.version
+    }
+}
+
+fn push(into: &mut Vec<ByteRange>, range: ByteRange) {
+    match into.last_mut() {
+        _ if range.is_empty() => {}
+        Some(last) if last.end() == range.start() => {
+            *last = ByteRange::new(last.start(), range.end());
+        }
+        _ => into.push(range),
     }
 }
 

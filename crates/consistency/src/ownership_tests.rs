@@ -382,3 +382,36 @@ fn stored_states_are_checked() {
     assert!(serde_json::from_str::<FileState>(&damaged).is_err());
     assert_eq!(serde_json::from_str::<FileState>(&json).unwrap(), file);
 }
+
+proptest! {
+    /// Every byte of a claim is judged by itself, as the definition says.
+    #[test]
+    fn claims_are_judged_byte_by_byte(
+        base in 0..30u64,
+        attaches in prop::collection::vec((1..4u32, 0..60u64, 1..20u64), 0..8),
+        cut in prop::option::of(0..60u64),
+        (start, len) in (0..60u64, 0..40u64),
+        again in any::<bool>(),
+    ) {
+        let mut file = FileState::new(base);
+        for (node, at, n) in &attaches {
+            file.attach(NodeId(*node), &[ByteRange::at(*at, *n)]);
+        }
+        if let Some(len) = cut {
+            file.truncate(len);
+        }
+        let claim = if again { crate::Claim::Again } else { crate::Claim::Guessed };
+        let range = ByteRange::at(start, len);
+        let (granted, contested) = file.judge_claim(A, range, claim);
+        let has = |list: &[ByteRange], b| list.iter().filter(|r| r.contains_offset(b)).count();
+        for byte in 0..120 {
+            let owner = file.owned_in(ByteRange::at(byte, 1)).next().map(|o| o.node);
+            let free = owner.is_none() && byte >= file.base_len() && !again;
+            let yes = range.contains_offset(byte) && (owner == Some(A) || free);
+            let no = range.contains_offset(byte) && !yes;
+            prop_assert_eq!((has(&granted, byte), has(&contested, byte)),
+                (usize::from(yes), usize::from(no)), "byte {}", byte);
+        }
+        prop_assert!(contested.is_sorted() && granted.is_sorted());
+    }
+}

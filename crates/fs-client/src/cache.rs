@@ -45,6 +45,16 @@ impl CacheDir {
             .open(self.path(ino))
     }
 
+    /// The cache file of an inode, for reading only, when there is one.
+    pub fn read_only(&self, ino: Ino) -> io::Result<File> {
+        OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(self.path(ino))
+    }
+
+    /// A file without a name in the cache.
+    pub fn nameless(&self) -> io::Result<File> {
+        nameless_in(&self.data)
+    }
+
     /// Returns when the name of a cache file is on stable storage.
     pub fn sync_name(&self, ino: Ino) -> io::Result<()> {
         match self.path(ino).parent() {
@@ -100,6 +110,83 @@ impl CacheDir {
         let s = rustix::fs::statvfs(&self.data)?;
         Ok((s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize))
     }
+}
+
+fn nameless_in(dir: &Path) -> io::Result<File> {
+    let flags = libc::O_TMPFILE;
+    OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(dir)
+}
+
+/// A file without a name on the file system that holds `file`.
+pub fn nameless_beside(file: &File) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    nameless_in(path.parent().unwrap_or(Path::new("/")))
+}
+
+/// Makes a file at least `len` long without ever shortening it, whoever else writes to it.
+pub fn extend(file: &File, len: u64) -> io::Result<()> {
+    if len == 0 || file.metadata()?.len() >= len {
+        return Ok(());
+    }
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), len - 1, 1) {
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len),
+        other => other.map_err(io::Error::from),
+    }
+}
+
+/// The first data at or behind `at`; none when there is only a hole.
+pub fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+        Ok(found) => Ok(Some(found)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The first hole at or behind `at`; the end of the file counts as one.
+pub fn next_hole(file: &File, at: u64) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at))?)
+}
+
+/// The same file once more, for reading only.
+pub fn reopened_for_reading(file: &File) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// True when nobody has `file` open for writing or mapped writably; `file` must be open for
+/// reading only. The error says that this file system cannot tell.
+pub fn has_no_writers(file: &File) -> io::Result<bool> {
+    use std::os::fd::AsRawFd;
+    let fd = file.as_raw_fd();
+    // SAFETY: plain integers go in, nothing comes out but a status.
+    let lease = |kind: i32| match unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    match lease(libc::F_RDLCK) {
+        Ok(()) => lease(libc::F_UNLCK).map(|()| true),
+        Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// True when two writes that follow each other at once, with a look at the times in between, get
+/// different times. Where times come from a coarse clock some pair of many has the same.
+pub fn has_fine_times(file: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let mut last = (0, 0);
+    for _ in 0..64 {
+        file.write_all_at(b"x", 0)?;
+        let meta = file.metadata()?;
+        let now = (meta.mtime(), meta.mtime_nsec());
+        if now == last {
+            return Ok(false);
+        }
+        last = now;
+    }
+    Ok(true)
 }
 
 /// Makes the bytes of `range` a hole (zeros) and frees their space.

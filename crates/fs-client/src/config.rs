@@ -19,6 +19,19 @@ pub enum Durability {
     None,
 }
 
+/// Which way reads and writes of applications go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoMode {
+    /// Past the daemon where that is right and the machine can.
+    #[default]
+    Auto,
+    /// The same; a machine that cannot is an error.
+    Passthrough,
+    /// Through the daemon, always.
+    Daemon,
+}
+
 /// When dirty bytes go to the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -100,6 +113,9 @@ pub struct MountConfig {
     /// Ask the service at every event of the model, without leases: for measurements.
     #[serde(default)]
     pub naive: bool,
+    /// Whether reads and writes may pass the daemon.
+    #[serde(default)]
+    pub io_path: IoMode,
 }
 
 /// Durations as whole milliseconds, for status and hand-over files.

@@ -6,7 +6,7 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
-use crate::config::{FlushPolicy, MountConfig};
+use crate::config::{FlushPolicy, IoMode, MountConfig};
 use crate::control::Outcome;
 use crate::control_server;
 use crate::drain::Drain;
@@ -15,6 +15,7 @@ use crate::fuse::{self, Mounted};
 use crate::leftover;
 use crate::memory;
 use crate::node::{Node, Parts};
+use crate::ops::passing::Bypass;
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
 use crate::rules::Rules;
@@ -282,7 +283,7 @@ fn start(
         node: Arc::clone(&node),
     });
     let _ = node.daemon.set(Arc::downgrade(&daemon));
-    match open_doors(runtime, &daemon) {
+    match open_doors(runtime, &daemon, &mounted) {
         Ok(()) => Ok((daemon, mounted)),
         Err(e) => {
             let _ = fuse::unmount(&daemon.mountpoint, true);
@@ -293,7 +294,11 @@ fn start(
 }
 
 /// The control socket, the registry, and a look whether the mount answers.
-fn open_doors(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(), RunError> {
+fn open_doors(
+    runtime: &tokio::runtime::Runtime,
+    daemon: &Arc<Daemon>,
+    mounted: &Mounted,
+) -> Result<(), RunError> {
     let config = &daemon.node.config;
     let path = config.cache.join("control.sock");
     let listener = control_server::bind(&path)
@@ -310,6 +315,11 @@ fn open_doors(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result
         Ok(Ok(Err(e))) => return Err(local("the new mount answers with an error")(e)),
         _ => return Err(local("the new mount does not answer")(io::ErrorKind::TimedOut.into())),
     }
+    mounted.probe(&daemon.node);
+    if let (IoMode::Passthrough, Some(why)) = (config.io_path, daemon.node.paths.obstacle()) {
+        return Err(RunError::Config(format!("--io-path passthrough is not possible here: {why}")));
+    }
+    daemon.node.activity.add_source(Arc::new(Bypass(Arc::downgrade(&daemon.node))));
     let pid = std::process::id();
     registry::enter(&Record {
         pid,

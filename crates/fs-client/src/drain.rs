@@ -37,6 +37,7 @@ impl Drain {
             Ok(files) => files,
             Err(outcome) => return outcome,
         };
+        self.node.publish_all_unseen().await;
         let report = match self.flush(files, deadline).await {
             Ok(report) => report,
             Err(e) => return Outcome::Failed { text: format!("drain: {e}") },

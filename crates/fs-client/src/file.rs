@@ -7,6 +7,7 @@
 
 use crate::cache::{self, CacheDir};
 use crate::journal::Home;
+use crate::passing::Passing;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileLease, FileView, Model};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
@@ -46,6 +47,8 @@ pub struct State {
     pub lease: FileLease,
     /// Lock owners that have locked it from this node (to be released at their close).
     pub lock_owners: Vec<u64>,
+    /// The kernel reads and writes the cache file past the daemon.
+    pub passing: Option<Passing>,
 }
 
 /// One file of this node. Lives as long as it has local bytes or is open.
@@ -119,6 +122,7 @@ impl CachedFile {
                 orphan: false,
                 lease: FileLease::default(),
                 lock_owners: Vec::new(),
+                passing: None,
             }),
             listed: AtomicBool::new(false),
             name_synced: AtomicBool::new(false),
@@ -152,6 +156,28 @@ impl CachedFile {
         }
     }
 
+    /// True when writes past the daemon are looked for.
+    pub fn is_tracked(&self) -> bool {
+        self.state.read().passing.as_ref().is_some_and(|p| p.track.is_some())
+    }
+
+    /// True when nobody has the cache file open for writing or mapped writably. False as well
+    /// while somebody of this daemon holds it. Called with the turn, so that nobody opens it.
+    pub fn has_no_writers(&self, dir: &CacheDir) -> bool {
+        let mut kept = self.cache.lock();
+        if let Some(ours) = kept.take()
+            && let Err(shared) = Arc::try_unwrap(ours)
+        {
+            *kept = Some(shared);
+            return false;
+        }
+        match dir.read_only(self.ino) {
+            Ok(file) => cache::has_no_writers(&file).unwrap_or(false),
+            // Without a name it cannot be asked for; and nobody else will ever read it.
+            Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+        }
+    }
+
     /// Its path for messages.
     #[must_use]
     pub fn label(&self) -> String {
@@ -181,6 +207,7 @@ impl CachedFile {
         let mut state = self.state.write();
         let offset = match place {
             Place::At(offset) => offset,
+            Place::End if state.passing.is_some() => cache.metadata()?.len(),
             Place::End => state.view.size(),
         };
         let range = checked_range(offset, data.len() as u64)?;
@@ -202,9 +229,7 @@ impl CachedFile {
         let mut state = self.state.write();
         cache::punch(&cache, range)?;
         // What is ours is in the cache file, zeros too: readers of it expect every byte.
-        if cache.metadata()?.len() < range.end() {
-            cache.set_len(range.end())?;
-        }
+        cache::extend(&cache, range.end())?;
         state.view.write(range);
         state.mtime = Some(Time::now());
         Ok(())
@@ -223,7 +248,13 @@ impl CachedFile {
         for part in state.view.fetched(range, as_of) {
             let from = (part.start() - range.start()) as usize;
             let bytes = &data[from..from + part.len() as usize];
-            if let Err(e) = cache.write_all_at(bytes, part.start()) {
+            let kept = match &mut state.passing {
+                Some(Passing { track: Some(track), .. }) => {
+                    track.merge(&cache, part.start(), bytes)
+                }
+                _ => cache.write_all_at(bytes, part.start()),
+            };
+            if let Err(e) = kept {
                 state.view.drop_clean(part);
                 return Err(Errno::from(e));
             }

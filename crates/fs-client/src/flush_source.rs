@@ -68,13 +68,20 @@ impl Node {
         let mut found = Vec::new();
         for file in self.listed_dirty() {
             let state = file.state.read();
-            let bytes = state.view.unflushed_bytes();
+            let tracked = state.passing.as_ref().is_some_and(|p| p.track.is_some());
+            // How much was written past the daemon is known when it is looked for.
+            let unseen = u64::from(tracked && self.shows_unseen(&file, &state));
+            let bytes = state.view.unflushed_bytes().max(unseen);
             if bytes == 0 {
                 drop(state);
                 self.unlist_if_clean(&file);
                 continue;
             }
-            let in_use = if state.opens == 0 { FileUse::Closed } else { FileUse::Open };
+            let in_use = match state.opens {
+                0 => FileUse::Closed,
+                _ if tracked => FileUse::Untracked,
+                _ => FileUse::Open,
+            };
             found.push(DirtyFile { ino: file.ino, bytes, in_use });
         }
         found.sort_by_key(|f| f.ino);
@@ -113,6 +120,7 @@ impl Node {
         if granted.ranges.iter().map(|o| o.range.len()).sum::<u64>() < asked {
             // Some of them are another node's by now, or flushed already: learn which.
             self.query_anew(&file, ByteRange::ALL).await.map_err(|e| service("query", e))?;
+            self.complete(&file).await.map_err(|e| service("fetch", e))?;
         }
         let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;

@@ -1,6 +1,7 @@
 //! Open files, directories and virtual files by the number the kernel holds for them.
 
 use crate::file::CachedFile;
+use ebb_consistency::IoPath;
 use ebb_types::{Attr, Ino};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct OpenFile {
     /// The file.
     pub file: Arc<CachedFile>,
+    /// Which way its reads and writes go.
+    pub path: IoPath,
     /// Where a sequential reader would go on.
     pub read_ahead: Mutex<ReadAhead>,
     /// Owners of record locks taken through this handle. Those that are left when the handle
@@ -120,6 +123,11 @@ impl Handles {
     /// Forgets an opened virtual file.
     pub fn remove_content(&self, fh: u64) {
         self.contents.write().remove(&fh);
+    }
+
+    /// Every open file.
+    pub fn all_files(&self) -> Vec<Arc<OpenFile>> {
+        self.files.read().values().cloned().collect()
     }
 
     /// How many files are open.

@@ -25,6 +25,7 @@ mod metrics;
 mod node;
 mod notes;
 mod ops;
+mod passing;
 mod peer_source;
 pub mod recover;
 pub mod registry;

@@ -9,6 +9,7 @@ use crate::interrupt::Interrupts;
 use crate::journal::Journal;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
+use crate::passing::Paths;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
 use ebb_backend::Backend;
@@ -52,6 +53,8 @@ pub struct Node {
     pub rules: Rules,
     /// Open handles.
     pub handles: Handles,
+    /// Which way opens go, and what keeps them from passing the daemon.
+    pub paths: Paths,
     /// Requests that a signal can end.
     pub interrupts: Interrupts,
     /// Foreground operations in flight.
@@ -116,6 +119,7 @@ impl Node {
             cache: parts.cache,
             rules: parts.rules,
             handles: Handles::default(),
+            paths: Paths::default(),
             interrupts: Interrupts::default(),
             activity: parts.activity,
             metrics: Metrics::default(),
@@ -165,6 +169,10 @@ impl Node {
     }
 
     pub(crate) fn unlist_if_clean(&self, file: &Arc<CachedFile>) {
+        // What is written past the daemon does not put it on the list.
+        if file.is_tracked() {
+            return;
+        }
         self.unlist(file);
         // Written between the look and the note: on the list again.
         if file.state.read().view.unflushed_bytes() > 0 && !file.state.read().orphan {

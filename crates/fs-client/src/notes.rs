@@ -29,6 +29,7 @@ fn header(state: &State) -> Header {
         home: state.home.clone(),
         under: state.under.clone(),
         shared: state.view.is_shared(),
+        guessed: state.view.has_guessed(),
     }
 }
 
@@ -63,7 +64,15 @@ impl Node {
         let at = state.mtime.unwrap_or_else(Time::now);
         let known = state.view.known_version();
         let record = Record::Attaching(file.ino, ranges.to_vec(), known, at);
+        self.note_guesses(file, state);
         journal.push_about(file.ino, || header(state), &record);
+    }
+
+    /// Whoever takes over must know that written bytes may be guesses, before it hears of them.
+    fn note_guesses(&self, file: &CachedFile, state: &State) {
+        if state.view.has_guessed() {
+            self.note_header(file, state);
+        }
     }
 
     /// It succeeded.
@@ -150,6 +159,7 @@ impl Node {
         if !missing.is_empty() && !state.orphan {
             let at = state.mtime.unwrap_or_else(Time::now);
             let record = Record::Written(file.ino, missing, state.view.known_version(), at);
+            self.note_guesses(file, state);
             journal.push_about(file.ino, || header(state), &record);
         }
     }
@@ -332,6 +342,10 @@ impl Node {
 
     fn note_all(&self) {
         for file in self.listed_dirty() {
+            let shows = self.shows_unseen(&file, &file.state.read());
+            if shows && let Err(e) = self.collect(&file) {
+                tracing::warn!(ino = %file.ino, error = %e, "cache file not looked at");
+            }
             let state = file.state.read();
             if state.view.has_unattached() {
                 self.note_written(&file, &state);

@@ -253,6 +253,9 @@ async fn one(
     {
         let mut state = file.state.write();
         state.view = FileView::restored(node.me, answer, &owned, &dirty);
+        if note.as_ref().is_some_and(|n| n.header.guessed) {
+            state.view.guess(&dirty);
+        }
         state.path.clone_from(&place.path);
         if let Some(note) = &note {
             state.home.clone_from(&note.header.home);

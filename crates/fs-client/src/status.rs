@@ -30,6 +30,12 @@ pub struct Status {
     pub flush_state: String,
     pub activity: u64,
     pub open_files: usize,
+    /// Opens so far, by the way that their reads and writes go.
+    pub opens: BTreeMap<String, u64>,
+    /// What keeps every file of this mount from being passed through, if anything.
+    pub io_path_obstacle: Option<String>,
+    /// Files that are open now; at most as many as fit on a screen or two.
+    pub io_paths: Vec<OpenPath>,
     pub rpc: BTreeMap<String, u64>,
     pub leases: Leases,
     pub peers: Vec<Peer>,
@@ -46,6 +52,28 @@ pub struct Leases {
     pub recalled: u64,
     /// Questions that a lease answered.
     pub answered: u64,
+}
+
+/// An open file and the way of its reads and writes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[allow(missing_docs)]
+pub struct OpenPath {
+    pub path: String,
+    pub io_path: String,
+    pub handles: u64,
+}
+
+/// Open files that the status lists.
+const OPEN_PATHS_MAX: usize = 100;
+
+fn open_paths(node: &Node) -> Vec<OpenPath> {
+    let mut counted: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for handle in node.handles.all_files().into_iter().take(OPEN_PATHS_MAX) {
+        let way = crate::passing::name(handle.path);
+        *counted.entry((handle.file.label(), way)).or_default() += 1;
+    }
+    let one = |((path, io_path), handles)| OpenPath { path, io_path, handles };
+    counted.into_iter().map(one).collect()
 }
 
 /// Another node of the job.
@@ -124,6 +152,9 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         flush_state: flush.state.name().to_string(),
         activity: flush.activity,
         open_files: node.handles.open_files(),
+        opens: node.paths.counts(),
+        io_path_obstacle: node.paths.obstacle().map(|r| r.name().to_string()),
+        io_paths: open_paths(node),
         rpc: node.meta.stats().calls.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
         leases: Leases {
             held: node.leases_held(),

@@ -107,7 +107,12 @@ fn server_frames() {
     let bodies = [
         Body::Entry(pb::Entry { attr, map: Some(map.clone()), lease: map.lease }),
         Body::Map(map.clone()),
-        Body::Attached(pb::Attached { version: 3, map: Some(map), size: 100 }),
+        Body::Attached(pb::Attached {
+            version: 3,
+            map: Some(map),
+            size: 100,
+            contested: vec![range(1, 2)],
+        }),
     ];
     let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };
     let frame = |body| pb::ServerFrame { replies: vec![reply(body)], notices: vec![] };
@@ -192,6 +197,7 @@ fn node_seed() -> Vec<u8> {
         home: None,
         under: None,
         shared: false,
+        guessed: true,
     };
     let ranges = vec![ByteRange::at(0, 100), ByteRange::at(4096, 100)];
     let (ino, now) = (Ino(9), Time::default());

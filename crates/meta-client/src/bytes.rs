@@ -7,7 +7,7 @@ use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
-use ebb_wire::{range_to_pb, time_to_pb};
+use ebb_wire::{range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the unowned bytes of a file are.
@@ -40,6 +40,8 @@ pub struct Opened {
     pub backing: Option<Backing>,
     /// Where it is in the mount.
     pub place: Place,
+    /// No other node has it open.
+    pub sole: bool,
 }
 
 /// A question about the owners of bytes.
@@ -67,8 +69,12 @@ impl QueryRequest {
 pub struct AttachRequest {
     /// The file.
     pub ino: Ino,
-    /// The bytes, all in this node's cache.
+    /// The bytes, all in this node's cache. These and the next two are sorted and disjoint.
     pub ranges: Vec<ByteRange>,
+    /// Blocks in which something may have been written: attached where nobody else has them.
+    pub guessed: Vec<ByteRange>,
+    /// Bytes that may have been written again: attached where they are this node's still.
+    pub again: Vec<ByteRange>,
     /// When they were written last; none: a time was set explicitly since, and stays.
     pub mtime: Option<Time>,
     /// Answer when this is on stable storage.
@@ -86,6 +92,8 @@ pub struct Attached {
     pub size: u64,
     /// The answer to `then_query`.
     pub map: Option<Mapped>,
+    /// The guessed and repeated bytes that were not attached.
+    pub contested: Vec<ByteRange>,
 }
 
 /// Permission to write bytes to the backing.
@@ -137,6 +145,7 @@ pub(crate) fn opened_from_pb(opened: pb::Opened) -> Result<Opened, Errno> {
         map: map_from_pb(opened.map.ok_or(Errno::EPROTO)?)?,
         backing: opened.backing.map(backing_from_pb).transpose()?,
         place: place_from_pb(opened.r#where.unwrap_or_default()),
+        sole: opened.sole,
     })
 }
 
@@ -152,7 +161,14 @@ fn attached_from_pb(attached: pb::Attached) -> Result<Attached, Errno> {
         version: Version(attached.version),
         size: attached.size,
         map: attached.map.map(map_from_pb).transpose()?,
+        contested: attached.contested.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
     })
+}
+
+/// True when one of `sorted` contains `range`.
+fn within(sorted: &[ByteRange], range: ByteRange) -> bool {
+    let at = sorted.partition_point(|r| r.start() <= range.start());
+    at.checked_sub(1).is_some_and(|i| sorted[i].contains(range))
 }
 
 impl MetaClient {
@@ -197,8 +213,15 @@ impl MetaClient {
             mtime: attach.mtime.map(time_to_pb),
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
+            guessed: attach.guessed.iter().copied().map(range_to_pb).collect(),
+            again: attach.again.iter().copied().map(range_to_pb).collect(),
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        // Nothing else was asked for, so nothing else can be refused.
+        let refused = |c: &ByteRange| within(&attach.guessed, *c) || within(&attach.again, *c);
+        if !attached.contested.iter().all(refused) {
+            return Err(Errno::EPROTO);
+        }
         // Without the answer the view would keep an old map and take it for the new one.
         if attach.then_query.is_some() && attached.map.is_none() {
             return Err(Errno::EPROTO);

@@ -107,6 +107,8 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
     AttachRequest {
         ino,
         ranges: vec![ByteRange::new(start, end)],
+        guessed: Vec::new(),
+        again: Vec::new(),
         mtime: Some(Time::now()),
         durable: false,
         then_query: None,
@@ -464,4 +466,35 @@ async fn a_broken_connection_with_answers_under_way_is_not_noticed() {
 #[tokio::test]
 async fn a_service_that_dies_with_answers_under_way_is_not_noticed() {
     done_but_not_answered(true).await;
+}
+
+/// Who writes past the daemon claims blocks: it gets what nobody else has.
+#[tokio::test]
+async fn claims_take_nothing_from_others() {
+    let dirs = Dirs::new();
+    let running = Running::start(&dirs, None).await;
+    let (one, two) = (running.connect("n1").await, running.connect("node2").await);
+    let opened = create(&one, "claimed").await;
+    assert!(opened.sole, "it was just made");
+    let ino = opened.attr.ino;
+    assert!(!two.open(ino, true, false, Version::ZERO).await.unwrap().sole);
+
+    let range = ByteRange::new;
+    let claims = |guessed: &[ByteRange], again: &[ByteRange]| AttachRequest {
+        ranges: Vec::new(),
+        guessed: guessed.to_vec(),
+        again: again.to_vec(),
+        ..attach(ino, 0, 0)
+    };
+    let first = one.attach(&claims(&[range(0, 8192)], &[])).await.unwrap();
+    assert_eq!((first.size, first.contested), (8192, Vec::new()));
+    two.attach(&attach(ino, 100, 200)).await.unwrap();
+    let again = one.attach(&claims(&[range(8192, 9000)], &[range(0, 8192)])).await.unwrap();
+    assert_eq!((again.size, again.contested), (9000, vec![range(100, 200)]));
+    let late = two.attach(&claims(&[range(0, 4096)], &[range(8192, 9000)])).await.unwrap();
+    let theirs = [range(0, 100), range(200, 4096), range(8192, 9000)];
+    assert_eq!((late.version, late.contested), (again.version.next(), theirs.to_vec()));
+    two.release(ino).await.unwrap();
+    assert!(one.open(ino, false, false, Version::ZERO).await.unwrap().sole);
+    running.stop().await;
 }

@@ -222,6 +222,12 @@ impl Namespace {
         self.opens.get(&ino).is_some_and(|o| !o.is_empty())
     }
 
+    /// True when a node other than `node` has the file open.
+    #[must_use]
+    pub fn is_open_by_others(&self, ino: Ino, node: NodeId) -> bool {
+        self.opens.get(&ino).is_some_and(|nodes| nodes.iter().any(|n| *n != node))
+    }
+
     /// True when this node has it open.
     #[must_use]
     pub fn is_open_by(&self, ino: Ino, node: NodeId) -> bool {

@@ -12,7 +12,7 @@ pub mod node;
 pub mod random;
 pub mod steps;
 
-pub use cluster::{Builder, Cluster};
+pub use cluster::{Builder, Cluster, number};
 pub use environment::{ebb_binary, skip_reason};
 pub use node::Node;
 pub use steps::Steps;

@@ -53,10 +53,11 @@ const fn computed(name: &'static str, form: Form, when_empty: &'static str) -> K
 
 const FLUSH: &[&str] = &["idle", "immediate", "close", "watermark", "periodic", "end"];
 const DURABILITY: &[&str] = &["local", "backing", "none"];
+const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 24] = [
+pub static KEYS: [Key; 25] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -81,6 +82,7 @@ pub static KEYS: [Key; 24] = [
     key("stop-timeout", Form::Span, "10m"),
     key("fuse-threads", Form::Count(1, 64), "2"),
     key("naive", Form::Switch, "false"),
+    key("io-path", Form::Word(IO_PATH), "auto"),
 ];
 
 /// The row of a name.

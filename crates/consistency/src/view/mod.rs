@@ -43,6 +43,7 @@
 //! the two that shows another owner cannot be judged (which of our parts is older than it?) and
 //! is reported as doubtful; the next query is newer than all of them and can be.
 
+mod claims;
 mod flying;
 mod known;
 mod local;
@@ -54,6 +55,7 @@ use ebb_types::{ByteRange, NodeId, Version};
 use flying::Flying;
 use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
+use rangemap::RangeSet;
 use writing::Writing;
 
 /// Where bytes are read from.
@@ -107,6 +109,8 @@ pub struct FileView {
     flying: Flying,
     writing: Writing,
     known: Known,
+    /// Dirty bytes that may not have been written; see [`crate::claim`].
+    guessed: RangeSet<u64>,
 }
 
 impl FileView {
@@ -119,6 +123,7 @@ impl FileView {
             flying: Flying::default(),
             writing: Writing::default(),
             known: Known::nothing(),
+            guessed: RangeSet::new(),
         }
     }
 
@@ -243,6 +248,7 @@ impl FileView {
 
     /// The bytes of `range` were written; they are dirty.
     pub fn write(&mut self, range: ByteRange) {
+        self.settle(range);
         self.local.set(range, Some(Local::Dirty));
     }
 
@@ -330,6 +336,7 @@ impl FileView {
     fn own(&mut self, range: ByteRange, version: Version, changes: &mut Changes) {
         let facts: Vec<(ByteRange, Fact)> = self.known.facts(range).collect();
         let owned = Local::Owned { first: version, last: version, flushed: false };
+        self.settle(range);
         self.local.set(range, Some(owned));
         for (bytes, fact) in facts {
             if fact.owner != self.me && fact.version >= version {
@@ -494,6 +501,7 @@ impl FileView {
     /// This node's own truncate to `len` was done, with this answer: local bytes beyond it are
     /// gone, also unattached ones.
     pub fn truncated(&mut self, len: u64, answer: &MapAnswer) -> Changes {
+        self.settle(ByteRange::from(len));
         self.local.set(ByteRange::from(len), None);
         self.apply(answer)
     }

@@ -4,6 +4,7 @@
 
 mod convert;
 mod mount;
+mod passing;
 
 pub use mount::{MountError, Mounted, mount, unmount};
 
@@ -189,6 +190,7 @@ impl Filesystem for Adapter {
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             InitFlags::FUSE_MAX_PAGES,
         ];
+        passing::negotiate(&self.node, config);
         for flag in wanted {
             if config.add_capabilities(flag).is_err() {
                 tracing::info!(?flag, "this kernel does not have it");
@@ -425,11 +427,8 @@ impl Filesystem for Adapter {
             });
         }
         let uid = req.uid();
-        let work = async move { node.open(i, flags.0, uid).await };
-        self.spawn(Operation::Open, work, move |r| match r {
-            Ok(fh) => reply.opened(FileHandle(fh), open_flags()),
-            Err(e) => reply.error(errno(e)),
-        });
+        let work = async move { Ok((node.open(i, flags.0, uid, &reply).await, reply)) };
+        self.spawn(Operation::Open, work, passing::answer_open);
     }
 
     fn create(
@@ -454,13 +453,8 @@ impl Filesystem for Adapter {
         let parent = ino(parent);
         self.spawn(
             Operation::Create,
-            async move { node.create(parent, &name, args, flags).await },
-            move |r| match r {
-                Ok((a, fh)) => {
-                    reply.created(&TTL, &attr(&a), Generation(0), FileHandle(fh), open_flags());
-                }
-                Err(e) => reply.error(errno(e)),
-            },
+            async move { Ok((node.create(parent, &name, args, flags, &reply).await, reply)) },
+            passing::answer_create,
         );
     }
 

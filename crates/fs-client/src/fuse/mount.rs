@@ -4,6 +4,7 @@ use super::Adapter;
 use crate::node::Node;
 use fuser::{Config, MountOption, Session, SessionACL};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -26,6 +27,7 @@ pub enum MountError {
 /// A mount whose event loops run.
 pub struct Mounted {
     loops: JoinHandle<io::Result<()>>,
+    device: OwnedFd,
 }
 
 /// Mounts `node` at `mountpoint`; returns when the kernel knows it.
@@ -50,11 +52,12 @@ pub fn mount(
     config.n_threads = Some(threads.max(1));
     config.clone_fd = true;
     let session = Session::new(Adapter::new(node), mountpoint, &config).map_err(failed)?;
+    let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     let loops = std::thread::Builder::new()
         .name("fuse".into())
         .spawn(move || session.run())
         .map_err(failed)?;
-    Ok(Mounted { loops })
+    Ok(Mounted { loops, device })
 }
 
 fn hint(cause: &io::Error) -> &'static str {
@@ -69,6 +72,11 @@ fn hint(cause: &io::Error) -> &'static str {
 }
 
 impl Mounted {
+    /// Finds out whether files can be passed through, once the mount answers.
+    pub fn probe(&self, node: &Node) {
+        super::passing::probe(node, &self.device);
+    }
+
     /// Waits until the mount is gone.
     pub fn wait(self) -> io::Result<()> {
         self.loops.join().unwrap_or_else(|_| Err(io::Error::other("an event loop panicked")))

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.

@@ -79,6 +79,9 @@ pub struct Header {
     pub under: Option<Home>,
     /// Other nodes had bytes of it when last heard of.
     pub shared: bool,
+    /// Bytes that were written and not published may be guesses: they were written past the
+    /// daemon.
+    pub guessed: bool,
 }
 
 /// How bytes are held.

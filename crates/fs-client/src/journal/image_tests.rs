@@ -18,6 +18,7 @@ fn header(path: &str) -> Header {
         home: None,
         under: None,
         shared: false,
+        guessed: false,
     }
 }
 

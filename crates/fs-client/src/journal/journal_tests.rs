@@ -15,6 +15,7 @@ fn header() -> Header {
         home: None,
         under: None,
         shared: false,
+        guessed: false,
     }
 }
 

@@ -132,6 +132,9 @@ impl Node {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Errno> {
+        if let Some(n) = self.read_passed(&handle.file, offset, buffer)? {
+            return Ok(Some(n));
+        }
         let range = ByteRange::at(offset, buffer.len() as u64);
         let state = handle.file.state.read();
         if state.model.on(SyncEvent::Read).query.is_some() && !self.map_is_leased(&state) {
@@ -165,6 +168,11 @@ impl Node {
         offset: u64,
         size: usize,
     ) -> Result<Vec<u8>, Errno> {
+        let mut passed = vec![0; size];
+        if let Some(n) = self.read_passed(&handle.file, offset, &mut passed)? {
+            passed.truncate(n);
+            return Ok(passed);
+        }
         let range = ByteRange::at(offset, size as u64);
         self.event(&handle.file, SyncEvent::Read, range, false).await?;
         let bytes = self.gather(&handle.file, range).await?;

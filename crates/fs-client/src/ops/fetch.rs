@@ -100,7 +100,11 @@ impl Node {
 
     /// One missing piece: fetched here, or waited for when somebody does it already. `None`: it
     /// is not where it was said to be.
-    async fn obtain(&self, file: &Arc<CachedFile>, piece: Piece) -> Result<Option<Vec<u8>>, Errno> {
+    pub(crate) async fn obtain(
+        &self,
+        file: &Arc<CachedFile>,
+        piece: Piece,
+    ) -> Result<Option<Vec<u8>>, Errno> {
         loop {
             match file.fetch(piece.range) {
                 Fetch::Mine(_ticket) => return self.fetch_and_keep(file, piece).await,
@@ -127,7 +131,7 @@ impl Node {
             Source::Local | Source::Zero => return Err(Errno::EIO),
         };
         // A full buffer is for writers: readers do without a copy.
-        let full = self.is_over_capacity();
+        let full = self.is_over_capacity() && file.state.read().passing.is_none();
         if let Some(bytes) = &got
             && !full
             && let Err(e) = file.keep(&self.cache, piece.range, piece.as_of, bytes)
@@ -237,7 +241,7 @@ impl Node {
     }
 }
 
-fn split(piece: Piece) -> Vec<Piece> {
+pub(crate) fn split(piece: Piece) -> Vec<Piece> {
     let mut parts = Vec::new();
     let mut start = piece.range.start();
     while start < piece.range.end() {

@@ -6,6 +6,7 @@ pub mod fetch;
 pub mod locks;
 pub mod names;
 pub mod open;
+pub mod passing;
 pub mod room;
 pub mod space;
 pub mod sync;

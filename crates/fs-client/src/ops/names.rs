@@ -51,6 +51,7 @@ impl Node {
         let local_end = state.view.unattached_end();
         attr.size =
             if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
+        self.seen_past(&file, &state, &mut attr);
         if let Some(written) = state.mtime {
             attr.mtime = attr.mtime.max(written);
             attr.ctime = attr.ctime.max(written);
@@ -78,6 +79,9 @@ impl Node {
         }
         args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
         if args.size.is_some() || args.mtime.is_some() {
+            if let Some(file) = self.file(ino) {
+                self.collect(&file)?;
+            }
             self.note_touching(ino);
         }
         self.attr_changes(ino);
@@ -107,6 +111,7 @@ impl Node {
     async fn cut(&self, ino: Ino, args: &SetAttr, size: u64) -> Result<Attr, Errno> {
         let file = self.file_or_new(ino, self.rules.job());
         let _turn = file.turn.lock().await;
+        self.publish_unseen(&file).await?;
         let done = self.meta.setattr(ino, args).await?;
         let map = match done.map {
             Some(map) => map,
@@ -117,6 +122,7 @@ impl Node {
             }
         };
         self.apply_cut(&file, size, &map.map);
+        self.complete(&file).await?;
         Ok(done.attr)
     }
 

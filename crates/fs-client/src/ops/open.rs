@@ -8,8 +8,10 @@ use crate::leases::Ticket;
 use crate::node::Node;
 use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
+use crate::ops::passing::Asked;
+use crate::passing::{Door, Opening};
 use ebb_backend::{BackendError, BackingFile, Identity};
-use ebb_consistency::SyncEvent;
+use ebb_consistency::{IoPath, SyncEvent};
 use ebb_meta_client::{Backing, Made, Opened};
 use ebb_types::{Attr, Errno, Ino, Name};
 use parking_lot::Mutex;
@@ -37,28 +39,38 @@ fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBack
 }
 
 impl Node {
-    fn enter_handle(&self, file: Arc<CachedFile>) -> u64 {
+    pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath) -> u64 {
         self.handles.insert_file(OpenFile {
             file,
+            path,
             read_ahead: Mutex::new(ReadAhead::default()),
             record_owners: Mutex::new(Vec::new()),
             flock_owner: AtomicU64::new(0),
         })
     }
 
-    /// Opens a file for user `uid`; the handle's number.
-    pub async fn open(&self, ino: Ino, flags: i32, uid: u32) -> Result<u64, Errno> {
+    /// Opens a file for user `uid`.
+    pub async fn open(
+        &self,
+        ino: Ino,
+        flags: i32,
+        uid: u32,
+        door: &dyn Door,
+    ) -> Result<Opening, Errno> {
         let truncate = flags & libc::O_TRUNC != 0;
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.file_or_new(ino, self.rules.job());
         let _turn = file.turn.lock().await;
         // A second open that the model does not make a synchronisation event is local.
         if !truncate && self.join_open(&file) {
-            return Ok(self.enter_handle(Arc::clone(&file)));
+            let asked = Asked::new(flags, false, file.state.read().attr.as_ref());
+            return self.entered(&file, asked, door).await;
         }
         if truncate {
             self.note_touching(ino);
         }
+        // What is written past the daemon must be this node's before others' bytes are shown.
+        self.publish_unseen(&file).await?;
         for _ in 0..ATTEMPTS_MAX {
             let (known, ticket) = {
                 let state = file.state.read();
@@ -73,15 +85,31 @@ impl Node {
                 }
             };
             let privileged = opened.attr.perm & 0o6000 != 0;
+            let asked = Asked::new(flags, opened.sole, Some(&opened.attr));
             if self.take_opened(&file, opened, truncate, ticket).await? {
                 // The kernel leaves it to us when O_TRUNC comes with the open.
                 if truncate && privileged && uid != 0 {
                     self.kill_priv(ino).await?;
                 }
-                return Ok(self.enter_handle(Arc::clone(&file)));
+                return self.entered(&file, asked, door).await;
             }
         }
         Err(Errno::ESTALE)
+    }
+
+    /// The rest of an open that the service and this node have counted.
+    async fn entered(
+        &self,
+        file: &Arc<CachedFile>,
+        asked: Asked,
+        door: &dyn Door,
+    ) -> Result<Opening, Errno> {
+        let complete = self.complete(file).await;
+        let entered = complete.and_then(|()| self.enter(file, asked, door));
+        if entered.is_err() {
+            self.closed(file).await;
+        }
+        entered
     }
 
     fn join_open(&self, file: &CachedFile) -> bool {
@@ -201,21 +229,24 @@ impl Node {
         name: &Name,
         args: MakeArgs,
         flags: i32,
-    ) -> Result<(Attr, u64), Errno> {
+        door: &dyn Door,
+    ) -> Result<(Attr, Opening), Errno> {
         let uid = args.uid;
         match self.meta.make(&args.request(parent, name, true)?).await {
             Ok(Made::Made(_)) => Err(Errno::EPROTO),
             Ok(Made::Opened(opened)) => {
                 let attr = opened.attr;
                 let file = self.file_or_new(attr.ino, self.rules.job());
+                let _turn = file.turn.lock().await;
+                let asked = Asked::new(flags, opened.sole, Some(&attr));
                 self.take_opened(&file, opened, false, None).await?;
-                Ok((attr, self.enter_handle(file)))
+                Ok((attr, self.entered(&file, asked, door).await?))
             }
             // Another node was faster; without O_EXCL that is an open.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
                 let attr = self.lookup(parent, name).await?;
-                let fh = self.open(attr.ino, flags, uid).await?;
-                Ok((self.getattr(attr.ino).await?, fh))
+                let opening = self.open(attr.ino, flags, uid, door).await?;
+                Ok((self.getattr(attr.ino).await?, opening))
             }
             Err(e) => Err(e),
         }
@@ -223,13 +254,19 @@ impl Node {
 
     /// The last descriptor of a handle is gone.
     pub async fn release(&self, handle: &OpenFile) {
-        let file = &handle.file;
         self.release_locks_of(handle).await;
-        let _turn = file.turn.lock().await;
+        self.leave(handle).await;
+    }
+
+    /// One handle less. The caller has the turn.
+    pub(crate) async fn closed(&self, file: &Arc<CachedFile>) {
         let (last, registered) = {
             let mut state = file.state.write();
             state.opens -= 1;
             let last = state.opens == 0;
+            if last {
+                state.passing = None;
+            }
             (last, last && std::mem::take(&mut state.registered))
         };
         if last {

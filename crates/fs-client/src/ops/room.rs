@@ -20,13 +20,17 @@ impl Node {
     /// True when the buffer holds more than it may. The sum is an upper bound that is made exact
     /// when it matters.
     pub(crate) fn is_over_capacity(&self) -> bool {
-        let capacity = self.capacity();
-        if self.used.load(Relaxed) <= capacity {
+        self.is_over(self.capacity())
+    }
+
+    /// True when it holds more than `limit`.
+    pub(crate) fn is_over(&self, limit: u64) -> bool {
+        if self.used.load(Relaxed) <= limit {
             return false;
         }
         let (dirty, clean) = self.local_bytes();
         self.used.store(dirty + clean, Relaxed);
-        dirty + clean > capacity
+        dirty + clean > limit
     }
 
     /// Notes that so many bytes more may be in the buffer.
@@ -88,7 +92,11 @@ impl Node {
 
     /// What is flushed is the backing's again, so that nobody asks this node for it.
     async fn detach_flushed(&self, file: &Arc<CachedFile>) {
+        // With the turn, nobody begins to pass it through.
         let _turn = file.turn.lock().await;
+        if file.state.read().passing.is_some() {
+            return;
+        }
         let ranges = file.state.read().view.detachable(ByteRange::ALL);
         if ranges.is_empty() {
             return;
@@ -104,6 +112,9 @@ impl Node {
     fn drop_clean(&self, file: &CachedFile) {
         let Ok(cache) = file.cache(&self.cache) else { return };
         let mut state = file.state.write();
+        if state.passing.is_some() {
+            return;
+        }
         // That they were flushed must be written first: a journal that still has them for ours
         // would take the holes for bytes.
         if self.write_notes().is_err() {

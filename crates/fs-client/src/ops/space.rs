@@ -1,6 +1,7 @@
 //! Space inside files: fallocate with its holes, and where data and holes are.
 
-use crate::file::checked_range;
+use crate::cache;
+use crate::file::{CachedFile, checked_range};
 use crate::handles::OpenFile;
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
@@ -67,7 +68,10 @@ impl Node {
     }
 
     fn size_of(&self, handle: &OpenFile) -> u64 {
-        handle.file.state.read().view.size()
+        let state = handle.file.state.read();
+        let passed = state.passing.as_ref().and_then(|_| handle.file.cache(&self.cache).ok());
+        let len = passed.and_then(|cache| cache.metadata().ok()).map(|m| m.len());
+        len.unwrap_or_else(|| state.view.size())
     }
 
     async fn reserve(&self, handle: &OpenFile, range: ByteRange) -> Result<(), Errno> {
@@ -100,12 +104,29 @@ impl Node {
             self.ask(file, ByteRange::ALL).await?;
         }
         let state = file.state.read();
+        if state.passing.is_some() {
+            return self.seek_passed(file, offset, whence);
+        }
         if offset >= state.view.size() {
             return Err(Errno::ENXIO);
         }
         let found = match whence {
             libc::SEEK_DATA => state.view.seek_data(offset).ok_or(Errno::ENXIO)?,
             libc::SEEK_HOLE => state.view.seek_hole(offset).ok_or(Errno::ENXIO)?,
+            _ => return Err(Errno::EINVAL),
+        };
+        i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+    }
+
+    /// The same in the cache file of a passed-through inode, which has every byte.
+    fn seek_passed(&self, file: &CachedFile, offset: u64, whence: i32) -> Result<i64, Errno> {
+        let cache = file.cache(&self.cache)?;
+        if offset >= cache.metadata()?.len() {
+            return Err(Errno::ENXIO);
+        }
+        let found = match whence {
+            libc::SEEK_DATA => cache::next_data(&cache, offset)?.ok_or(Errno::ENXIO)?,
+            libc::SEEK_HOLE => cache::next_hole(&cache, offset)?,
             _ => return Err(Errno::EINVAL),
         };
         i64::try_from(found).map_err(|_| Errno::EOVERFLOW)

@@ -3,13 +3,14 @@
 
 use crate::cache;
 use crate::config::Durability;
-use crate::file::CachedFile;
+use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::leases::Ticket;
 use crate::node::Node;
 use ebb_consistency::{Changes, Grant, MapAnswer, Scope, SyncEvent};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
 use ebb_types::{ByteRange, Errno, Time, Version};
+use rangemap::RangeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -33,12 +34,22 @@ impl Node {
         let mut state = file.state.write();
         let changes = state.view.apply(answer);
         self.note_changes(file, &changes);
-        self.free_lost(file, &changes);
+        self.let_go(file, &mut state, &changes);
         let certain = changes.doubtful.is_empty();
         if certain {
             self.take_grant(&mut state, ticket, grant, false);
         }
         certain
+    }
+
+    /// What becomes of bytes in the cache file that an answer took away.
+    fn let_go(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
+        if state.passing.is_none() {
+            return self.free_lost(file, changes);
+        }
+        if let Err(e) = self.replace_lost(file, state, changes) {
+            tracing::error!(ino = %file.ino, error = %e, "a cache file that is passed through is not up to date");
+        }
     }
 
     /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
@@ -78,6 +89,10 @@ impl Node {
         if !state.view.has_unattached() {
             state.mtime = None;
         }
+        if state.passing.is_some() {
+            self.let_go(file, &mut state, &changes);
+            return self.resize_passed(file, &mut state, size);
+        }
         if let Ok(cache) = file.cache(&self.cache)
             && cache.metadata().is_ok_and(|m| m.len() > size)
             && let Err(e) = cache.set_len(size)
@@ -111,75 +126,108 @@ impl Node {
     /// Publishes what was written here and not yet attached. The caller has the turn.
     pub(crate) async fn attach(
         &self,
-        file: &CachedFile,
+        file: &Arc<CachedFile>,
         within: ByteRange,
         durable: bool,
         then_query: bool,
     ) -> Result<(), Errno> {
-        let (ranges, mtime, known) = {
-            let mut state = file.state.write();
-            let ranges = state.view.take_unattached(within);
-            if !ranges.is_empty() {
-                self.note_attaching(file, &state, &ranges);
-            }
-            (ranges, state.mtime, state.view.known_version())
-        };
-        if ranges.is_empty() {
-            if durable {
-                self.meta.sync_meta().await?;
-            }
-            if then_query {
-                self.query(file, ByteRange::ALL).await?;
-            }
-            return Ok(());
-        }
-        // A daemon that comes after this one must know of every byte that is published.
-        if let Err(e) = self.write_notes() {
-            file.state.write().view.attach_failed(&ranges);
-            return Err(e);
-        }
-        let request = AttachRequest {
-            ino: file.ino,
-            ranges: ranges.clone(),
-            mtime,
-            durable,
-            then_query: then_query.then_some(QueryRequest {
-                ino: file.ino,
-                range: ByteRange::ALL,
-                known,
-                lease: false,
-            }),
-        };
-        match self.meta.attach(&request).await {
-            Ok(done) => {
-                self.take_attached(file, &ranges, &done, mtime);
-                match &done.map {
-                    Some(answer) if self.learn(file, &answer.map) => Ok(()),
-                    Some(_) => self.query(file, ByteRange::ALL).await,
-                    None => Ok(()),
+        self.collect(file)?;
+        loop {
+            let sending = self.begin_attach(file, within);
+            if sending.is_empty() {
+                if durable {
+                    self.meta.sync_meta().await?;
                 }
+                if then_query {
+                    self.query(file, ByteRange::ALL).await?;
+                }
+                break;
             }
-            Err(e) => {
-                file.state.write().view.attach_failed(&ranges);
-                Err(e)
+            let done = self.send_attach(file, &sending, durable, then_query).await?;
+            // What others have of guessed bytes is attached by name, in another round.
+            let (_, contested) = file.state.read().view.by_precision(&done.contested);
+            if contested.is_empty() {
+                match &done.map {
+                    Some(answer) if self.learn(file, &answer.map) => {}
+                    Some(_) => self.query(file, ByteRange::ALL).await?,
+                    None => {}
+                }
+                break;
             }
+            self.settle_contested(file, &contested)?;
         }
+        if then_query { self.complete(file).await } else { Ok(()) }
     }
 
-    fn take_attached(
+    fn begin_attach(&self, file: &CachedFile, within: ByteRange) -> Sending {
+        let mut state = file.state.write();
+        let taken = state.view.take_unattached(within);
+        if !taken.is_empty() {
+            self.note_attaching(file, &state, &taken);
+        }
+        let (exact, guessed) = state.view.by_precision(&taken);
+        let again = self.take_again(&mut state, within);
+        let known = state.view.known_version();
+        Sending { taken, exact, guessed, again, mtime: state.mtime, known }
+    }
+
+    async fn send_attach(
         &self,
         file: &CachedFile,
-        ranges: &[ByteRange],
-        done: &Attached,
-        mtime: Option<Time>,
-    ) {
+        sending: &Sending,
+        durable: bool,
+        then_query: bool,
+    ) -> Result<Attached, Errno> {
+        let query = QueryRequest {
+            ino: file.ino,
+            range: ByteRange::ALL,
+            known: sending.known,
+            lease: false,
+        };
+        let request = AttachRequest {
+            ino: file.ino,
+            ranges: sending.exact.clone(),
+            guessed: sending.guessed.clone(),
+            again: sending.again.clone(),
+            mtime: sending.mtime,
+            durable,
+            then_query: then_query.then_some(query),
+        };
+        // A daemon that comes after this one must know of every byte that is published.
+        let done = match self.write_notes() {
+            Ok(()) => self.meta.attach(&request).await,
+            Err(e) => Err(e),
+        };
+        match &done {
+            Ok(done) => self.take_attached(file, sending, done),
+            Err(_) => {
+                let mut state = file.state.write();
+                state.view.attach_failed(&sending.taken);
+                if !sending.again.is_empty() {
+                    self.again_failed(&mut state);
+                }
+            }
+        }
+        done
+    }
+
+    fn take_attached(&self, file: &CachedFile, sending: &Sending, done: &Attached) {
         let mut state = file.state.write();
-        self.attr_published(&mut state, done.size, mtime);
-        let changes = state.view.attached(ranges, done.version, done.size);
+        self.attr_published(&mut state, done.size, sending.mtime);
+        let (mut ranges, refused) = split_by(&sending.taken, &done.contested);
+        let (again, _) = split_by(&sending.again, &done.contested);
+        state.view.attach_failed(&refused);
+        let mut changes = state.view.attached(&ranges, done.version, done.size);
+        let more = state.view.attached_again(&again, done.version);
+        changes.overtaken.extend(more.overtaken);
         if !state.view.has_unattached() {
             state.mtime = None;
         }
-        self.note_attached(file, &state, ranges, done.version, done.size);
+        if let Some(passing) = &mut state.passing {
+            passing.size = passing.size.max(done.size);
+        }
+        ranges.extend(again);
+        self.note_attached(file, &state, &ranges, done.version, done.size);
         self.note_changes(file, &changes);
         drop(state);
         self.try_write_notes();
@@ -201,14 +249,20 @@ impl Node {
                 let _turn = file.turn.lock().await;
                 self.attach(file, within, durable, ask.is_some()).await
             }
+            // What is looked up must not be taken for newer than what is not known to be written.
+            None if ask.is_some() && file.is_tracked() => {
+                let _turn = file.turn.lock().await;
+                self.attach(file, ByteRange::ALL, durable, true).await
+            }
             None => {
                 if durable {
                     self.meta.sync_meta().await?;
                 }
-                match ask {
-                    Some(scope) => self.ask(file, scoped(scope, range)).await,
-                    None => Ok(()),
+                if let Some(scope) = ask {
+                    self.ask(file, scoped(scope, range)).await?;
+                    self.complete(file).await?;
                 }
+                Ok(())
             }
         }
     }
@@ -218,7 +272,8 @@ impl Node {
     pub fn nothing_to_do_at_close(&self, handle: &OpenFile, owner: u64) -> bool {
         let state = handle.file.state.read();
         let actions = state.model.on(SyncEvent::Close);
-        let publishes = actions.attach.is_some() && state.view.has_unattached();
+        let unseen = self.may_hold_unseen(&handle.file, &state);
+        let publishes = actions.attach.is_some() && (unseen || state.view.has_unattached());
         let holds_locks = state.lock_owners.contains(&owner);
         !(publishes || actions.query.is_some() || holds_locks)
     }
@@ -227,6 +282,7 @@ impl Node {
     /// duplicate of a descriptor; doing it again does nothing.
     pub async fn close(&self, handle: &OpenFile, owner: u64) -> Result<(), Errno> {
         let file = &handle.file;
+        self.collect(file)?;
         let published = self.event(file, SyncEvent::Close, ByteRange::ALL, false).await;
         self.note_written_now(file);
         let locked = file.state.read().lock_owners.contains(&owner);
@@ -242,6 +298,7 @@ impl Node {
     /// `fsync`: what the model says, and the durability that was asked for.
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
         let file = &handle.file;
+        self.collect(file)?;
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
@@ -276,7 +333,16 @@ impl Node {
     /// Publishes everything of a file in any model: an explicit commit, or before a flush.
     pub async fn publish(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         let _turn = file.turn.lock().await;
+        // Without a visible change it is not published again and again: a flush would never end.
+        if file.is_tracked() && !self.has_visible_work(file) {
+            return Ok(());
+        }
         self.attach(file, ByteRange::ALL, false, false).await
+    }
+
+    fn has_visible_work(&self, file: &CachedFile) -> bool {
+        let state = file.state.read();
+        state.view.has_unattached() || self.shows_unseen(file, &state)
     }
 
     /// What the explicit commit (`user.ebb.commit`) does.
@@ -298,6 +364,42 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// What one attach takes along.
+struct Sending {
+    /// Unattached bytes, which count as sent.
+    taken: Vec<ByteRange>,
+    /// Those that were written for certain.
+    exact: Vec<ByteRange>,
+    /// Those that are only guessed to be.
+    guessed: Vec<ByteRange>,
+    /// Own bytes that may have been written again.
+    again: Vec<ByteRange>,
+    mtime: Option<Time>,
+    known: Version,
+}
+
+impl Sending {
+    fn is_empty(&self) -> bool {
+        self.taken.is_empty() && self.again.is_empty()
+    }
+}
+
+/// Cuts `ranges` into what is outside of `marked` and what is inside.
+fn split_by(ranges: &[ByteRange], marked: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+    if marked.is_empty() {
+        return (ranges.to_vec(), Vec::new());
+    }
+    let marked: RangeSet<u64> = marked.iter().map(|r| r.to_std()).collect();
+    let (mut outside, mut inside) = (Vec::new(), Vec::new());
+    for range in ranges {
+        let outer = range.to_std();
+        outside.extend(marked.gaps(&outer).map(|r| ByteRange::new(r.start, r.end)));
+        let hits = marked.overlapping(&outer);
+        inside.extend(hits.map(|r| ByteRange::new(r.start, r.end).intersect(*range)));
+    }
+    (outside, inside)
 }
 
 fn scoped(scope: Scope, range: ByteRange) -> ByteRange {

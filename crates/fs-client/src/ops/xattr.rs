@@ -71,6 +71,7 @@ impl Node {
         let Some(file) = self.file(ino) else {
             return Ok("unpublished=0 unflushed=0 clean=0".to_string());
         };
+        self.collect(&file)?;
         let state = file.state.read();
         Ok(format!(
             "unpublished={} unflushed={} clean={}",

@@ -2,6 +2,7 @@
 
 use super::{Call, OpResult, ranges, size};
 use crate::state::{Entry, FileOp, Outcome, State};
+use ebb_consistency::Claim;
 use ebb_namespace::{AttrChange, Change, Home, Record};
 use ebb_types::{ByteRange, Errno, Ino, Time, Version};
 use ebb_wire::pb;
@@ -59,6 +60,7 @@ impl Call {
             map: Some(map(state, ino, ByteRange::ALL, known)?),
             backing: backing_ref(state, ino),
             r#where: Some(super::describe::place(state, ino)),
+            sole: !state.ns.is_open_by_others(ino, self.who.node),
         })))
     }
 
@@ -104,7 +106,8 @@ impl Call {
 
     pub(super) fn attach(&self, op: &pb::Attach) -> OpResult {
         let ino = Ino(op.ino);
-        let ranges = ranges(&op.ranges)?;
+        let (guessed, again) = (ranges(&op.guessed)?, ranges(&op.again)?);
+        let mut ranges = ranges(&op.ranges)?;
         let mtime = op.mtime.map(ebb_wire::time_from_pb).transpose()?;
         let then = op.then_query.as_ref().map(|q| Ok::<_, Errno>((range_of(q.range)?, q)));
         let then = then.transpose()?;
@@ -112,6 +115,14 @@ impl Call {
         state.file(ino)?;
         if let Some((_, q)) = then {
             state.file(Ino(q.ino))?;
+        }
+        let mut contested = Vec::new();
+        for (list, claim) in [(guessed, Claim::Guessed), (again, Claim::Again)] {
+            for range in list {
+                let (granted, refused) = state.file(ino)?.judge_claim(self.who.node, range, claim);
+                ranges.extend(granted);
+                contested.extend(refused.into_iter().map(ebb_wire::range_to_pb));
+            }
         }
         if ranges.iter().any(|r| !r.is_empty()) {
             let entries = written(&state, ino, FileOp::Attach(self.who.node, ranges), mtime)?;
@@ -121,7 +132,7 @@ impl Call {
         let map = then.map(|(r, q)| map(&state, Ino(q.ino), r, q.known_version)).transpose()?;
         let file = state.file(ino)?;
         let (version, size) = (file.version().0, file.size());
-        Ok(Some(Body::Attached(pb::Attached { version, map, size })))
+        Ok(Some(Body::Attached(pb::Attached { version, map, size, contested })))
     }
 
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody
@@ -159,7 +170,7 @@ impl Call {
         entries.push(self.answered(Outcome::Appended(size, version)));
         self.core.commit(&mut state, &entries);
         debug_assert_eq!(state.file(ino).map(|f| (f.version(), f.size())), Ok((version, size)));
-        Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))
+        Ok(Some(Body::Attached(pb::Attached { version: version.0, size, ..Default::default() })))
     }
 
     pub(super) fn detach(&self, op: &pb::Detach) -> OpResult {
@@ -175,7 +186,7 @@ impl Call {
         self.core.commit(&mut state, &[entry]);
         let file = state.file(ino)?;
         let (version, size) = (file.version().0, file.size());
-        Ok(Some(Body::Attached(pb::Attached { version, map: None, size })))
+        Ok(Some(Body::Attached(pb::Attached { version, size, ..Default::default() })))
     }
 }
 

@@ -181,9 +181,11 @@ impl Call {
                 }
                 _ => entry(&state, ino),
             },
-            Outcome::Appended(size, version) => {
-                Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))
-            }
+            Outcome::Appended(size, version) => Ok(Some(Body::Attached(pb::Attached {
+                version: version.0,
+                size,
+                ..Default::default()
+            }))),
         })
     }
 

@@ -1,0 +1,217 @@
+//! Whether an open may be passed through: its reads and writes then go from the kernel to the cache
+//! file and never reach the daemon. One pure decision from what the model promises, what is known
+//! of the file, and who else has it open. Nobody else decides this.
+//!
+//! The kernel wants all opens of an inode on a node to be of one kind, from the first to the
+//! last: the first one chooses ([`Beside`]). While an inode is passed through, the daemon keeps its
+//! cache file such that it reads right by itself; whatever a query shows is brought into it before
+//! the call returns.
+
+use crate::claim::shared_claims_are_exact;
+use crate::model::{Model, SyncEvent};
+use crate::view::FileView;
+use ebb_types::Version;
+use std::fmt;
+
+/// What an open wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// O_RDONLY.
+    Read,
+    /// O_WRONLY.
+    Write,
+    /// O_RDWR: may also map the file writably.
+    ReadWrite,
+}
+
+impl Access {
+    /// It may change the file.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        self != Access::Read
+    }
+}
+
+/// What the other local handles of the inode are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Beside {
+    /// There are none.
+    Nobody,
+    /// Their reads and writes go to the daemon.
+    Daemon,
+    /// The inode is passed through, for reading only.
+    Readers,
+    /// The inode is passed through, and writes past the daemon are found in its cache file.
+    Writers,
+}
+
+/// Everything the decision needs besides the view.
+#[derive(Clone, Copy, Debug)]
+pub struct Circumstances<'a> {
+    /// The model of the file.
+    pub model: &'a Model,
+    /// What the open wants.
+    pub access: Access,
+    /// Other local handles.
+    pub beside: Beside,
+    /// Nobody else can change what this open may see, for as long as it lives (a lease that is
+    /// ended before anything changes).
+    pub leased: bool,
+    /// The service says that no other node has the file open.
+    pub sole: bool,
+    /// The file has setuid or setgid bits, which a write must clear.
+    pub privileged: bool,
+    /// What keeps this node from it, whatever the file: found at start.
+    pub obstacle: Option<Reason>,
+    /// The buffer is nearly full.
+    pub crowded: bool,
+}
+
+/// Why an open goes to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// `--io-path daemon`.
+    SwitchedOff,
+    /// The kernel has no FUSE passthrough.
+    Kernel,
+    /// CAP_SYS_ADMIN is missing.
+    Privilege,
+    /// The cache is on a file system that cannot be passed through.
+    Stacked,
+    /// The cache's file system cannot tell whether a mapping is left (leases of files).
+    CacheFs,
+    /// The model asks the service at each read or write.
+    ModelAsks,
+    /// Other local handles of the file go to the daemon.
+    OtherOpens,
+    /// Some bytes are not in the cache.
+    NotLocal,
+    /// It is to be written and has content already.
+    NotEmpty,
+    /// Other nodes have it open, and the model lets an open file see their bytes.
+    Shared,
+    /// A write must clear setuid or setgid bits.
+    SetId,
+    /// The buffer is nearly full, and writers past the daemon are not slowed.
+    BufferNearlyFull,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Reason; 12] = [
+        Reason::SwitchedOff,
+        Reason::Kernel,
+        Reason::Privilege,
+        Reason::Stacked,
+        Reason::CacheFs,
+        Reason::ModelAsks,
+        Reason::OtherOpens,
+        Reason::NotLocal,
+        Reason::NotEmpty,
+        Reason::Shared,
+        Reason::SetId,
+        Reason::BufferNearlyFull,
+    ];
+
+    /// Its name in status and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::SwitchedOff => "switched-off",
+            Reason::Kernel => "kernel",
+            Reason::Privilege => "privilege",
+            Reason::Stacked => "stacked",
+            Reason::CacheFs => "cache-fs",
+            Reason::ModelAsks => "model-asks",
+            Reason::OtherOpens => "other-opens",
+            Reason::NotLocal => "not-local",
+            Reason::NotEmpty => "not-empty",
+            Reason::Shared => "shared",
+            Reason::SetId => "set-id",
+            Reason::BufferNearlyFull => "buffer-nearly-full",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which way an open goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IoPath {
+    /// Past the daemon, which need not know of reads.
+    Read,
+    /// Past the daemon; what is written is found in the cache file afterwards.
+    Write,
+    /// Through the daemon.
+    Daemon(Reason),
+    /// The inode is passed through and stays it; this handle's own reads and writes go to the
+    /// daemon, so that its writes are known by the byte.
+    DaemonBeside(Reason),
+}
+
+/// Decides for one open. `view` is what is known once the open has asked what its model asks.
+#[must_use]
+pub fn decide(view: &FileView, of: &Circumstances<'_>) -> IoPath {
+    if of.beside == Beside::Daemon {
+        return IoPath::Daemon(Reason::OtherOpens);
+    }
+    if of.beside == Beside::Nobody
+        && let Some(reason) = of.obstacle.or_else(|| against_model(of))
+    {
+        return IoPath::Daemon(reason);
+    }
+    match (of.beside, of.access.writes()) {
+        (Beside::Nobody, false) => first_reader(view),
+        (Beside::Nobody, true) => first_writer(view, of).map_or(IoPath::Write, IoPath::Daemon),
+        (_, false) => IoPath::Read,
+        (Beside::Writers, true) => IoPath::Write,
+        (_, true) => IoPath::DaemonBeside(Reason::NotEmpty),
+    }
+}
+
+/// A model that asks at each read or write wants to be asked, unless there is nothing to ask.
+fn against_model(of: &Circumstances<'_>) -> Option<Reason> {
+    let asks = of.model.reads_ask() || of.model.on(SyncEvent::Write).attach.is_some();
+    (asks && !of.leased).then_some(Reason::ModelAsks)
+}
+
+fn first_reader(view: &FileView) -> IoPath {
+    match view.known_version() != Version::ZERO && view.is_complete() {
+        true => IoPath::Read,
+        false => IoPath::Daemon(Reason::NotLocal),
+    }
+}
+
+/// What speaks against writing past the daemon.
+fn first_writer(view: &FileView, of: &Circumstances<'_>) -> Option<Reason> {
+    let alone = of.sole && of.leased;
+    if view.known_version() == Version::ZERO || !view.is_blank() {
+        Some(Reason::NotEmpty)
+    } else if !(alone || shared_claims_are_exact(of.model)) {
+        Some(Reason::ModelAsks)
+    } else if looks_while_open(of.model) && !of.sole {
+        Some(Reason::Shared)
+    } else if of.privileged {
+        Some(Reason::SetId)
+    } else if of.crowded {
+        Some(Reason::BufferNearlyFull)
+    } else {
+        None
+    }
+}
+
+/// An open file comes to see what others wrote at a call that programs make often. Everything
+/// that the call shows would have to be fetched at once, so writers that share a file are better
+/// off with the daemon. Not a question of being right.
+fn looks_while_open(model: &Model) -> bool {
+    let often = [SyncEvent::Fsync, SyncEvent::Close, SyncEvent::Stat];
+    often.into_iter().any(|event| model.on(event).query.is_some())
+}
+
+#[cfg(test)]
+#[path = "path_tests.rs"]
+mod tests;

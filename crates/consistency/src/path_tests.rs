@@ -1,0 +1,167 @@
+//! The decision as a table, and what holds for every row of it.
+
+use super::*;
+use crate::ownership::FileState;
+use crate::table::ModelTable;
+use ebb_types::{ByteRange, NodeId};
+use std::sync::Arc;
+
+const ME: NodeId = NodeId(1);
+const OTHER: NodeId = NodeId(2);
+
+fn model(name: &str) -> Arc<Model> {
+    ModelTable::builtin().get(name).expect("a built-in model")
+}
+
+/// Views of a file as an open may find it.
+fn view(kind: &str) -> FileView {
+    let mut file = FileState::new(if kind == "base" || kind == "cached" { 100 } else { 0 });
+    let mut view = FileView::new(ME);
+    match kind {
+        "unknown" => return view,
+        "theirs" => drop(file.attach(OTHER, &[ByteRange::new(0, 10)])),
+        _ => {}
+    }
+    let answer = file.query(ByteRange::ALL, Version::ZERO);
+    view.apply(&answer);
+    match kind {
+        "own" => view.write(ByteRange::new(0, 10)),
+        "cached" => drop(view.fetched(ByteRange::new(0, 100), answer.version)),
+        _ => {}
+    }
+    view
+}
+
+fn usual<'a>(model: &'a Model, access: Access) -> Circumstances<'a> {
+    Circumstances {
+        model,
+        access,
+        beside: Beside::Nobody,
+        leased: false,
+        sole: false,
+        privileged: false,
+        obstacle: None,
+        crowded: false,
+    }
+}
+
+#[test]
+fn first_opens_by_model_and_content() {
+    use Access::*;
+    use IoPath::Daemon;
+    use Reason::*;
+    // (model, what is known of the file, access, what comes out)
+    let table = [
+        ("session", "unknown", Read, Daemon(NotLocal)),
+        ("session", "blank", Read, IoPath::Read),
+        ("session", "own", Read, IoPath::Read),
+        ("session", "cached", Read, IoPath::Read),
+        ("session", "base", Read, Daemon(NotLocal)),
+        ("session", "theirs", Read, Daemon(NotLocal)),
+        ("session", "unknown", Write, Daemon(NotEmpty)),
+        ("session", "blank", Write, IoPath::Write),
+        ("session", "blank", ReadWrite, IoPath::Write),
+        ("session", "own", Write, Daemon(NotEmpty)),
+        ("session", "cached", ReadWrite, Daemon(NotEmpty)),
+        ("session", "base", Write, Daemon(NotEmpty)),
+        ("session", "theirs", Write, Daemon(NotEmpty)),
+        ("mpiio", "own", Read, IoPath::Read),
+        ("mpiio", "blank", Write, Daemon(Shared)),
+        ("commit", "own", Read, Daemon(ModelAsks)),
+        ("commit", "blank", Write, Daemon(ModelAsks)),
+        ("posix", "own", Read, Daemon(ModelAsks)),
+        ("posix", "blank", Write, Daemon(ModelAsks)),
+    ];
+    for (name, kind, access, expected) in table {
+        let model = model(name);
+        let got = decide(&view(kind), &usual(&model, access));
+        assert_eq!(got, expected, "{name}, {kind} file, {access:?}");
+    }
+}
+
+#[test]
+fn what_the_service_says_opens_the_way() {
+    let (mpiio, posix) = (model("mpiio"), model("posix"));
+    let alone =
+        |model, leased| Circumstances { sole: true, leased, ..usual(model, Access::ReadWrite) };
+    assert_eq!(decide(&view("blank"), &alone(&mpiio, false)), IoPath::Write);
+    assert_eq!(decide(&view("blank"), &alone(&posix, true)), IoPath::Write);
+    let unleased = decide(&view("blank"), &alone(&posix, false));
+    assert_eq!(unleased, IoPath::Daemon(Reason::ModelAsks));
+    // A lease alone: somebody else may write as soon as it is recalled.
+    let leased = Circumstances { leased: true, ..usual(&posix, Access::Write) };
+    assert_eq!(decide(&view("blank"), &leased), IoPath::Daemon(Reason::ModelAsks));
+    let reading = Circumstances { leased: true, ..usual(&posix, Access::Read) };
+    assert_eq!(decide(&view("own"), &reading), IoPath::Read);
+}
+
+#[test]
+fn what_is_in_the_way_of_writers() {
+    let session = model("session");
+    let of = usual(&session, Access::Write);
+    let cases = [
+        (Circumstances { privileged: true, ..of }, Reason::SetId),
+        (Circumstances { crowded: true, ..of }, Reason::BufferNearlyFull),
+        (Circumstances { obstacle: Some(Reason::Kernel), ..of }, Reason::Kernel),
+        (Circumstances { beside: Beside::Daemon, ..of }, Reason::OtherOpens),
+    ];
+    for (of, reason) in cases {
+        assert_eq!(decide(&view("blank"), &of), IoPath::Daemon(reason));
+    }
+}
+
+/// The kernel's rule: all opens of an inode are of one kind.
+#[test]
+fn later_opens_are_of_the_kind_of_the_first() {
+    let is_passed = |path| !matches!(path, IoPath::Daemon(_));
+    let mut seen = [0; 2];
+    for name in ["posix", "commit", "session", "mpiio"] {
+        let model = model(name);
+        for kind in ["unknown", "blank", "own", "cached", "base", "theirs"] {
+            for access in [Access::Read, Access::Write, Access::ReadWrite] {
+                for bits in 0..32u32 {
+                    let on = |bit: u32| bits & (1 << bit) != 0;
+                    let of = |beside| Circumstances {
+                        beside,
+                        leased: on(0),
+                        sole: on(1),
+                        privileged: on(2),
+                        crowded: on(3),
+                        obstacle: on(4).then_some(Reason::Privilege),
+                        ..usual(&model, access)
+                    };
+                    let view = view(kind);
+                    assert!(!is_passed(decide(&view, &of(Beside::Daemon))));
+                    for beside in [Beside::Readers, Beside::Writers] {
+                        assert!(is_passed(decide(&view, &of(beside))), "{beside:?}");
+                    }
+                    let first = decide(&view, &of(Beside::Nobody));
+                    assert!(!matches!(first, IoPath::DaemonBeside(_)));
+                    assert!(!(on(4) && is_passed(first)), "an obstacle is one");
+                    seen[usize::from(is_passed(first))] += 1;
+                }
+            }
+        }
+    }
+    assert!(seen.iter().all(|n| *n > 20), "both happen: {seen:?}");
+}
+
+/// Who writes past the daemon leaves only guesses behind: these must be exact.
+#[test]
+fn nobody_writes_past_the_daemon_where_guesses_are_not_exact() {
+    for name in ["posix", "commit", "session", "mpiio"] {
+        let model = model(name);
+        for (sole, leased) in [(false, false), (false, true), (true, false), (true, true)] {
+            let of = Circumstances { sole, leased, ..usual(&model, Access::Write) };
+            if decide(&view("blank"), &of) == IoPath::Write {
+                assert!(shared_claims_are_exact(&model) || (sole && leased), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn names_of_reasons_differ() {
+    let names: std::collections::BTreeSet<_> = Reason::ALL.iter().map(|r| r.name()).collect();
+    assert_eq!(names.len(), Reason::ALL.len());
+}

@@ -1,0 +1,112 @@
+//! A file that is written past the daemon: what the cache file shows becomes bytes that this node
+//! has written, as far as that can be told. The rules are in [`crate::claim`].
+
+use super::local::{Class, Local};
+use super::{Changes, FileView, bytes};
+use ebb_types::{ByteRange, Version};
+
+impl FileView {
+    /// The cache file holds data in `blocks` (whole blocks up to its size). What was absent of
+    /// them is dirty now, and guessed. Returns those parts.
+    pub fn found(&mut self, blocks: &[ByteRange]) -> Vec<ByteRange> {
+        let gaps = blocks.iter().flat_map(|b| self.local.gaps(*b));
+        let new: Vec<ByteRange> = gaps.flat_map(|g| self.writing.idle(g)).collect();
+        for range in new.iter().filter(|r| !r.is_empty()) {
+            self.local.set(*range, Some(Local::Dirty));
+            self.guessed.insert(range.to_std());
+        }
+        new
+    }
+
+    /// These dirty bytes are guessed ones: a daemon before this one found them.
+    pub fn guess(&mut self, ranges: &[ByteRange]) {
+        ranges.iter().filter(|r| !r.is_empty()).for_each(|r| self.guessed.insert(r.to_std()));
+    }
+
+    /// True when some written byte is only guessed to be.
+    #[must_use]
+    pub fn has_guessed(&self) -> bool {
+        !self.guessed.is_empty()
+    }
+
+    /// Cuts `ranges` into those that are known to be written and those that are guessed.
+    #[must_use]
+    pub fn by_precision(&self, ranges: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+        let (mut exact, mut guessed) = (Vec::new(), Vec::new());
+        for range in ranges.iter().filter(|r| !r.is_empty()) {
+            let outer = range.to_std();
+            exact.extend(self.guessed.gaps(&outer).map(|r| bytes(&r)));
+            guessed.extend(self.guessed.overlapping(&outer).map(|r| bytes(r).intersect(*range)));
+        }
+        (exact, guessed)
+    }
+
+    /// Bytes that this node attached and, as far as it knows, still owns.
+    #[must_use]
+    pub fn owned(&self, within: ByteRange) -> Vec<ByteRange> {
+        let mut owned = self.local.of_class(Class::Unflushed, within);
+        owned.extend(self.local.of_class(Class::Flushed, within));
+        owned.sort_unstable();
+        owned
+    }
+
+    /// Bytes that are not in the cache file, as far as is known.
+    #[must_use]
+    pub fn absent(&self, within: ByteRange) -> Vec<ByteRange> {
+        self.local.gaps(within)
+    }
+
+    /// Bytes that others have too.
+    #[must_use]
+    pub fn clean(&self, within: ByteRange) -> Vec<ByteRange> {
+        self.local.of_class(Class::Clean, within)
+    }
+
+    /// The service attached owned bytes anew at `version`.
+    pub fn attached_again(&mut self, ranges: &[ByteRange], version: Version) -> Changes {
+        let mut changes = Changes::default();
+        for range in ranges {
+            for owned in self.owned(*range) {
+                self.own(owned, version, &mut changes);
+            }
+        }
+        self.extend_whole(ranges, version);
+        changes
+    }
+
+    /// The service did not attach the guessed bytes of `contested`, because others have them. Of
+    /// them `written` were written for certain and stay dirty; the rest was not. Returns the rest.
+    pub fn refused(&mut self, contested: &[ByteRange], written: &[ByteRange]) -> Vec<ByteRange> {
+        let mut dropped = Vec::new();
+        for range in contested {
+            for dirty in self.local.of_class(Class::Dirty, *range) {
+                let (_, guessed) = self.by_precision(&[dirty]);
+                dropped.extend(guessed);
+            }
+        }
+        for range in &dropped {
+            self.local.set(*range, None);
+            self.guessed.remove(range.to_std());
+        }
+        let mut rest = Vec::new();
+        for range in &dropped {
+            let mut at = range.start();
+            let kept = written.iter().map(|w| w.intersect(*range)).filter(|w| !w.is_empty());
+            for kept in kept {
+                self.local.set(kept, Some(Local::Dirty));
+                rest.push(ByteRange::new(at, kept.start()));
+                at = kept.end();
+            }
+            rest.push(ByteRange::new(at, range.end()));
+        }
+        rest.retain(|r| !r.is_empty());
+        rest
+    }
+
+    /// Whatever becomes of `range` now, it is no guess any more.
+    pub(super) fn settle(&mut self, range: ByteRange) {
+        if !range.is_empty() && !self.guessed.is_empty() {
+            self.guessed.remove(range.to_std());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Passthrough as FUSE speaks of it: what is negotiated at the start, whether this machine can do
+//! it, and the answers to opens.
+
+use super::convert::{attr, errno};
+use super::{TTL, open_flags};
+use crate::cache;
+use crate::config::IoMode;
+use crate::node::Node;
+use crate::passing::{Door, Opening, obstacle_of};
+use ebb_consistency::{IoPath, Reason};
+use ebb_types::{Attr, Errno};
+use fuser::{
+    BackingId, FileHandle, FopenFlags, Generation, InitFlags, KernelConfig, ReplyCreate, ReplyOpen,
+};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// The cache may be on an overlay file system.
+const STACK_DEPTH: u32 = 2;
+
+/// `_IOW(229, 2, uint32_t)`: gives a backing id back.
+const BACKING_CLOSE: libc::Ioctl = 0x4004_e502;
+
+impl Door for ReplyOpen {
+    fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId> {
+        self.open_backing(file)
+    }
+}
+
+impl Door for ReplyCreate {
+    fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId> {
+        self.open_backing(file)
+    }
+}
+
+/// Asks the kernel for passthrough when a mount is made.
+pub fn negotiate(node: &Node, config: &mut KernelConfig) {
+    if node.config.io_path == IoMode::Daemon {
+        return node.paths.set_obstacle(Some(Reason::SwitchedOff));
+    }
+    if config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_err() {
+        return tracing::info!("this kernel has no FUSE passthrough");
+    }
+    let _ = config.set_max_stack_depth(STACK_DEPTH);
+}
+
+/// Tries on a mount that answers, with its device, whether files can be passed through.
+pub fn probe(node: &Node, device: &OwnedFd) {
+    if node.config.io_path == IoMode::Daemon {
+        return;
+    }
+    let obstacle = try_it(node, device).err();
+    if let Some(reason) = obstacle {
+        tracing::info!(%reason, "files are not passed through");
+    }
+    node.paths.set_obstacle(obstacle);
+}
+
+fn try_it(node: &Node, device: &OwnedFd) -> Result<(), Reason> {
+    let file = node.cache.nameless().map_err(|_| Reason::CacheFs)?;
+    let id = BackingId::create_raw(device, file.as_fd()).map_err(|e| obstacle_of(&e))?;
+    // SAFETY: the id was made just now and nobody else has it; the kernel copies the number.
+    unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &id) };
+    node.paths.set_fine_times(cache::has_fine_times(&file).map_err(|_| Reason::CacheFs)?);
+    // A lease that is broken while it is held sends this signal, which would end the process.
+    // SAFETY: no handler is installed, the signal is only ignored.
+    unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    let read_only = cache::reopened_for_reading(&file).map_err(|_| Reason::CacheFs)?;
+    // The file itself is open for writing, and that must show.
+    match cache::has_no_writers(&read_only) {
+        Ok(false) => Ok(()),
+        _ => Err(Reason::CacheFs),
+    }
+}
+
+/// Data of a handle beside passed-through ones travels through the daemon.
+fn flags(path: IoPath) -> FopenFlags {
+    match path {
+        IoPath::Read | IoPath::Write => FopenFlags::empty(),
+        IoPath::Daemon(_) | IoPath::DaemonBeside(_) => open_flags(),
+    }
+}
+
+/// The end of an open.
+pub fn answer_open(done: Result<(Result<Opening, Errno>, ReplyOpen), Errno>) {
+    let Ok((opened, reply)) = done else { return };
+    match opened {
+        Ok(Opening { fh, path, id: Some(id) }) => {
+            reply.opened_passthrough(FileHandle(fh), flags(path), &id);
+        }
+        Ok(Opening { fh, path, id: None }) => reply.opened(FileHandle(fh), flags(path)),
+        Err(e) => reply.error(errno(e)),
+    }
+}
+
+/// The end of a create.
+pub fn answer_create(done: Result<(Result<(Attr, Opening), Errno>, ReplyCreate), Errno>) {
+    let Ok((created, reply)) = done else { return };
+    match created {
+        Ok((a, Opening { fh, path, id: Some(id) })) => {
+            let (a, fh) = (attr(&a), FileHandle(fh));
+            reply.created_passthrough(&TTL, &a, Generation(0), fh, flags(path), &id);
+        }
+        Ok((a, Opening { fh, path, id: None })) => {
+            reply.created(&TTL, &attr(&a), Generation(0), FileHandle(fh), flags(path));
+        }
+        Err(e) => reply.error(errno(e)),
+    }
+}

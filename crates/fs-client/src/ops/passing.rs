@@ -1,0 +1,473 @@
+//! Opens that are passed through to the kernel: when an inode begins and ends to be, what was
+//! written past the daemon, and keeping the cache file such that it reads right by itself.
+
+use crate::cache;
+use crate::file::{CachedFile, State};
+use crate::handles::OpenFile;
+use crate::node::Node;
+use crate::ops::fetch::{is_unknown, split};
+use crate::passing::{self, Door, Opening, Passing, Stamp, Track};
+use ebb_consistency::path::{Access, Circumstances, decide};
+use ebb_consistency::{Beside, Changes, IoPath, Source};
+use ebb_flusher::BypassSource;
+use ebb_types::{Attr, ByteRange, Errno};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// Rounds of fetching what an observation showed before it is called hopeless.
+const ROUNDS_MAX: u32 = 8;
+
+/// Looks for a writable mapping that outlives its last handle: at first at once, then so often.
+const MAPPED_LOOK_MAX: Duration = Duration::from_millis(500);
+
+/// Looks made before a release is answered, and the rest left to a task.
+const LOOKS_AT_ONCE: u32 = 4;
+
+/// What an open asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    pub access: Access,
+    pub sole: bool,
+    pub privileged: bool,
+}
+
+impl Asked {
+    /// From the flags of the call and what the service answered.
+    pub(crate) fn new(flags: i32, sole: bool, attr: Option<&Attr>) -> Asked {
+        let access = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => Access::Read,
+            libc::O_WRONLY => Access::Write,
+            _ => Access::ReadWrite,
+        };
+        Asked { access, sole, privileged: attr.is_some_and(|a| a.perm & 0o6000 != 0) }
+    }
+}
+
+impl Node {
+    /// Chooses the way of an open that is counted in `opens` already, and takes the handle in. The
+    /// caller has the turn.
+    pub(crate) fn enter(
+        &self,
+        file: &Arc<CachedFile>,
+        asked: Asked,
+        door: &dyn Door,
+    ) -> Result<Opening, Errno> {
+        let (path, id) = self.choose(file, asked, door)?;
+        self.paths.count(path);
+        let fh = self.enter_handle(Arc::clone(file), path);
+        if file.is_tracked() {
+            self.list_dirty(file);
+        }
+        Ok(Opening { fh, path, id })
+    }
+
+    fn choose(
+        &self,
+        file: &Arc<CachedFile>,
+        asked: Asked,
+        door: &dyn Door,
+    ) -> Result<(IoPath, Option<Arc<fuser::BackingId>>), Errno> {
+        let crowded = asked.access.writes() && self.is_crowded();
+        let mut state = file.state.write();
+        let beside = passing::beside(state.passing.as_ref(), state.opens.saturating_sub(1));
+        let path = decide(
+            &state.view,
+            &Circumstances {
+                model: &state.model,
+                access: asked.access,
+                beside,
+                leased: false,
+                sole: asked.sole,
+                privileged: asked.privileged,
+                obstacle: self.paths.obstacle(),
+                crowded,
+            },
+        );
+        if matches!(path, IoPath::Daemon(_)) {
+            return Ok((path, None));
+        }
+        if beside == Beside::Nobody
+            && let Err(e) = self.begin_passing(file, &mut state, door)
+        {
+            let reason = passing::obstacle_of(&e);
+            tracing::warn!(error = %e, %reason, "no passthrough; opens go to the daemon");
+            self.paths.set_obstacle(Some(reason));
+            return Ok((IoPath::Daemon(reason), None));
+        }
+        self.begin_tracking(file, &mut state, path, asked.access)?;
+        Ok((path, state.passing.as_ref().map(|p| Arc::clone(&p.id))))
+    }
+
+    /// From now on the cache file reads right by itself.
+    fn begin_passing(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        door: &dyn Door,
+    ) -> io::Result<()> {
+        let cache = file.cache(&self.cache)?;
+        let size = state.view.size();
+        // Freeing the space of lost bytes can have failed before.
+        for hole in state.view.absent(ByteRange::new(0, size)) {
+            cache::punch(&cache, hole)?;
+        }
+        if cache.metadata()?.len() != size {
+            cache.set_len(size)?;
+        }
+        let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
+        state.passing = Some(Passing { id: Arc::new(id), track: None, size });
+        Ok(())
+    }
+
+    fn begin_tracking(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        path: IoPath,
+        access: Access,
+    ) -> Result<(), Errno> {
+        let State { passing: Some(passing), view, .. } = state else { return Ok(()) };
+        // A mapping of any handle leads to the cache file; to map it writably takes both.
+        let tracked = path == IoPath::Write || access == Access::ReadWrite;
+        if !tracked {
+            return Ok(());
+        }
+        let cache = file.cache(&self.cache)?;
+        if passing.track.is_none() {
+            let mut track = Track::start(&cache, self.paths.fine_times())?;
+            for clean in view.clean(ByteRange::ALL) {
+                track.remember(&cache, clean)?;
+            }
+            passing.track = Some(track);
+        }
+        if let Some(track) = passing.track.as_mut().filter(|_| access == Access::ReadWrite) {
+            track.may_be_mapped();
+        }
+        Ok(())
+    }
+
+    /// True when the buffer is so full that nobody should write to it unseen.
+    fn is_crowded(&self) -> bool {
+        let capacity = self.capacity();
+        let limit = capacity / 10 * 9;
+        let unseen: u64 = self.listed_dirty().iter().map(|f| self.unseen_bytes(f)).sum();
+        if self.is_over(limit.saturating_sub(unseen)) {
+            return true;
+        }
+        self.cache.space().is_ok_and(|(all, free)| free < all / 50)
+    }
+
+    /// Bytes that were written past the daemon and not looked for yet; an estimate.
+    fn unseen_bytes(&self, file: &CachedFile) -> u64 {
+        let state = file.state.read();
+        if state.passing.as_ref().is_none_or(|p| p.track.is_none()) {
+            return 0;
+        }
+        let known = state.view.unflushed_bytes() + state.view.clean_bytes();
+        let held = file.cache(&self.cache).ok().and_then(|c| c.metadata().ok());
+        held.map_or(0, |m| (m.blocks() * 512).saturating_sub(known))
+    }
+
+    /// Reads from the cache file of a passed-through inode; `None` when it is not passed through.
+    pub(crate) fn read_passed(
+        &self,
+        file: &CachedFile,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> Result<Option<usize>, Errno> {
+        let state = file.state.read();
+        if state.passing.is_none() {
+            return Ok(None);
+        }
+        let cache = file.cache(&self.cache)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            match cache.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(Some(done))
+    }
+
+    /// What the cache file of a passed-through inode says of size and time, which the view does
+    /// not know yet.
+    pub(crate) fn seen_past(&self, file: &CachedFile, state: &State, attr: &mut Attr) {
+        let Some(passing) = &state.passing else { return };
+        let Ok(now) = file.cache(&self.cache).and_then(|c| Ok(Stamp::of(&c)?)) else { return };
+        attr.size = now.len;
+        if passing.track.as_ref().is_some_and(|t| t.shows_change(&now)) {
+            attr.mtime = attr.mtime.max(now.modified());
+            attr.ctime = attr.ctime.max(now.modified());
+        }
+    }
+
+    /// True when something may have been written past the daemon since the last look.
+    pub(crate) fn may_hold_unseen(&self, file: &CachedFile, state: &State) -> bool {
+        let Some(track) = state.passing.as_ref().and_then(|p| p.track.as_ref()) else {
+            return false;
+        };
+        let now = file.cache(&self.cache).and_then(|c| Ok(Stamp::of(&c)?));
+        now.is_ok_and(|now| track.may_have_changed(&now))
+    }
+
+    /// The same, by what shows only: for lists that are made often.
+    pub(crate) fn shows_unseen(&self, file: &CachedFile, state: &State) -> bool {
+        let Some(track) = state.passing.as_ref().and_then(|p| p.track.as_ref()) else {
+            return false;
+        };
+        let now = file.cache(&self.cache).and_then(|c| Ok(Stamp::of(&c)?));
+        now.is_ok_and(|now| track.shows_change(&now))
+    }
+
+    /// Finds what was written past the daemon.
+    pub(crate) fn collect(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        if !file.is_tracked() {
+            return Ok(());
+        }
+        let cache = file.cache(&self.cache)?;
+        let new = {
+            let mut state = file.state.write();
+            let State { passing: Some(Passing { track: Some(track), .. }), view, mtime, .. } =
+                &mut *state
+            else {
+                return Ok(());
+            };
+            let now = Stamp::of(&cache)?;
+            if !track.may_have_changed(&now) {
+                return Ok(());
+            }
+            if track.shows_change(&now) {
+                *mtime = (*mtime).max(Some(now.modified()));
+            }
+            track.look(&cache, now, view)?
+        };
+        self.note_stored(new);
+        self.list_dirty(file);
+        self.metrics.bytes_written.fetch_add(new, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Publishes what was written past the daemon, so that an answer of the service cannot be
+    /// mistaken to be newer. The caller has the turn.
+    pub(crate) async fn publish_unseen(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        if !file.is_tracked() {
+            return Ok(());
+        }
+        self.attach(file, ByteRange::ALL, false, false).await
+    }
+
+    /// Publishes what was written past the daemon of every file, stores through mappings as well,
+    /// which show nowhere: a drain that was asked for begins with this.
+    pub(crate) async fn publish_all_unseen(&self) {
+        for file in self.listed_dirty() {
+            let _turn = file.turn.lock().await;
+            if let Err(e) = self.publish_unseen(&file).await {
+                tracing::warn!(ino = %file.ino, error = %e, "not published before the drain");
+            }
+        }
+    }
+
+    /// Own bytes that may have been written again since they were attached. They count as sent.
+    pub(crate) fn take_again(&self, state: &mut State, within: ByteRange) -> Vec<ByteRange> {
+        let State { passing: Some(Passing { track: Some(track), .. }), view, .. } = state else {
+            return Vec::new();
+        };
+        if track.take_due() { view.owned(within) } else { Vec::new() }
+    }
+
+    /// They were not attached.
+    pub(crate) fn again_failed(&self, state: &mut State) {
+        if let Some(Passing { track: Some(track), .. }) = &mut state.passing {
+            track.set_due();
+        }
+    }
+
+    /// Guessed bytes that the service did not attach because others have them: of these, what is
+    /// not zero was written here and is dirty by name now.
+    pub(crate) fn settle_contested(
+        &self,
+        file: &CachedFile,
+        contested: &[ByteRange],
+    ) -> Result<(), Errno> {
+        let cache = file.cache(&self.cache)?;
+        let mut state = file.state.write();
+        let (_, guessed) = state.view.by_precision(contested);
+        let written = passing::written_runs(&cache, &guessed)?;
+        let zeros = state.view.refused(contested, &written);
+        if let Some(Passing { track: Some(track), .. }) = &mut state.passing {
+            track.refuse(&zeros);
+        }
+        self.note_lost(file, &Changes { overtaken: zeros, ..Changes::default() });
+        Ok(())
+    }
+
+    /// An answer took bytes from a passed-through inode. They stay in its cache file, for whoever
+    /// reads it now, until the new ones are brought there ([`Node::complete`]); what is zeros now
+    /// becomes so here.
+    pub(crate) fn replace_lost(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        changes: &Changes,
+    ) -> Result<(), Errno> {
+        let cache = file.cache(&self.cache)?;
+        let State { passing: Some(passing), view, .. } = state else { return Ok(()) };
+        for (list, were_own) in [(&changes.overtaken, true), (&changes.stale, false)] {
+            for piece in list.iter().flat_map(|r| view.plan_read(*r)) {
+                match (piece.source, &mut passing.track) {
+                    (Source::Local, _) | (Source::Zero, None) => {}
+                    (Source::Zero, Some(track)) => track.clear(piece.range)?,
+                    (_, Some(track)) if were_own => track.remember(&cache, piece.range)?,
+                    _ => {}
+                }
+                if piece.source == Source::Zero {
+                    cache::punch(&cache, piece.range)?;
+                }
+            }
+        }
+        let before = std::mem::replace(&mut passing.size, view.published_size());
+        if view.published_size() < before {
+            cut(&cache, passing, view.size())?;
+        }
+        Ok(cache::extend(&cache, view.size())?)
+    }
+
+    /// The size was set by this node.
+    pub(crate) fn resize_passed(&self, file: &CachedFile, state: &mut State, size: u64) {
+        let Some(passing) = &mut state.passing else { return };
+        passing.size = size;
+        let done = file.cache(&self.cache).and_then(|cache| {
+            if cache.metadata()?.len() != size {
+                cut(&cache, passing, size)?;
+            }
+            Ok(())
+        });
+        if let Err(e) = done {
+            tracing::error!(ino = %file.ino, error = %e, "a cache file that is passed through has a wrong size");
+        }
+    }
+
+    /// Brings everything that this node has heard of into the cache file of a passed-through
+    /// inode, before the call returns that asked.
+    pub(crate) async fn complete(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        for round in 0..ROUNDS_MAX {
+            let missing = {
+                let state = file.state.read();
+                if state.passing.is_none() {
+                    return Ok(());
+                }
+                let remote = |s: &Source| matches!(s, Source::Peer { .. } | Source::Backing);
+                let plan = state.view.plan_read(ByteRange::new(0, state.view.size()));
+                plan.into_iter().filter(|p| remote(&p.source)).collect::<Vec<_>>()
+            };
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let mut moved = missing.iter().any(is_unknown);
+            for piece in missing.into_iter().flat_map(split) {
+                moved |= self.obtain(file, piece).await?.is_none();
+            }
+            if moved {
+                tokio::time::sleep(Duration::from_millis(1 << round)).await;
+                self.query_anew(file, ByteRange::ALL).await?;
+            }
+        }
+        tracing::warn!(ino = %file.ino, "what other nodes wrote cannot be brought into an open file");
+        Err(Errno::EIO)
+    }
+
+    /// The last handle of an inode goes. When it was written past the daemon, the last look is
+    /// made after the last writable mapping is gone, which outlives the handle.
+    pub(crate) async fn leave(&self, handle: &OpenFile) {
+        let file = &handle.file;
+        for look in 0.. {
+            let turn = file.turn.lock().await;
+            if !self.must_wait_for_mappings(file) {
+                if file.state.read().opens == 1 {
+                    self.end_passing(file).await;
+                }
+                return self.closed(file).await;
+            }
+            drop(turn);
+            if look >= LOOKS_AT_ONCE
+                && let Some(node) = self.me_arc()
+            {
+                let file = Arc::clone(file);
+                self.runtime.spawn(async move { node.leave_later(&file).await });
+                return;
+            }
+            tokio::time::sleep(Duration::from_micros(200 << look)).await;
+        }
+    }
+
+    async fn leave_later(&self, file: &Arc<CachedFile>) {
+        let mut pause = Duration::from_millis(5);
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAPPED_LOOK_MAX);
+            let _turn = file.turn.lock().await;
+            if !self.must_wait_for_mappings(file) {
+                if file.state.read().opens == 1 {
+                    self.end_passing(file).await;
+                }
+                return self.closed(file).await;
+            }
+        }
+    }
+
+    /// True when this is the last handle, and somebody can still write.
+    fn must_wait_for_mappings(&self, file: &CachedFile) -> bool {
+        let last = file.state.read().opens == 1;
+        last && file.is_tracked() && !file.has_no_writers(&self.cache)
+    }
+
+    async fn end_passing(&self, file: &Arc<CachedFile>) {
+        let tracked = file.is_tracked();
+        if tracked {
+            let unseen = self.may_hold_unseen(file, &file.state.read());
+            if unseen && let Err(e) = self.attach(file, ByteRange::ALL, false, false).await {
+                tracing::warn!(ino = %file.ino, error = %e, "not published at the last close");
+                self.note_written_now(file);
+            }
+        }
+        file.state.write().passing = None;
+        if tracked {
+            self.unlist_if_clean(file);
+        }
+    }
+}
+
+/// Sets the length of a passed-through cache file.
+fn cut(cache: &File, passing: &mut Passing, size: u64) -> io::Result<()> {
+    cache.set_len(size)?;
+    match &mut passing.track {
+        Some(track) => track.clear(ByteRange::new(size, i64::MAX as u64)),
+        None => Ok(()),
+    }
+}
+
+/// Writes past the daemon as activity: files that are open for them are looked at.
+pub(crate) struct Bypass(pub Weak<Node>);
+
+impl BypassSource for Bypass {
+    fn changes(&self) -> u64 {
+        let Some(node) = self.0.upgrade() else { return 0 };
+        let mut sum = 0u64;
+        for file in node.listed_dirty() {
+            if file.state.read().passing.is_some()
+                && let Ok(now) = file.cache(&node.cache).and_then(|c| Ok(Stamp::of(&c)?))
+            {
+                sum = sum.wrapping_mul(31).wrapping_add(now.mark());
+            }
+        }
+        sum
+    }
+}

@@ -1,0 +1,360 @@
+//! Finding out afterwards what was written past the daemon: when a cache file was changed last,
+//! where it has data, and what it held where others' bytes were put into it (the twin).
+
+use crate::cache;
+use ebb_consistency::claim::{blocks_of, changed_runs};
+use ebb_consistency::{FileView, Source};
+use ebb_types::{ByteRange, Time};
+use rangemap::RangeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// Bytes compared at a time.
+const STEP: usize = 1 << 20;
+
+/// Two ticks of the slowest clock that file systems take their times from, and some: times that
+/// are younger may be those of a later write as well.
+const YOUNG_NS: i128 = 25_000_000;
+
+/// When a cache file was changed last, as far as its attributes tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Its length.
+    pub len: u64,
+    modified_ns: i128,
+    changed_ns: i128,
+}
+
+impl Stamp {
+    /// As it is now.
+    pub fn of(file: &File) -> io::Result<Stamp> {
+        let meta = file.metadata()?;
+        let ns = |sec: i64, nsec: i64| i128::from(sec) * 1_000_000_000 + i128::from(nsec);
+        Ok(Stamp {
+            len: meta.len(),
+            modified_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            changed_ns: ns(meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+
+    /// When the content was changed last.
+    #[must_use]
+    pub fn modified(&self) -> Time {
+        let sec = self.modified_ns.div_euclid(1_000_000_000);
+        let nsec = self.modified_ns.rem_euclid(1_000_000_000);
+        Time { sec: i64::try_from(sec).unwrap_or(0), nsec: u32::try_from(nsec).unwrap_or(0) }
+    }
+
+    /// A number that differs when the stamp does, mostly.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        (self.modified_ns as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.len
+    }
+
+    fn is_young(&self) -> bool {
+        let now = Time::now();
+        let now_ns = i128::from(now.sec) * 1_000_000_000 + i128::from(now.nsec);
+        now_ns - self.modified_ns.max(self.changed_ns) < YOUNG_NS
+    }
+}
+
+/// What is remembered of an inode that is written past the daemon.
+pub struct Track {
+    /// At the last look.
+    seen: Stamp,
+    /// A write since then need not show in the stamp.
+    doubtful: bool,
+    /// Somebody may have mapped it writably: stores into pages that are dirty already change no
+    /// time.
+    mapped: bool,
+    /// Something was written since the own bytes were attached last.
+    due: bool,
+    /// What was put into the cache file of others' bytes, at the same offsets.
+    twin: Option<File>,
+    /// Bytes of our blocks that others have: zeros here, and written only where they are not.
+    refused: RangeSet<u64>,
+    fine_times: bool,
+}
+
+impl Track {
+    /// From now on.
+    pub fn start(cache: &File, fine_times: bool) -> io::Result<Track> {
+        let seen = Stamp::of(cache)?;
+        let doubtful = !fine_times && seen.is_young();
+        Ok(Track {
+            seen,
+            doubtful,
+            mapped: false,
+            due: false,
+            twin: None,
+            refused: RangeSet::new(),
+            fine_times,
+        })
+    }
+
+    /// Somebody who may map it writably has it open.
+    pub fn may_be_mapped(&mut self) {
+        self.mapped = true;
+    }
+
+    /// True when the stamp shows a change since the last look.
+    #[must_use]
+    pub fn shows_change(&self, now: &Stamp) -> bool {
+        *now != self.seen
+    }
+
+    /// True when something may have been written since the last look.
+    #[must_use]
+    pub fn may_have_changed(&self, now: &Stamp) -> bool {
+        self.mapped || self.doubtful || self.shows_change(now)
+    }
+
+    /// Takes the blame for own bytes being written again: once.
+    pub fn take_due(&mut self) -> bool {
+        std::mem::take(&mut self.due)
+    }
+
+    /// The attach of them came to nothing.
+    pub fn set_due(&mut self) {
+        self.due = true;
+    }
+
+    /// Looks at the cache file, of which `now` was the stamp before, and tells the view what was
+    /// written. Returns the number of bytes that are new.
+    pub fn look(&mut self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<u64> {
+        let mut changed = match &self.twin {
+            Some(twin) => differing(cache, twin, &view.clean(ByteRange::new(0, now.len)))?,
+            None => Vec::new(),
+        };
+        let blocks = data_blocks(cache, now.len)?;
+        let (zeros, others) = self.by_refusal(&blocks);
+        let absent = zeros.iter().flat_map(|r| view.absent(*r)).collect::<Vec<_>>();
+        changed.extend(written_runs(cache, &absent)?);
+        let (remote, others) = by_source(view, &others);
+        changed.extend(match &self.twin {
+            Some(twin) => differing(cache, twin, &remote)?,
+            None => written_runs(cache, &remote)?,
+        });
+        let found = view.found(&others);
+        changed.iter().for_each(|run| view.write(*run));
+        self.doubtful = !self.fine_times && now.is_young();
+        self.seen = now;
+        self.due = true;
+        Ok(found.iter().map(|r| r.len()).sum())
+    }
+
+    fn by_refusal(&self, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+        let (mut refused, mut others) = (Vec::new(), Vec::new());
+        for block in blocks {
+            let outer = block.to_std();
+            let known = self.refused.overlapping(&outer);
+            refused.extend(known.map(|r| ByteRange::new(r.start, r.end).intersect(*block)));
+            others.extend(self.refused.gaps(&outer).map(|r| ByteRange::new(r.start, r.end)));
+        }
+        (refused, others)
+    }
+
+    /// Others have these bytes of blocks that were claimed, and here they are zeros.
+    pub fn refuse(&mut self, ranges: &[ByteRange]) {
+        ranges.iter().filter(|r| !r.is_empty()).for_each(|r| self.refused.insert(r.to_std()));
+    }
+
+    /// Puts others' bytes into the cache file without touching what is written there meanwhile:
+    /// only bytes that differ from what was there when it was looked at last.
+    pub fn merge(&mut self, cache: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let twin = self.twin(cache)?;
+        let mut old = vec![0; bytes.len()];
+        cache::read_padded(twin, &mut old, at)?;
+        for run in changed_runs(at, bytes, &old) {
+            let from = (run.start() - at) as usize;
+            cache.write_all_at(&bytes[from..from + run.len() as usize], run.start())?;
+        }
+        twin.write_all_at(bytes, at)
+    }
+
+    /// The cache file's bytes in `range` are what was there when it was looked at last.
+    pub fn remember(&mut self, cache: &File, range: ByteRange) -> io::Result<()> {
+        let twin = self.twin(cache)?;
+        each_step(range, |at, n| {
+            let mut bytes = vec![0; n];
+            cache::read_padded(cache, &mut bytes, at)?;
+            twin.write_all_at(&bytes, at)
+        })
+    }
+
+    /// Those bytes are zeros now.
+    pub fn clear(&mut self, range: ByteRange) -> io::Result<()> {
+        if !range.is_empty() {
+            self.refused.remove(range.to_std());
+        }
+        let Some(twin) = &self.twin else { return Ok(()) };
+        match twin.metadata()?.len() {
+            len if len <= range.start() => Ok(()),
+            len if len <= range.end() => twin.set_len(range.start()),
+            _ => cache::punch(twin, range),
+        }
+    }
+
+    fn twin(&mut self, cache: &File) -> io::Result<&File> {
+        if self.twin.is_none() {
+            self.twin = Some(cache::nameless_beside(cache)?);
+        }
+        self.twin.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// Cuts `blocks` into absent bytes that others have, as far as is known, and the rest. What the
+/// first were at the last look is in the twin: they are on their way here, or could not be had.
+fn by_source(view: &FileView, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+    let (mut remote, mut rest) = (Vec::new(), Vec::new());
+    for block in blocks {
+        let mut at = block.start();
+        for piece in view.plan_read(*block) {
+            if matches!(piece.source, Source::Peer { .. } | Source::Backing) {
+                rest.push(ByteRange::new(at, piece.range.start()));
+                remote.push(piece.range);
+                at = piece.range.end();
+            }
+        }
+        rest.push(ByteRange::new(at, block.end()));
+    }
+    rest.retain(|r| !r.is_empty());
+    (remote, rest)
+}
+
+fn each_step(
+    range: ByteRange,
+    mut work: impl FnMut(u64, usize) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut at = range.start();
+    while at < range.end() {
+        let n = (range.end() - at).min(STEP as u64) as usize;
+        work(at, n)?;
+        at += n as u64;
+    }
+    Ok(())
+}
+
+/// The runs within `ranges` in which the two files differ.
+fn differing(now: &File, then: &File, ranges: &[ByteRange]) -> io::Result<Vec<ByteRange>> {
+    let mut runs = Vec::new();
+    let (mut new, mut old) = (vec![0; STEP], vec![0; STEP]);
+    for range in ranges {
+        each_step(*range, |at, n| {
+            cache::read_padded(now, &mut new[..n], at)?;
+            cache::read_padded(then, &mut old[..n], at)?;
+            runs.extend(changed_runs(at, &new[..n], &old[..n]));
+            Ok(())
+        })?;
+    }
+    Ok(runs)
+}
+
+/// The runs of bytes within `ranges` that are not zero.
+pub fn written_runs(cache: &File, ranges: &[ByteRange]) -> io::Result<Vec<ByteRange>> {
+    let mut runs = Vec::new();
+    let mut bytes = vec![0; STEP];
+    for range in ranges {
+        each_step(*range, |at, n| {
+            cache::read_padded(cache, &mut bytes[..n], at)?;
+            runs.extend(changed_runs(at, &bytes[..n], &[]));
+            Ok(())
+        })?;
+    }
+    Ok(runs)
+}
+
+/// The blocks of a cache file that hold data, neighbours as one.
+fn data_blocks(cache: &File, len: u64) -> io::Result<Vec<ByteRange>> {
+    let mut out: Vec<ByteRange> = Vec::new();
+    let mut at = 0;
+    while at < len {
+        let Some(start) = cache::next_data(cache, at)? else { break };
+        let end = cache::next_hole(cache, start)?;
+        let blocks = blocks_of(ByteRange::new(start, end), len);
+        match out.last_mut() {
+            Some(last) if last.end() >= blocks.start() => {
+                *last = ByteRange::new(last.start(), blocks.end().max(last.end()));
+            }
+            _ if blocks.is_empty() => {}
+            _ => out.push(blocks),
+        }
+        at = end.max(start + 1);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_consistency::claim::BLOCK;
+    use ebb_types::{NodeId, Version};
+
+    fn scratch() -> File {
+        tempfile::tempfile().expect("a file")
+    }
+
+    fn known_blank() -> FileView {
+        let mut view = FileView::new(NodeId(1));
+        let answer = ebb_consistency::FileState::new(0).query(ByteRange::ALL, Version::ZERO);
+        view.apply(&answer);
+        view
+    }
+
+    #[test]
+    fn a_look_finds_new_blocks_up_to_the_size() {
+        let cache = scratch();
+        let mut track = Track::start(&cache, true).expect("track");
+        let mut view = known_blank();
+        cache.write_all_at(b"x", 5 * BLOCK + 10).expect("write");
+        let now = Stamp::of(&cache).expect("stamp");
+        assert!(track.shows_change(&now));
+        let new = track.look(&cache, now, &mut view).expect("look");
+        assert_eq!(new, 11);
+        assert_eq!(view.unattached(ByteRange::ALL), [ByteRange::new(5 * BLOCK, 5 * BLOCK + 11)]);
+        assert!(!track.may_have_changed(&Stamp::of(&cache).expect("stamp")));
+        assert!(track.take_due() && !track.take_due());
+        track.may_be_mapped();
+        assert!(track.may_have_changed(&now), "stores need not show");
+    }
+
+    #[test]
+    fn coarse_times_are_not_trusted_while_young() {
+        let cache = scratch();
+        cache.write_all_at(b"x", 0).expect("write");
+        let young = Track::start(&cache, false).expect("track");
+        assert!(young.may_have_changed(&Stamp::of(&cache).expect("stamp")));
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        let old = Track::start(&cache, false).expect("track");
+        assert!(!old.may_have_changed(&Stamp::of(&cache).expect("stamp")));
+    }
+
+    /// Foreign bytes come in beside bytes that are being written here, and what is written over
+    /// them is found by the byte.
+    #[test]
+    fn merged_bytes_and_own_writes_are_kept_apart() {
+        let cache = scratch();
+        let mut track = Track::start(&cache, true).expect("track");
+        let mut view = known_blank();
+        // Another node owns 0..100 as one claim, of which it wrote 0..50.
+        let mut service = ebb_consistency::FileState::new(0);
+        service.attach(NodeId(2), &[ByteRange::new(0, 100)]);
+        let answer = service.query(ByteRange::ALL, Version::ZERO);
+        view.apply(&answer);
+        cache.write_all_at(&[7; 20], 60).expect("our own write, not looked for yet");
+        let theirs = [[5u8; 50], [0u8; 50]].concat();
+        let accepted = view.fetched(ByteRange::new(0, 100), answer.version);
+        assert_eq!(accepted, [ByteRange::new(0, 100)]);
+        track.merge(&cache, 0, &theirs).expect("merge");
+        cache.write_all_at(&[8; 3], 10).expect("over theirs");
+        let now = Stamp::of(&cache).expect("stamp");
+        track.look(&cache, now, &mut view).expect("look");
+        let written = [ByteRange::new(10, 13), ByteRange::new(60, 80)];
+        assert_eq!(view.unattached(ByteRange::ALL), written);
+        assert!(!view.has_guessed());
+        let mut bytes = [0; 80];
+        cache.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!((bytes[9], bytes[10], bytes[59], bytes[60], bytes[79]), (5, 8, 0, 7, 7));
+    }
+}
