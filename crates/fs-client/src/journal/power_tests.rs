@@ -21,6 +21,7 @@ fn header(ino: u64) -> Header {
         home: None,
         under: None,
         shared: false,
+        guessed: false,
     }
 }
 
