@@ -477,7 +477,7 @@ async fn claims_take_nothing_from_others() {
     let opened = create(&one, "claimed").await;
     assert!(opened.sole, "it was just made");
     let ino = opened.attr.ino;
-    assert!(!two.open(ino, true, false, Version::ZERO).await.unwrap().sole);
+    assert!(!two.open(ino, true, false, Version::ZERO, false).await.unwrap().sole);
 
     let range = ByteRange::new;
     let claims = |guessed: &[ByteRange], again: &[ByteRange]| AttachRequest {
@@ -495,6 +495,6 @@ async fn claims_take_nothing_from_others() {
     let theirs = [range(0, 100), range(200, 4096), range(8192, 9000)];
     assert_eq!((late.version, late.contested), (again.version.next(), theirs.to_vec()));
     two.release(ino).await.unwrap();
-    assert!(one.open(ino, false, false, Version::ZERO).await.unwrap().sole);
+    assert!(one.open(ino, false, false, Version::ZERO, false).await.unwrap().sole);
     running.stop().await;
 }
