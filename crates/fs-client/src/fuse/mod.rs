@@ -263,7 +263,7 @@ impl Filesystem for Adapter {
 
     fn setattr(
         &self,
-        _req: &Request,
+        req: &Request,
         i: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -286,7 +286,8 @@ impl Filesystem for Adapter {
             size,
             atime: atime.map(convert::time),
             mtime: mtime.map(convert::time),
-            kill_priv: false,
+            // Whoever has CAP_FSETID keeps them when the size changes.
+            kill_priv: size.is_some() && req.uid() != 0,
         };
         let node = Arc::clone(&self.node);
         let i = inode_to_change!(i, reply);
