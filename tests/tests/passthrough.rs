@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -259,6 +259,67 @@ fn published_bytes_survive_a_killed_daemon() {
     same("after a crash", &std::fs::read(node.path("f")).expect("read"), &data);
     node.umount();
     same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &data);
+}
+
+fn remounted(node: &Node) {
+    node.kill9();
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+}
+
+/// Bytes that were drained, written again past the daemon and published again are this node's
+/// still when it comes back.
+#[test]
+fn bytes_written_again_after_a_drain_survive_a_killed_daemon() {
+    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let node = &cluster.nodes()[0];
+    let file = created(&node.path("f"));
+    let mut want = record(1, 0, 100_000);
+    file.write_all_at(&want, 0).expect("write");
+    lock(&file, libc::F_WRLCK);
+    lock(&file, libc::F_UNLCK);
+    node.drain();
+    file.write_all_at(&[9; 5000], 3000).expect("write");
+    put(&mut want, 3000, &[9; 5000]);
+    lock(&file, libc::F_WRLCK);
+    lock(&file, libc::F_UNLCK);
+    assert_eq!(opens(node, "passthrough-write"), 1);
+    node.kill9();
+    drop(file);
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+    same("after a crash", &std::fs::read(node.path("f")).expect("read"), &want);
+    node.umount();
+    same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+}
+
+/// Zeros of a block that were claimed, and turned out to be another node's bytes, stay that
+/// node's, whatever happens to the claimant.
+#[test]
+fn refused_zeros_are_forgotten_by_a_killed_daemon() {
+    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let [one, two] = cluster.nodes() else { panic!("two nodes") };
+    File::create(one.path("f")).expect("create");
+    let (theirs, ours) = (rw(&one.path("f")), rw(&two.path("f")));
+    let mut want = Vec::new();
+    theirs.write_all_at(&[2; 1000], 2000).expect("write");
+    put(&mut want, 2000, &[2; 1000]);
+    close(theirs).expect("close");
+    ours.write_all_at(&[1; 1000], 0).expect("write");
+    put(&mut want, 0, &[1; 1000]);
+    ours.write_all_at(&[1; 1000], 5000).expect("write");
+    put(&mut want, 5000, &[1; 1000]);
+    close(ours).expect("close");
+    assert_eq!((opens(one, "passthrough-write"), opens(two, "passthrough-write")), (2, 1));
+    // What the journal knows of the file besides its bytes is written again.
+    std::fs::set_permissions(two.path("f"), PermissionsExt::from_mode(0o640)).expect("chmod");
+    remounted(two);
+    two.drain();
+    for node in [one, two] {
+        same("after a crash", &std::fs::read(node.path("f")).expect("read"), &want);
+        node.drain();
+    }
+    same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
 }
 
 /// The way of each open and its reason are told.

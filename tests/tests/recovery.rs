@@ -3,6 +3,7 @@
 //! and with a backing that changed meanwhile.
 
 use ebb_testkit::{Cluster, Node, describe, mounts, random, skip_reason};
+use ebb_tests::content::same;
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -455,7 +456,7 @@ fn a_damaged_journal_never_leads_to_wrong_bytes() {
         let _ = recover_at(&cluster, &cache, backing, &options);
         for i in 0..8 {
             match std::fs::read(backing.join(format!("f{i}"))) {
-                Ok(got) => assert!(got == content(i), "case {case}, byte {at}: f{i} is wrong"),
+                Ok(got) => same(&format!("case {case}, byte {at}: f{i}"), &got, &content(i)),
                 Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound),
             }
         }

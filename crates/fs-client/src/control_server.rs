@@ -110,8 +110,8 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
             Err(e) => Outcome::Failed { text: e.to_string() },
         },
         Request::Stats { prometheus } => {
-            let metrics = &daemon.node.metrics;
-            let text = if prometheus { metrics.prometheus() } else { metrics.table() };
+            let node = &daemon.node;
+            let text = if prometheus { node.prometheus() } else { node.metrics_table() };
             reply(serde_json::Value::String(text))
         }
         Request::Config => match serde_json::to_value(&daemon.node.config) {

@@ -95,7 +95,7 @@ fn left_file(ino: Ino, note: &Note) -> LeftFile {
     for (range, Held { kept, .. }) in note.held() {
         match kept {
             Kept::Written => file.written += range.len(),
-            Kept::Attaching | Kept::Owned(_) => file.published += range.len(),
+            Kept::Attaching | Kept::Owned(_) | Kept::Again(_) => file.published += range.len(),
         }
         match file.ranges.last_mut() {
             Some(last) if last.end() == range.start() => {

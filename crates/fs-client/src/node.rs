@@ -191,10 +191,22 @@ impl Node {
                 let daemon = self.daemon.get().and_then(Weak::upgrade).ok_or(Errno::EAGAIN)?;
                 json(serde_json::to_vec_pretty(&daemon.status().await))?
             }
-            VirtualFile::Metrics => self.metrics.prometheus().into_bytes(),
+            VirtualFile::Metrics => self.prometheus().into_bytes(),
             VirtualFile::Config => json(serde_json::to_vec_pretty(&self.config))?,
         };
         Ok(self.handles.insert_content(content))
+    }
+
+    /// Every counter, as Prometheus text exposition.
+    #[must_use]
+    pub fn prometheus(&self) -> String {
+        self.metrics.prometheus() + &self.paths.prometheus()
+    }
+
+    /// Every counter, as a table for people.
+    #[must_use]
+    pub fn metrics_table(&self) -> String {
+        self.metrics.table() + &self.paths.table()
     }
 
     /// The cap of the buffer.

@@ -3,7 +3,7 @@
 //! journal (`ebb recover` runs a node without one) nothing happens here.
 
 use crate::file::{CachedFile, State};
-use crate::journal::{Header, Home, Journal, Record, Seen};
+use crate::journal::{Header, Home, Journal, Kept, Record, Seen};
 use crate::node::Node;
 use ebb_backend::{BackendError, Identity};
 use ebb_consistency::Changes;
@@ -29,7 +29,6 @@ fn header(state: &State) -> Header {
         home: state.home.clone(),
         under: state.under.clone(),
         shared: state.view.is_shared(),
-        guessed: state.view.has_guessed(),
     }
 }
 
@@ -61,17 +60,31 @@ impl Node {
     /// An attach of `ranges` is going to be sent.
     pub(crate) fn note_attaching(&self, file: &CachedFile, state: &State, ranges: &[ByteRange]) {
         let Some(journal) = self.journal() else { return };
+        let (ino, known) = (file.ino, state.view.known_version());
         let at = state.mtime.unwrap_or_else(Time::now);
-        let known = state.view.known_version();
-        let record = Record::Attaching(file.ino, ranges.to_vec(), known, at);
-        self.note_guesses(file, state);
-        journal.push_about(file.ino, || header(state), &record);
+        let (exact, guessed) = state.view.by_precision(ranges);
+        if !exact.is_empty() {
+            let record = Record::Attaching(ino, exact, known, at);
+            journal.push_about(ino, || header(state), &record);
+        }
+        if !guessed.is_empty() {
+            let record = Record::Guessed(ino, guessed, Kept::Attaching, known, at);
+            journal.push_about(ino, || header(state), &record);
+        }
     }
 
-    /// Whoever takes over must know that written bytes may be guesses, before it hears of them.
-    fn note_guesses(&self, file: &CachedFile, state: &State) {
-        if state.view.has_guessed() {
-            self.note_header(file, state);
+    /// An attach is going to be sent of own bytes that were perhaps written again.
+    pub(crate) fn note_again(&self, file: &CachedFile, state: &State, ranges: &[ByteRange]) {
+        if let Some(journal) = self.journal().filter(|_| !ranges.is_empty() && !state.orphan) {
+            let record = Record::Again(file.ino, ranges.to_vec(), state.view.known_version());
+            journal.push_about(file.ino, || header(state), &record);
+        }
+    }
+
+    /// Others have these claimed bytes.
+    pub(crate) fn note_refused(&self, file: &CachedFile, ranges: &[ByteRange]) {
+        if let Some(journal) = self.journal().filter(|_| !ranges.is_empty()) {
+            journal.push_if_known(file.ino, &Record::Refused(file.ino, ranges.to_vec()));
         }
     }
 
@@ -157,10 +170,17 @@ impl Node {
         let dirty = state.view.unattached(ByteRange::ALL);
         let missing = if dirty.is_empty() { dirty } else { journal.not_written(file.ino, &dirty) };
         if !missing.is_empty() && !state.orphan {
+            let (ino, known) = (file.ino, state.view.known_version());
             let at = state.mtime.unwrap_or_else(Time::now);
-            let record = Record::Written(file.ino, missing, state.view.known_version(), at);
-            self.note_guesses(file, state);
-            journal.push_about(file.ino, || header(state), &record);
+            let (exact, guessed) = state.view.by_precision(&missing);
+            if !exact.is_empty() {
+                let record = Record::Written(ino, exact, known, at);
+                journal.push_about(ino, || header(state), &record);
+            }
+            if !guessed.is_empty() {
+                let record = Record::Guessed(ino, guessed, Kept::Written, known, at);
+                journal.push_about(ino, || header(state), &record);
+            }
         }
     }
 
@@ -178,9 +198,9 @@ impl Node {
     pub(crate) fn held_now(&self, file: &CachedFile) -> Vec<ByteRange> {
         let state = file.state.read();
         self.note_written(file, &state);
-        let owned = state.view.unflushed(ByteRange::ALL);
         let mut held = state.view.unattached(ByteRange::ALL);
-        held.extend(owned.into_iter().map(|(r, _)| r));
+        // Past the daemon, flushed bytes may have been written again.
+        held.extend(state.view.owned(ByteRange::ALL));
         held
     }
 

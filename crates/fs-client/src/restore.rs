@@ -16,7 +16,7 @@
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
 //!
-//! "Not held" is also what the journal says was held and nothing shows that the device has it:
+//! "Published" is also what was published and perhaps written again. "Not held" is also what the journal says was held and nothing shows that the device has it:
 //! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
 //! Owned zeros are bytes of an append that was never answered.
 
@@ -70,12 +70,12 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
     let mine = today.owner == case.me;
     let trusted = held.filter(|h| h.durable || !case.rebooted);
     match trusted.map(|h| h.kept) {
-        Some(Kept::Owned(v)) if v > case.file => Verdict::Dirty,
-        Some(Kept::Owned(_) | Kept::Attaching) if mine && !today.flushed => {
+        Some(Kept::Owned(v) | Kept::Again(v)) if v > case.file => Verdict::Dirty,
+        Some(Kept::Owned(_) | Kept::Again(_) | Kept::Attaching) if mine && !today.flushed => {
             Verdict::Owned(today.version)
         }
-        Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
-        Some(Kept::Owned(_)) => Verdict::Drop,
+        Some(Kept::Owned(_) | Kept::Again(_)) if mine => Verdict::GiveBack,
+        Some(Kept::Owned(_) | Kept::Again(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) if today.version <= case.known => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) => Verdict::Aside,
@@ -195,6 +195,14 @@ fn ranges_of<'a>(
     judged.iter().filter(|(_, v, _)| wanted(*v)).map(|(r, ..)| *r).collect()
 }
 
+/// Dirty bytes that are only guessed to be written.
+fn guessed(judged: &[(ByteRange, Verdict, Option<Held>)]) -> Vec<ByteRange> {
+    let some = judged
+        .iter()
+        .filter(|(_, v, held)| *v == Verdict::Dirty && held.is_some_and(|h| h.guessed));
+    some.map(|(r, ..)| *r).collect()
+}
+
 fn sum(ranges: &[ByteRange]) -> u64 {
     ranges.iter().map(|r| r.len()).sum()
 }
@@ -253,9 +261,7 @@ async fn one(
     {
         let mut state = file.state.write();
         state.view = FileView::restored(node.me, answer, &owned, &dirty);
-        if note.as_ref().is_some_and(|n| n.header.guessed) {
-            state.view.guess(&dirty);
-        }
+        state.view.guess(&guessed(&judged));
         state.path.clone_from(&place.path);
         if let Some(note) = &note {
             state.home.clone_from(&note.header.home);
@@ -270,12 +276,12 @@ async fn one(
         note.known = note.known.max(answer.version);
         note.appending = false;
         note.set_held(judged.iter().filter_map(|(r, v, held)| {
-            let durable = held.is_some_and(|h| h.durable);
+            let held = held.unwrap_or(Held::new(Kept::Written));
             match v {
                 Verdict::Owned(v) | Verdict::OwnedZeros(v) => {
-                    Some((*r, Held { kept: Kept::Owned(*v), durable }))
+                    Some((*r, Held { kept: Kept::Owned(*v), ..held }))
                 }
-                Verdict::Dirty => Some((*r, Held { kept: Kept::Written, durable })),
+                Verdict::Dirty => Some((*r, Held { kept: Kept::Written, ..held })),
                 _ => None,
             }
         }));

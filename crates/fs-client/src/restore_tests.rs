@@ -76,7 +76,7 @@ proptest! {
         let mut image = Image::default();
         let header = Header {
             path: b"f".to_vec(), perm: 0, uid: 0, gid: 0, atime: Time::default(),
-            mtime: Time::default(), size: 0, home: None, under: None, shared: false, guessed: false,
+            mtime: Time::default(), size: 0, home: None, under: None, shared: false,
         };
         image.apply(&Record::File(Ino(1), Box::new(header)));
         let extents: Vec<_> = held.iter().map(|(s, l, k, durable)| {

@@ -171,6 +171,7 @@ fn mount_screen(status: &Value) -> String {
     row("in flight", format!("{} operation(s)", text(status, "activity")));
     row("requests", counts(&status["rpc"]));
     row("leases", leases(&status["leases"]));
+    row("opens", opens(status));
     section(&mut out, "peers", list(status, "peers"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
@@ -207,7 +208,15 @@ fn leases(of: &Value) -> String {
     format!("{held} held, {recalled} called back, {} questions answered", text(of, "answered"))
 }
 
-/// The most frequent requests.
+/// Which way opens went, and what keeps all of them from going past the daemon.
+fn opens(status: &Value) -> String {
+    match &status["io_path_obstacle"] {
+        Value::String(why) => format!("{} (no passthrough: {why})", counts(&status["opens"])),
+        _ => counts(&status["opens"]),
+    }
+}
+
+/// The most frequent of what was counted.
 fn counts(rpc: &Value) -> String {
     let Some(map) = rpc.as_object() else { return "-".to_owned() };
     let mut all: Vec<(&String, u64)> =
@@ -265,15 +274,24 @@ mod tests {
             "node": "n1", "consistency": "session", "backing": "/pfs", "mountpoint": "/m",
             "meta": "h:1", "dirty_bytes": 3 << 20, "flush_state": "waiting", "activity": 0,
             "rpc": {"lookup": 7, "attach": 9, "query": 0},
+            "opens": {"passthrough-write": 2, "daemon:not-local": 5},
             "peers": [{"name": "n2", "address": "h:2", "alive": true}],
             "errors": [{"path": "a", "operation": "flush", "errno": 28, "text": "No space"}],
         });
         let screen = mount_screen(&status);
-        for part in
-            ["/pfs on /m", "3MiB", "waiting", "attach 9, lookup 7", "n2", "a: flush: No space"]
-        {
+        for part in [
+            "/pfs on /m",
+            "3MiB",
+            "waiting",
+            "attach 9, lookup 7",
+            "n2",
+            "a: flush: No space",
+            "daemon:not-local 5, passthrough-write 2\n",
+        ] {
             assert!(screen.contains(part), "{part} in\n{screen}");
         }
+        let daemon = json!({"opens": {"daemon:kernel": 1}, "io_path_obstacle": "kernel"});
+        assert!(mount_screen(&daemon).contains("daemon:kernel 1 (no passthrough: kernel)"));
         assert!(screen.lines().count() < 24);
         assert!(mount_screen(&json!({})).contains("errors"));
         assert!(service_screen(&json!({"nodes": [{}]})).contains("nodes"));

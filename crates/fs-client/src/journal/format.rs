@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.
@@ -108,6 +108,11 @@ fn halves(record: &Record) -> Vec<Record> {
         }
         Record::Flushed(i, r) => make(&|a, b| Record::Flushed(*i, r[a..b].to_vec()), r.len()),
         Record::Lost(i, r) => make(&|a, b| Record::Lost(*i, r[a..b].to_vec()), r.len()),
+        Record::Refused(i, r) => make(&|a, b| Record::Refused(*i, r[a..b].to_vec()), r.len()),
+        Record::Again(i, r, v) => make(&|a, b| Record::Again(*i, r[a..b].to_vec(), *v), r.len()),
+        Record::Guessed(i, r, k, v, t) => {
+            make(&|a, b| Record::Guessed(*i, r[a..b].to_vec(), *k, *v, *t), r.len())
+        }
         Record::Durable(i, r) => make(&|a, b| Record::Durable(*i, r[a..b].to_vec()), r.len()),
         Record::Extents(i, r, v, p) => {
             make(&|a, b| Record::Extents(*i, r[a..b].to_vec(), *v, *p), r.len())

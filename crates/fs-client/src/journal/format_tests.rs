@@ -30,7 +30,6 @@ fn records(n: u64, boot: &str) -> Vec<Record> {
         home: None,
         under: None,
         shared: false,
-        guessed: false,
     };
     let mut out = vec![life(boot), Record::File(Ino(9), Box::new(header))];
     for i in 0..n {

@@ -79,9 +79,6 @@ pub struct Header {
     pub under: Option<Home>,
     /// Other nodes had bytes of it when last heard of.
     pub shared: bool,
-    /// Bytes that were written and not published may be guesses: they were written past the
-    /// daemon.
-    pub guessed: bool,
 }
 
 /// How bytes are held.
@@ -93,6 +90,9 @@ pub enum Kept {
     Attaching,
     /// Published at this version, not flushed.
     Owned(Version),
+    /// Published before, and perhaps written again past the daemon, as of this version; an attach
+    /// was sent and no answer is known. Flushed or not: that may have been without the new bytes.
+    Again(Version),
 }
 
 /// Bytes in the cache file.
@@ -102,6 +102,21 @@ pub struct Held {
     pub kept: Kept,
     /// They were synced to the device at least once since they are held.
     pub durable: bool,
+    /// They are parts of blocks that were written past the daemon: which of their zeros were
+    /// written is not known. When others have them as well, theirs count.
+    pub guessed: bool,
+}
+
+impl Held {
+    /// Bytes known to be written, and not synced yet.
+    #[must_use]
+    pub fn new(kept: Kept) -> Held {
+        Held { kept, durable: false, guessed: false }
+    }
+
+    fn is_published(&self) -> bool {
+        matches!(self.kept, Kept::Owned(_) | Kept::Again(_))
+    }
 }
 
 /// Something that happened. New kinds go to the end, and raise the format version.
@@ -135,6 +150,13 @@ pub enum Record {
     Synced(u64),
     /// Part of a snapshot: bytes as they are held, and the newest version known.
     Extents(Ino, Vec<(ByteRange, Held)>, Version, bool),
+    /// Like `Written` or `Attaching`, of bytes that are guessed to be written.
+    Guessed(Ino, Vec<ByteRange>, Kept, Version, Time),
+    /// Published bytes that were perhaps written again, as of this version: an attach is about to
+    /// be sent.
+    Again(Ino, Vec<ByteRange>, Version),
+    /// Claimed bytes that turned out to be others'.
+    Refused(Ino, Vec<ByteRange>),
 }
 
 /// Largest offset of a file.
@@ -154,7 +176,12 @@ impl Record {
             | Record::Attaching(_, r, ..)
             | Record::Attached(_, r, ..)
             | Record::Lost(_, r)
+            | Record::Again(_, r, _)
+            | Record::Refused(_, r)
             | Record::Durable(_, r) => r.iter().all(|r| sound(*r)),
+            Record::Guessed(_, r, kept, ..) => {
+                matches!(kept, Kept::Written | Kept::Attaching) && r.iter().all(|r| sound(*r))
+            }
             Record::Flushed(_, r) => r.iter().all(|(r, _)| sound(*r)),
             Record::Extents(_, r, ..) => r.iter().all(|(r, _)| sound(*r)),
             Record::Appended(_, r, ..) => sound(*r),
@@ -180,7 +207,10 @@ impl Record {
             | Record::Cut(ino, ..)
             | Record::Durable(ino, _)
             | Record::Gone(ino)
-            | Record::Extents(ino, ..) => Some(*ino),
+            | Record::Extents(ino, ..)
+            | Record::Guessed(ino, ..)
+            | Record::Again(ino, ..)
+            | Record::Refused(ino, _) => Some(*ino),
         }
     }
 }
@@ -227,8 +257,8 @@ impl Note {
         let mut missing = Vec::new();
         for range in ranges.iter().filter(|r| !r.is_empty()) {
             missing.extend(self.held.gaps(&range.to_std()).map(|r| bytes(&r)));
-            let owned = |h: &Held| matches!(h.kept, Kept::Owned(_));
-            missing.extend(self.held_in(*range).into_iter().filter(|(_, h)| owned(h)).map(|p| p.0));
+            let owned = self.held_in(*range).into_iter().filter(|(_, h)| h.is_published());
+            missing.extend(owned.map(|p| p.0));
         }
         missing.sort_unstable();
         missing
@@ -258,15 +288,32 @@ impl Note {
         self.held = held.into_iter().filter(|(r, _)| !r.is_empty()).map(std_pair).collect();
     }
 
-    fn put(&mut self, ranges: &[ByteRange], kept: Kept) {
+    fn put(&mut self, ranges: &[ByteRange], kept: Kept, guessed: bool) {
         for range in ranges.iter().filter(|r| !r.is_empty()) {
             let durable: Vec<ByteRange> =
                 self.held_in(*range).into_iter().filter(|(_, h)| h.durable).map(|p| p.0).collect();
-            self.held.insert(range.to_std(), Held { kept, durable: false });
+            self.held.insert(range.to_std(), Held { kept, durable: false, guessed });
             for part in durable {
-                self.held.insert(part.to_std(), Held { kept, durable: true });
+                self.held.insert(part.to_std(), Held { kept, durable: true, guessed });
             }
         }
+    }
+
+    /// Bytes were written, or an attach of them is about to be sent.
+    fn put_new(&mut self, ranges: &[ByteRange], held: (Kept, bool), known: Version, at: Time) {
+        self.put(ranges, held.0, held.1);
+        self.known = self.known.max(known);
+        self.header.mtime = at;
+        let end = ranges.iter().map(|r| r.end()).max().unwrap_or(0);
+        self.header.size = self.header.size.max(end);
+    }
+
+    /// Published bytes, also those that are not held since they were flushed.
+    fn put_again(&mut self, range: ByteRange, version: Version) {
+        let kept = Kept::Again(version);
+        let gaps: Vec<_> = self.held.gaps(&range.to_std()).collect();
+        gaps.into_iter().for_each(|gap| self.held.insert(gap, Held::new(kept)));
+        self.change(range, |h| Some(if h.is_published() { Held { kept, ..h } } else { h }));
     }
 
     fn change(&mut self, range: ByteRange, f: impl Fn(Held) -> Option<Held>) {
@@ -383,13 +430,22 @@ impl Image {
 /// Changes a file; true when the record takes bytes away.
 fn apply_to(note: &mut Note, record: &Record) -> bool {
     match record {
-        Record::Written(_, ranges, known, at) | Record::Attaching(_, ranges, known, at) => {
-            let published = matches!(record, Record::Attaching(..));
-            note.put(ranges, if published { Kept::Attaching } else { Kept::Written });
-            note.known = note.known.max(*known);
-            note.header.mtime = *at;
-            let end = ranges.iter().map(|r| r.end()).max().unwrap_or(0);
-            note.header.size = note.header.size.max(end);
+        Record::Written(_, ranges, known, at) => {
+            note.put_new(ranges, (Kept::Written, false), *known, *at);
+        }
+        Record::Attaching(_, ranges, known, at) => {
+            note.put_new(ranges, (Kept::Attaching, false), *known, *at);
+        }
+        Record::Guessed(_, ranges, kept, known, at) => {
+            note.put_new(ranges, (*kept, true), *known, *at);
+        }
+        Record::Again(_, ranges, version) => {
+            let some = ranges.iter().filter(|r| !r.is_empty());
+            some.for_each(|r| note.put_again(*r, *version));
+        }
+        Record::Refused(_, ranges) => {
+            ranges.iter().for_each(|r| note.change(*r, |_| None));
+            return true;
         }
         Record::Attached(_, ranges, version, size) => {
             note.known = note.known.max(*version);
@@ -397,7 +453,9 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             for range in ranges {
                 note.change(*range, |h| match h.kept {
                     Kept::Attaching => Some(Held { kept: Kept::Owned(*version), ..h }),
-                    Kept::Owned(v) => Some(Held { kept: Kept::Owned(v.max(*version)), ..h }),
+                    Kept::Owned(v) | Kept::Again(v) => {
+                        Some(Held { kept: Kept::Owned(v.max(*version)), ..h })
+                    }
                     Kept::Written => Some(h),
                 });
             }
@@ -405,7 +463,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         Record::Appending(_) => note.appending = true,
         Record::Appended(_, range, version, size, at) => {
             note.appending = false;
-            note.put(&[*range], Kept::Owned(*version));
+            note.put(&[*range], Kept::Owned(*version), false);
             note.known = note.known.max(*version);
             note.header.size = note.header.size.max(*size);
             note.header.mtime = *at;
@@ -420,8 +478,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             return true;
         }
         Record::Lost(_, ranges) => {
-            let owned = |h: Held| matches!(h.kept, Kept::Owned(_));
-            ranges.iter().for_each(|r| note.change(*r, |h| (!owned(h)).then_some(h)));
+            ranges.iter().for_each(|r| note.change(*r, |h| (!h.is_published()).then_some(h)));
             return true;
         }
         Record::Cut(_, len, version) => {

@@ -18,7 +18,6 @@ fn header(path: &str) -> Header {
         home: None,
         under: None,
         shared: false,
-        guessed: false,
     }
 }
 

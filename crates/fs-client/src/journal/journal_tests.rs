@@ -15,7 +15,6 @@ fn header() -> Header {
         home: None,
         under: None,
         shared: false,
-        guessed: false,
     }
 }
 

@@ -21,7 +21,6 @@ fn header(ino: u64) -> Header {
         home: None,
         under: None,
         shared: false,
-        guessed: false,
     }
 }
 

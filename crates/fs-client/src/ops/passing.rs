@@ -305,7 +305,7 @@ impl Node {
         if let Some(Passing { track: Some(track), .. }) = &mut state.passing {
             track.refuse(&zeros);
         }
-        self.note_lost(file, &Changes { overtaken: zeros, ..Changes::default() });
+        self.note_refused(file, &zeros);
         Ok(())
     }
 

@@ -167,6 +167,7 @@ impl Node {
         }
         let (exact, guessed) = state.view.by_precision(&taken);
         let again = self.take_again(&mut state, within);
+        self.note_again(file, &state, &again);
         let known = state.view.known_version();
         Sending { taken, exact, guessed, again, mtime: state.mtime, known }
     }
@@ -215,7 +216,8 @@ impl Node {
         let mut state = file.state.write();
         self.attr_published(&mut state, done.size, sending.mtime);
         let (mut ranges, refused) = split_by(&sending.taken, &done.contested);
-        let (again, _) = split_by(&sending.again, &done.contested);
+        let (again, taken) = split_by(&sending.again, &done.contested);
+        self.note_refused(file, &taken);
         state.view.attach_failed(&refused);
         let mut changes = state.view.attached(&ranges, done.version, done.size);
         let more = state.view.attached_again(&again, done.version);

@@ -21,13 +21,14 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// A model; `naive` turns off what makes it cheap while nodes do not share.
+    /// A model; `naive` turns off what makes it cheap while nodes do not share: leases and the
+    /// way past the daemon.
     pub fn of(model: &Model, naive: bool) -> Variant {
         // fsync for its meaning in the model: stable storage would measure the disk.
         let options = ["--consistency", model.name(), "--flush", "end", "--durability", "none"];
         let mut options: Vec<String> = options.map(str::to_owned).to_vec();
         if naive {
-            options.push("--naive".to_owned());
+            options.extend(["--naive", "--io-path", "daemon"].map(str::to_owned));
         }
         // Where readers ask at every read and writes alone are not seen, programs commit.
         let commits = model.reads_ask() && model.on(SyncEvent::Write).attach.is_none();
@@ -256,6 +257,6 @@ mod tests {
         assert_eq!((publish("session"), publish("posix")), (Publish::Close, Publish::Close));
         let naive = Variant::of(&table.get("commit").unwrap(), true);
         assert_eq!(naive.name, "commit naive");
-        assert!(naive.options.contains(&"--naive".to_owned()));
+        assert!(naive.options.ends_with(&["--naive", "--io-path", "daemon"].map(str::to_owned)));
     }
 }
