@@ -4,7 +4,7 @@
 //! EBB_SEED: only this seed. EBB_STEPS: steps of the random programs.
 
 use ebb_testkit::number;
-use ebb_testkit::{Cluster, Node};
+use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::same;
 use ebb_tests::model::close;
 use ebb_tests::tools;
@@ -16,6 +16,15 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
+
+/// Nodes that pass files through, whatever way other tests are told to take.
+fn past(model: &str, nodes: usize) -> Builder {
+    Cluster::builder().nodes(nodes).consistency(model).option("--io-path", "passthrough")
+}
+
+fn one_node() -> Cluster {
+    past("session", 1).flush("end").start()
+}
 
 /// Opens that went this way so far.
 fn opens(node: &Node, way: &str) -> u64 {
@@ -38,7 +47,7 @@ fn record(who: u64, at: u64, len: u64) -> Vec<u8> {
 }
 
 fn n_to_one(nodes: u64, record_len: u64, per_node: u64) {
-    let cluster = Cluster::builder().nodes(nodes as usize).consistency("session").start();
+    let cluster = past("session", nodes as usize).start();
     File::create(cluster.nodes()[0].path("shared")).expect("create");
     let all = nodes * per_node;
     let want: Vec<u8> =
@@ -109,7 +118,7 @@ const SPACE: u64 = 20_000;
 /// Several nodes keep one file open past the daemon and change it in turn under a lock: bytes of
 /// each other's blocks, zeros, cuts, mappings. Everybody sees what an array shows.
 fn locked_turns(model: &str, seed: u64, steps: u64) {
-    let cluster = Cluster::builder().nodes(3).consistency(model).start();
+    let cluster = past(model, 3).start();
     File::create(cluster.nodes()[0].path("f")).expect("create");
     let files: Vec<File> = cluster.nodes().iter().map(|n| rw(&n.path("f"))).collect();
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -216,7 +225,7 @@ fn three_nodes_take_turns_under_a_lock_mpiio() {
 /// A mapping outlives its handle; what is stored through it is not lost.
 #[test]
 fn stores_after_close_are_found() {
-    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let cluster = one_node();
     let node = &cluster.nodes()[0];
     let file = created(&node.path("mapped"));
     file.set_len(8192).expect("truncate");
@@ -244,7 +253,7 @@ fn stores_after_close_are_found() {
 /// What was published past the daemon survives the daemon.
 #[test]
 fn published_bytes_survive_a_killed_daemon() {
-    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let cluster = one_node();
     let node = &cluster.nodes()[0];
     let file = created(&node.path("f"));
     lock(&file, libc::F_WRLCK);
@@ -261,6 +270,30 @@ fn published_bytes_survive_a_killed_daemon() {
     same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &data);
 }
 
+/// Descriptors that come and go in other processes are no reason to flush again what was not
+/// written since; a store through a mapping is one.
+#[test]
+fn only_what_may_have_been_written_is_flushed_again() {
+    let cluster = one_node();
+    let node = &cluster.nodes()[0];
+    let file = created(&node.path("f"));
+    let mut want = record(1, 0, 100_000);
+    file.write_all_at(&want, 0).expect("write");
+    lock(&file, libc::F_WRLCK);
+    lock(&file, libc::F_UNLCK);
+    node.drain();
+    for _ in 0..10 {
+        assert!(std::process::Command::new("true").status().expect("true").success());
+    }
+    lock(&file, libc::F_WRLCK);
+    lock(&file, libc::F_UNLCK);
+    assert_eq!(number(&node.status(), "dirty_bytes"), 0);
+    store_mapped(&file, 50_000, &[3; 10], &mut want);
+    close(file).expect("close");
+    node.drain();
+    same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+}
+
 fn remounted(node: &Node) {
     node.kill9();
     let _ = node.ebb("umount", &[], &[]);
@@ -271,7 +304,7 @@ fn remounted(node: &Node) {
 /// still when it comes back.
 #[test]
 fn bytes_written_again_after_a_drain_survive_a_killed_daemon() {
-    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let cluster = one_node();
     let node = &cluster.nodes()[0];
     let file = created(&node.path("f"));
     let mut want = record(1, 0, 100_000);
@@ -297,7 +330,7 @@ fn bytes_written_again_after_a_drain_survive_a_killed_daemon() {
 /// node's, whatever happens to the claimant.
 #[test]
 fn refused_zeros_are_forgotten_by_a_killed_daemon() {
-    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let cluster = past("session", 2).flush("end").start();
     let [one, two] = cluster.nodes() else { panic!("two nodes") };
     File::create(one.path("f")).expect("create");
     let (theirs, ours) = (rw(&one.path("f")), rw(&two.path("f")));
@@ -325,7 +358,7 @@ fn refused_zeros_are_forgotten_by_a_killed_daemon() {
 /// The way of each open and its reason are told.
 #[test]
 fn status_tells_which_way_and_why() {
-    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let cluster = past("session", 2).flush("end").start();
     let [one, two] = cluster.nodes() else { panic!("two nodes") };
     std::fs::write(one.path("f"), [5; 10_000]).expect("write");
     assert_eq!(std::fs::read(one.path("f")).expect("read"), [5; 10_000]);
@@ -359,7 +392,7 @@ fn the_daemon_path_can_be_chosen() {
 /// other, also through a mapping.
 #[test]
 fn a_writer_beside_a_reader() {
-    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let cluster = past("session", 2).flush("end").start();
     let [one, two] = cluster.nodes() else { panic!("two nodes") };
     let mut want = record(3, 0, 50_000);
     std::fs::write(one.path("f"), &want).expect("write");

@@ -189,6 +189,49 @@ pub fn has_fine_times(file: &File) -> io::Result<bool> {
     Ok(true)
 }
 
+/// An access time that no access leaves.
+const NEVER_ACCESSED: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// From now on [`was_accessed`] tells whether anybody but this daemon has read or mapped `file`.
+pub fn mark_unaccessed(file: &File) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let keep = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
+    let times = [NEVER_ACCESSED, keep];
+    // SAFETY: the array lives for the call.
+    match unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// True when the attributes are not those of a file that was marked and not accessed since.
+#[must_use]
+pub fn was_accessed(meta: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (meta.atime(), meta.atime_nsec()) != (NEVER_ACCESSED.tv_sec, NEVER_ACCESSED.tv_nsec)
+}
+
+/// True when mapping a file counts as an access here: not where access times are switched off.
+/// `file` must be open without O_NOATIME.
+pub fn has_access_times(file: &File) -> io::Result<bool> {
+    use std::os::fd::AsRawFd;
+    file.write_all_at(b"x", 0)?;
+    mark_unaccessed(file)?;
+    if was_accessed(&file.metadata()?) {
+        return Ok(false);
+    }
+    let (how, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+    // SAFETY: a new mapping at an address of the kernel's choice, taken away at once, unused.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), 1, how, libc::MAP_SHARED, fd, 0);
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        libc::munmap(at, 1);
+    }
+    Ok(was_accessed(&file.metadata()?))
+}
+
 /// Makes the bytes of `range` a hole (zeros) and frees their space.
 pub fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     use rustix::fs::FallocateFlags;
@@ -236,6 +279,21 @@ pub fn read_padded(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mapping_is_an_access_and_a_write_is_none() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let file = nameless_in(dir.path()).expect("file");
+        if !has_access_times(&file).expect("mapped") {
+            return println!("no access times on {}", dir.path().display());
+        }
+        mark_unaccessed(&file).expect("marked");
+        file.write_all_at(b"more", 0).expect("write");
+        assert!(!was_accessed(&file.metadata().expect("stat")));
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).expect("read");
+        assert!(was_accessed(&file.metadata().expect("stat")));
+    }
 
     #[test]
     fn a_punched_range_reads_zeros_and_the_rest_stays() {

@@ -62,6 +62,8 @@ fn try_it(node: &Node, device: &OwnedFd) -> Result<(), Reason> {
     // SAFETY: the id was made just now and nobody else has it; the kernel copies the number.
     unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &id) };
     node.paths.set_fine_times(cache::has_fine_times(&file).map_err(|_| Reason::CacheFs)?);
+    let times = cache::has_access_times(&file).unwrap_or(false);
+    node.paths.set_access_times(times);
     // A lease that is broken while it is held sends this signal, which would end the process.
     // SAFETY: no handler is installed, the signal is only ignored.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };

@@ -146,7 +146,7 @@ impl Node {
             passing.track = Some(track);
         }
         if let Some(track) = passing.track.as_mut().filter(|_| access == Access::ReadWrite) {
-            track.may_be_mapped();
+            track.may_be_mapped(&cache, self.paths.access_times())?;
         }
         Ok(())
     }

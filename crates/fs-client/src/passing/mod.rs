@@ -60,6 +60,8 @@ pub struct Paths {
     obstacle: Mutex<Option<Reason>>,
     /// Files of the cache get a new time at each write that somebody looked for.
     fine_times: AtomicU64,
+    /// Mapping a file of the cache shows in its access time.
+    access_times: AtomicU64,
     reads: AtomicU64,
     writes: AtomicU64,
     daemon: [AtomicU64; Reason::ALL.len()],
@@ -72,6 +74,7 @@ impl Default for Paths {
             // Until the kernel has been asked.
             obstacle: Mutex::new(Some(Reason::Kernel)),
             fine_times: AtomicU64::new(0),
+            access_times: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             daemon: Default::default(),
@@ -101,6 +104,17 @@ impl Paths {
     #[must_use]
     pub fn fine_times(&self) -> bool {
         self.fine_times.load(Relaxed) != 0
+    }
+
+    /// Mapping a file of the cache shows in its access time.
+    pub fn set_access_times(&self, shows: bool) {
+        self.access_times.store(u64::from(shows), Relaxed);
+    }
+
+    /// The same, asked.
+    #[must_use]
+    pub fn access_times(&self) -> bool {
+        self.access_times.load(Relaxed) != 0
     }
 
     /// Counts an open.

@@ -24,6 +24,8 @@ pub struct Stamp {
     pub len: u64,
     modified_ns: i128,
     changed_ns: i128,
+    /// Somebody may have mapped it since it was marked.
+    accessed: bool,
 }
 
 impl Stamp {
@@ -35,6 +37,7 @@ impl Stamp {
             len: meta.len(),
             modified_ns: ns(meta.mtime(), meta.mtime_nsec()),
             changed_ns: ns(meta.ctime(), meta.ctime_nsec()),
+            accessed: cache::was_accessed(&meta),
         })
     }
 
@@ -59,15 +62,25 @@ impl Stamp {
     }
 }
 
+/// Whether somebody has it mapped writably: stores into pages that are dirty already change no
+/// time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mapped {
+    /// Nobody who could has had it open.
+    Never,
+    /// Not before the file's access time moves: mapping moves it.
+    WhenAccessed,
+    /// That cannot be seen.
+    Perhaps,
+}
+
 /// What is remembered of an inode that is written past the daemon.
 pub struct Track {
     /// At the last look.
     seen: Stamp,
     /// A write since then need not show in the stamp.
     doubtful: bool,
-    /// Somebody may have mapped it writably: stores into pages that are dirty already change no
-    /// time.
-    mapped: bool,
+    mapped: Mapped,
     /// Something was written since the own bytes were attached last.
     due: bool,
     /// What was put into the cache file of others' bytes, at the same offsets.
@@ -85,7 +98,7 @@ impl Track {
         Ok(Track {
             seen,
             doubtful,
-            mapped: false,
+            mapped: Mapped::Never,
             due: false,
             twin: None,
             refused: RangeSet::new(),
@@ -93,21 +106,33 @@ impl Track {
         })
     }
 
-    /// Somebody who may map it writably has it open.
-    pub fn may_be_mapped(&mut self) {
-        self.mapped = true;
+    /// Somebody who may map it writably is about to have it open. `access_times`: that would be
+    /// seen.
+    pub fn may_be_mapped(&mut self, cache: &File, access_times: bool) -> io::Result<()> {
+        if self.mapped == Mapped::Never && access_times {
+            cache::mark_unaccessed(cache)?;
+            self.mapped = Mapped::WhenAccessed;
+        } else if self.mapped == Mapped::Never {
+            self.mapped = Mapped::Perhaps;
+        }
+        Ok(())
     }
 
     /// True when the stamp shows a change since the last look.
     #[must_use]
     pub fn shows_change(&self, now: &Stamp) -> bool {
-        *now != self.seen
+        Stamp { accessed: self.seen.accessed, ..*now } != self.seen
     }
 
     /// True when something may have been written since the last look.
     #[must_use]
     pub fn may_have_changed(&self, now: &Stamp) -> bool {
-        self.mapped || self.doubtful || self.shows_change(now)
+        let mapped = match self.mapped {
+            Mapped::Never => false,
+            Mapped::WhenAccessed => now.accessed,
+            Mapped::Perhaps => true,
+        };
+        mapped || self.doubtful || self.shows_change(now)
     }
 
     /// Takes the blame for own bytes being written again: once.
@@ -315,7 +340,7 @@ mod tests {
         assert_eq!(view.unattached(ByteRange::ALL), [ByteRange::new(5 * BLOCK, 5 * BLOCK + 11)]);
         assert!(!track.may_have_changed(&Stamp::of(&cache).expect("stamp")));
         assert!(track.take_due() && !track.take_due());
-        track.may_be_mapped();
+        track.may_be_mapped(&cache, false).expect("noted");
         assert!(track.may_have_changed(&now), "stores need not show");
     }
 
