@@ -97,6 +97,32 @@ impl CacheDir {
         std::fs::hard_link(self.path(from), self.path(to))
     }
 
+    /// Gives the cache file of an inode a new body with `kept` of the old one when somebody else can
+    /// still write to that: a program whose file an earlier daemon had passed through keeps
+    /// descriptors and mappings of it. True when that was so.
+    pub fn part_from_writers(&self, ino: Ino, kept: &[ByteRange]) -> io::Result<bool> {
+        let from = match self.read_only(ino) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            other => other?,
+        };
+        // Where that cannot be asked, nothing is passed through.
+        if has_no_writers(&from).unwrap_or(true) {
+            return Ok(false);
+        }
+        let path = self.path(ino);
+        let new = path.with_extension("new");
+        let mut how = OpenOptions::new();
+        let to = how.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        to.set_len(from.metadata()?.len())?;
+        let copied = copy(&from, &to, kept).and_then(|()| to.sync_all());
+        if let Err(e) = copied.and_then(|()| std::fs::rename(&new, &path)) {
+            let _ = std::fs::remove_file(&new);
+            return Err(e);
+        }
+        self.sync_name(ino)?;
+        Ok(true)
+    }
+
     /// Gives up the cache file of an inode; open descriptors keep it alive.
     pub fn remove(&self, ino: Ino) -> io::Result<()> {
         match std::fs::remove_file(self.path(ino)) {
@@ -259,6 +285,21 @@ fn write_zeros(file: &File, range: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
+/// Copies `ranges` from one file to the same places of another.
+pub fn copy(from: &File, to: &File, ranges: &[ByteRange]) -> io::Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    for range in ranges {
+        let mut at = range.start();
+        while at < range.end() {
+            let n = (range.end() - at).min(buf.len() as u64) as usize;
+            read_padded(from, &mut buf[..n], at)?;
+            to.write_all_at(&buf[..n], at)?;
+            at += n as u64;
+        }
+    }
+    Ok(())
+}
+
 /// Fills `buf` from `offset`; what lies behind the end of the cache file is zeros.
 pub fn read_padded(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
     let mut done = 0;
@@ -279,6 +320,24 @@ pub fn read_padded(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_somebody_can_write_to_gets_a_new_body() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let cache = CacheDir::open(dir.path()).expect("cache");
+        let theirs = cache.file(Ino(7)).expect("file");
+        theirs.write_all_at(&[1; 9000], 0).expect("write");
+        let kept = [ByteRange::new(10, 20), ByteRange::new(5000, 9000)];
+        assert!(cache.part_from_writers(Ino(7), &kept).expect("parted"));
+        theirs.write_all_at(&[2; 9000], 0).expect("write");
+        drop(theirs);
+        let mut want = vec![0; 9000];
+        kept.iter().for_each(|r| want[r.start() as usize..r.end() as usize].fill(1));
+        assert!(std::fs::read(cache.path(Ino(7))).expect("read") == want);
+        assert!(!cache.part_from_writers(Ino(7), &kept).expect("nobody writes any more"));
+        assert!(!cache.part_from_writers(Ino(8), &kept).expect("no such file"));
+        assert_eq!(cache.inos().expect("list"), [Ino(7)]);
+    }
 
     #[test]
     fn a_mapping_is_an_access_and_a_write_is_none() {

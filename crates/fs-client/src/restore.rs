@@ -29,7 +29,6 @@ use ebb_meta_client::QueryRequest;
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Files asked for at once.
@@ -238,7 +237,7 @@ async fn one(
     if !aside.is_empty() {
         tracing::warn!(path = label, bytes = sum(&aside), "unpublished bytes, overwritten since");
         keep_aside(node, ino, &aside)?;
-        done.aside.push((label, sum(&aside)));
+        done.aside.push((label.clone(), sum(&aside)));
     }
     let owned: Vec<(ByteRange, Version)> = judged
         .iter()
@@ -253,6 +252,9 @@ async fn one(
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
     let end = owned.iter().map(|(r, _)| r.end()).max().unwrap_or(0);
+    if node.cache.part_from_writers(ino, &kept)? {
+        tracing::warn!(path = label, "a program of before could still write to this file");
+    }
     clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     done.files += 1;
     done.bytes += sum(&kept);
@@ -297,21 +299,7 @@ fn keep_aside(node: &Node, ino: Ino, ranges: &[ByteRange]) -> io::Result<()> {
     std::fs::create_dir_all(&dir)?;
     let name = format!("{:016x}-{}", ino.0, std::process::id());
     let to = File::create(dir.join(name))?;
-    copy(&node.cache.file(ino)?, &to, ranges)
-}
-
-pub(crate) fn copy(from: &File, to: &File, ranges: &[ByteRange]) -> io::Result<()> {
-    let mut buf = vec![0; 1 << 20];
-    for range in ranges {
-        let mut at = range.start();
-        while at < range.end() {
-            let n = (range.end() - at).min(buf.len() as u64) as usize;
-            cache::read_padded(from, &mut buf[..n], at)?;
-            to.write_all_at(&buf[..n], at)?;
-            at += n as u64;
-        }
-    }
-    Ok(())
+    cache::copy(&node.cache.file(ino)?, &to, ranges)
 }
 
 /// Everything in a cache file but `kept` becomes a hole, up to at least `end`.

@@ -13,7 +13,7 @@ fn case() -> Case {
 }
 
 fn held(kept: Kept) -> Option<Held> {
-    Some(Held { kept, durable: false })
+    Some(Held::new(kept))
 }
 
 fn today(owner: NodeId, version: u64, flushed: bool) -> Today {
@@ -30,6 +30,10 @@ fn every_row_of_the_table() {
         (owned, today(ME, 7, true), GiveBack),
         (owned, today(OTHER, 7, false), Drop),
         (owned, today(NodeId::NOBODY, 7, false), Drop),
+        (held(Kept::Again(Version(10))), today(OTHER, 9, false), Dirty),
+        (held(Kept::Again(Version(4))), today(ME, 7, false), Owned(Version(7))),
+        (held(Kept::Again(Version(4))), today(ME, 7, true), GiveBack),
+        (held(Kept::Again(Version(4))), today(OTHER, 7, false), Drop),
         (held(Kept::Attaching), today(ME, 7, false), Owned(Version(7))),
         (held(Kept::Attaching), today(ME, 7, true), Dirty),
         (held(Kept::Written), today(ME, 7, false), Dirty),
@@ -55,8 +59,9 @@ fn every_row_of_the_table() {
 #[test]
 fn after_a_boot_only_what_was_synced_is_held() {
     let rebooted = Case { rebooted: true, appending: true, ..case() };
-    for kept in [Kept::Owned(Version(4)), Kept::Attaching, Kept::Written] {
-        let durable = Some(Held { kept, durable: true });
+    let kinds = [Kept::Owned(Version(4)), Kept::Again(Version(4)), Kept::Attaching, Kept::Written];
+    for kept in kinds {
+        let durable = Some(Held { durable: true, ..Held::new(kept) });
         for today in [today(ME, 7, false), today(OTHER, 7, false), today(ME, 7, true)] {
             assert_eq!(verdict(durable, today, &rebooted), verdict(held(kept), today, &case()));
             let lost = verdict(held(kept), today, &rebooted);
@@ -69,7 +74,7 @@ proptest! {
     /// Segments are sorted and disjoint, and no byte that is held or owned here is forgotten.
     #[test]
     fn every_byte_is_judged_once(
-        held in prop::collection::vec((0..60u64, 1..9u64, 0..3u8, any::<bool>()), 0..6),
+        held in prop::collection::vec((0..60u64, 1..9u64, 0..4u8, any::<bool>()), 0..6),
         owners in prop::collection::vec((1..9u64, 0..6u64, 1..3u32, any::<bool>()), 0..6),
         rebooted: bool,
     ) {
@@ -80,8 +85,9 @@ proptest! {
         };
         image.apply(&Record::File(Ino(1), Box::new(header)));
         let extents: Vec<_> = held.iter().map(|(s, l, k, durable)| {
-            let kept = [Kept::Written, Kept::Attaching, Kept::Owned(Version(3))][*k as usize];
-            (ByteRange::at(*s, *l), Held { kept, durable: *durable })
+            let kinds =
+                [Kept::Written, Kept::Attaching, Kept::Owned(Version(3)), Kept::Again(Version(3))];
+            (ByteRange::at(*s, *l), Held { durable: *durable, ..Held::new(kinds[*k as usize]) })
         }).collect();
         image.apply(&Record::Extents(Ino(1), extents, Version(3), false));
         let mut at = 0;

@@ -30,6 +30,12 @@ fn record() -> impl Strategy<Value = Record> {
         4 => (ranges(), version()).prop_map(move |(r, v)| Record::Written(INO, r, v, now)),
         4 => (ranges(), version()).prop_map(move |(r, v)| Record::Attaching(INO, r, v, now)),
         4 => (ranges(), version()).prop_map(|(r, v)| Record::Attached(INO, r, v, N)),
+        4 => (ranges(), any::<bool>(), version()).prop_map(move |(r, sent, v)| {
+            let kept = if sent { Kept::Attaching } else { Kept::Written };
+            Record::Guessed(INO, r, kept, v, now)
+        }),
+        2 => (ranges(), version()).prop_map(|(r, v)| Record::Again(INO, r, v)),
+        2 => ranges().prop_map(|r| Record::Refused(INO, r)),
         1 => Just(Record::Appending(INO)),
         1 => (span(), version()).prop_map(move |(r, v)| Record::Appended(INO, r, v, N, now)),
         3 => (ranges(), version()).prop_map(|(r, v)| {
@@ -46,16 +52,30 @@ fn record() -> impl Strategy<Value = Record> {
 /// The same rules for one byte.
 fn step(old: Option<Held>, hit: bool, record: &Record, at: u64) -> Option<Held> {
     let durable = old.is_some_and(|h| h.durable);
+    let by_name = |kept| Some(Held { kept, durable, guessed: false });
     match record {
-        Record::Written(..) if hit => Some(Held { kept: Kept::Written, durable }),
-        Record::Attaching(..) if hit => Some(Held { kept: Kept::Attaching, durable }),
+        Record::Written(..) if hit => by_name(Kept::Written),
+        Record::Attaching(..) if hit => by_name(Kept::Attaching),
+        Record::Guessed(_, _, kept, ..) if hit => {
+            Some(Held { kept: *kept, durable, guessed: true })
+        }
+        Record::Again(_, _, v) if hit => match old {
+            None => by_name(Kept::Again(*v)),
+            Some(h) if matches!(h.kept, Kept::Owned(_) | Kept::Again(_)) => {
+                Some(Held { kept: Kept::Again(*v), ..h })
+            }
+            unpublished => unpublished,
+        },
+        Record::Refused(..) if hit => None,
         Record::Attached(_, _, v, _) if hit => old.map(|h| match h.kept {
             Kept::Attaching => Held { kept: Kept::Owned(*v), ..h },
-            Kept::Owned(o) => Held { kept: Kept::Owned(o.max(*v)), ..h },
+            Kept::Owned(o) | Kept::Again(o) => Held { kept: Kept::Owned(o.max(*v)), ..h },
             Kept::Written => h,
         }),
-        Record::Appended(_, _, v, ..) if hit => Some(Held { kept: Kept::Owned(*v), durable }),
-        Record::Lost(..) if hit => old.filter(|h| !matches!(h.kept, Kept::Owned(_))),
+        Record::Appended(_, _, v, ..) if hit => by_name(Kept::Owned(*v)),
+        Record::Lost(..) if hit => {
+            old.filter(|h| !matches!(h.kept, Kept::Owned(_) | Kept::Again(_)))
+        }
         Record::Durable(..) if hit => old.map(|h| Held { durable: true, ..h }),
         Record::Cut(_, len, _) if at >= *len => None,
         Record::Flushed(_, ranges) => {
@@ -72,6 +92,9 @@ fn hits(record: &Record, at: u64) -> bool {
         | Record::Attaching(_, r, ..)
         | Record::Attached(_, r, ..)
         | Record::Lost(_, r)
+        | Record::Guessed(_, r, ..)
+        | Record::Again(_, r, _)
+        | Record::Refused(_, r)
         | Record::Durable(_, r) => r.iter().any(|r| r.contains_offset(at)),
         Record::Appended(_, r, ..) => r.contains_offset(at),
         _ => false,
@@ -158,4 +181,6 @@ fn what_no_daemon_writes_is_not_sound() {
     assert!(!Record::Durable(INO, vec![beyond]).is_sound());
     assert!(!Record::Cut(INO, u64::MAX, Version(1)).is_sound());
     assert!(Record::Lost(INO, vec![ByteRange::new(3, 5)]).is_sound());
+    let guessed = |kept| Record::Guessed(INO, vec![], kept, Version(1), Time::default());
+    assert!(guessed(Kept::Attaching).is_sound() && !guessed(Kept::Owned(Version(1))).is_sound());
 }

@@ -170,6 +170,8 @@ impl Recovery<'_> {
     fn take_bytes(&self, old: Ino, target: &Target, note: &Note) -> Result<Vec<ByteRange>, String> {
         let shown = |e: std::io::Error| e.to_string();
         let new = target.attr.ino;
+        let all: Vec<ByteRange> = note.held().map(|(r, _)| r).collect();
+        self.node.cache.part_from_writers(old, &all).map_err(shown)?;
         self.node.cache.link(old, new).map_err(shown)?;
         let cache = self.node.cache.file(new).map_err(shown)?;
         let held = written(note, &cache).map_err(shown)?;
