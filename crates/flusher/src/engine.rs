@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     pub(crate) paused: AtomicBool,
     /// The conductor sleeps until something is dirty, so a kick must wake it.
     wants_kick: AtomicBool,
+    /// Writers that wait for room: there is pressure, whatever the watermarks say.
+    hurried: AtomicUsize,
     /// Drains going on; nothing is held back meanwhile.
     pub(crate) drains: AtomicUsize,
     /// Size of grants in runs that must give way; follows the speed of the backing.
@@ -135,6 +137,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             wants_kick: AtomicBool::new(false),
+            hurried: AtomicUsize::new(0),
             drains: AtomicUsize::new(0),
         });
         let conductor = Arc::clone(&shared);
@@ -165,6 +168,23 @@ impl Engine {
     pub fn resume(&self) {
         self.shared.paused.store(false, Ordering::SeqCst);
         self.shared.look_now();
+    }
+
+    /// From a yes to the no that belongs to it there is pressure: somebody cannot go on before
+    /// something is on the backing.
+    pub fn hurry(&self, yes: bool) {
+        if yes {
+            self.shared.hurried.fetch_add(1, Ordering::SeqCst);
+            self.shared.look_now();
+        } else {
+            self.shared.hurried.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Bytes brought to the backing since the start.
+    #[must_use]
+    pub fn flushed_bytes(&self) -> u64 {
+        Counters::get(&self.shared.counters.flushed_bytes)
     }
 
     /// What the flusher is doing.
@@ -260,7 +280,7 @@ impl Shared {
             && self.source.dirty_files().iter().any(|f| f.in_use == FileUse::Closed);
         let idle_for = self.activity.idle_for();
         let mut state = self.state.lock();
-        state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
+        state.pressed = self.is_pressed(state.pressed, dirty_bytes, capacity);
         self.replace_hanging(&mut state);
         let wait = self.observe(&mut state, epoch, idle_for);
         if state.queue.run_halt().is_some() {
@@ -360,11 +380,16 @@ impl Shared {
     pub(crate) fn relieve(self: &Arc<Self>) {
         let (dirty_bytes, capacity) = (self.source.dirty_bytes(), self.source.capacity());
         let mut state = self.state.lock();
-        state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
+        state.pressed = self.is_pressed(state.pressed, dirty_bytes, capacity);
         if state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed {
             state.queue.stop_run();
             self.settle(&mut state);
         }
+    }
+
+    fn is_pressed(&self, was: bool, dirty_bytes: u64, capacity: u64) -> bool {
+        let hurried = dirty_bytes > 0 && self.hurried.load(Ordering::SeqCst) > 0;
+        hurried || self.policy.pressed(was, dirty_bytes, capacity)
     }
 
     fn pace(&self) -> Next {

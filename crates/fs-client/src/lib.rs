@@ -11,6 +11,7 @@ pub mod control;
 mod control_server;
 mod daemon;
 mod drain;
+pub mod evict;
 mod file;
 mod flush_source;
 mod fuse;

@@ -8,6 +8,7 @@ use crate::handles::Handles;
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
 use crate::metrics::Metrics;
+use crate::ops::room::Room;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
 use ebb_backend::Backend;
@@ -18,10 +19,9 @@ use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How many times longer than others a request may take that waits for the backing.
 const BACKING_PATIENCE: u32 = 4;
@@ -64,10 +64,8 @@ pub struct Node {
     pub journal: OnceLock<Arc<Journal>>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
-    /// Upper bound of the bytes in the buffer.
-    pub used: AtomicU64,
-    /// Whoever makes room has this; when room was made last.
-    pub making_room: tokio::sync::Mutex<Option<Instant>>,
+    /// What is in the buffer, and which of it goes first.
+    pub room: Room,
     /// Files that may have bytes which are not on the backing.
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
     capacity: OnceLock<u64>,
@@ -102,6 +100,7 @@ impl Node {
     #[must_use]
     pub fn new(parts: Parts) -> Arc<Node> {
         Arc::new_cyclic(|this| Node {
+            room: Room::new(parts.config.evict),
             config: parts.config,
             me: parts.me,
             meta: parts.meta,
@@ -118,8 +117,6 @@ impl Node {
             flusher: OnceLock::new(),
             journal: OnceLock::new(),
             daemon: OnceLock::new(),
-            used: AtomicU64::new(0),
-            making_room: tokio::sync::Mutex::new(None),
             capacity: OnceLock::new(),
             dirty: Mutex::new(HashMap::new()),
             this: this.clone(),
@@ -222,6 +219,7 @@ impl Node {
             shard.remove(&ino);
             drop(shard);
             self.note_gone(ino);
+            self.room.forget_file(ino);
             if let Err(e) = self.cache.remove(ino) {
                 tracing::warn!(%ino, error = %e, "cannot remove a cache file");
             }
@@ -245,6 +243,7 @@ impl Node {
         if bytes == 0 && Arc::strong_count(file) == 1 {
             shard.remove(&ino);
             drop(shard);
+            self.room.forget_file(ino);
             let _ = self.cache.remove(ino);
         } else if let Some(node) = self.me_arc() {
             drop(shard);
