@@ -60,6 +60,10 @@ pub struct MountOptions {
     /// when the disk has nothing else to do) [default: low]
     #[arg(long, value_name = "RANK")]
     pub flush_io: Option<String>,
+    /// From where a drain reads back what it wrote, to compare it: memory (the kernel's, after the
+    /// fsync) or storage (everything is read once from the backing) [default: memory]
+    #[arg(long, value_name = "WHERE")]
+    pub verify: Option<String>,
     /// Share of the buffer, in %, where watermark flushing stops [default: 10%]
     #[arg(long, value_name = "SHARE")]
     pub low_watermark: Option<String>,
@@ -128,6 +132,7 @@ impl MountOptions {
             ("flush-bandwidth", self.flush_bandwidth),
             ("flush-nice", self.flush_nice),
             ("flush-io", self.flush_io),
+            ("verify", self.verify),
             ("low-watermark", self.low_watermark),
             ("high-watermark", self.high_watermark),
             ("evict", self.evict),

@@ -66,6 +66,7 @@ impl Plan {
             flush_bandwidth: parsed(settings, "flush-bandwidth")?,
             flush_nice: required(settings, "flush-nice")?,
             flush_io: from_word(&required::<String>(settings, "flush-io")?)?,
+            verify: from_word(&required::<String>(settings, "verify")?)?,
             low_watermark: required(settings, "low-watermark")?,
             high_watermark: required(settings, "high-watermark")?,
             evict: from_word(&required::<String>(settings, "evict")?)?,

@@ -23,7 +23,7 @@ use crate::options::Options;
 use crate::policy::{Decision, Halt, Policy, Scope, Situation, decide};
 use crate::queue::{Ended, Lane, Queue};
 use crate::source::{FileUse, FlushError, FlushSource};
-use crate::status::{Counters, FlushState, Status, StopTimes};
+use crate::status::{Counters, FlushState, Status, StopTimes, Working};
 use crate::throttle::Throttle;
 use crate::worker::{self, Slot};
 use ebb_backend::Backend;
@@ -471,11 +471,20 @@ impl Shared {
     }
 
     fn status(&self) -> Status {
-        let dirty_bytes = self.source.dirty_bytes();
-        let (in_flight, errors, stop_latency) = {
+        let dirty = self.source.dirty_files();
+        let dirty_bytes = dirty.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
+        let (in_flight, errors, stop_latency, stuck) = {
             let state = self.state.lock();
-            (state.queue.in_flight(), state.errors.records(), state.stop_times.summary())
+            let stuck: Vec<_> = state.slots.iter().filter_map(|s| s.working()).collect();
+            (state.queue.in_flight(), state.errors.records(), state.stop_times.summary(), stuck)
         };
+        let failing: HashSet<Ino> = errors.iter().map(|(ino, _)| *ino).collect();
+        let failing = dirty.iter().filter(|f| failing.contains(&f.ino)).map(|f| f.bytes);
+        let working = stuck.into_iter().map(|s| Working {
+            path: self.source.label(s.ino),
+            operation: s.operation,
+            seconds: s.since.elapsed().as_secs_f64(),
+        });
         let named = |(ino, e)| ErrorRecord { path: self.source.label(ino), ..e };
         let errors = errors.into_iter().map(named).collect();
         let state_now = if in_flight > 0 {
@@ -496,6 +505,9 @@ impl Shared {
             verified_bytes: Counters::get(&self.counters.verified_bytes),
             grants: Counters::get(&self.counters.grants),
             runs: Counters::get(&self.counters.runs),
+            failed_grants: Counters::get(&self.counters.failed_grants),
+            failing_bytes: failing.sum(),
+            working: working.collect(),
             in_flight,
             errors,
             stop_latency,

@@ -14,6 +14,17 @@ pub enum IoClass {
     Idle,
 }
 
+/// From where written bytes are read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadBack {
+    /// As this node's kernel has the backing file after the fsync: finds what went wrong on the
+    /// way there and whatever another writer did. Costs no storage bandwidth. The default.
+    Memory,
+    /// The pages are dropped first, so that the bytes come from the storage: finds a storage that
+    /// lost what it said to have, at the cost of reading everything once.
+    Storage,
+}
+
 /// How the flusher works; when it does is the policy's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -29,6 +40,8 @@ pub struct Options {
     /// How long one grant should take at most while activity may return: an fsync cannot be
     /// interrupted, so grants shrink until one takes no longer than this.
     pub stop_within: Duration,
+    /// From where bytes are read back to be compared.
+    pub read_back: ReadBack,
     /// Read back and compare what background runs write. Drains always do.
     pub verify_background: bool,
     /// Most bytes per second of all background threads together. Drains are not held back.
@@ -57,6 +70,7 @@ impl Default for Options {
             chunk: 8 << 20,
             grant_bytes: 64 << 20,
             stop_within: Duration::from_millis(200),
+            read_back: ReadBack::Memory,
             verify_background: false,
             bandwidth_cap: None,
             nice: 10,

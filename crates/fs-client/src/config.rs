@@ -55,6 +55,17 @@ fn usual_nice() -> i32 {
     ebb_flusher::Options::default().nice
 }
 
+/// From where a drain reads back what it wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// From the kernel's memory of the backing file, after the fsync.
+    #[default]
+    Memory,
+    /// From the storage.
+    Storage,
+}
+
 /// One `--rule GLOB=MODEL`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
@@ -109,6 +120,9 @@ pub struct MountConfig {
     /// How the disk scheduler ranks them.
     #[serde(default)]
     pub flush_io: FlushIo,
+    /// From where a drain reads back what it wrote.
+    #[serde(default)]
+    pub verify: Verify,
     /// Where watermark flushing stops.
     pub low_watermark: Percent,
     /// Where watermark flushing starts.

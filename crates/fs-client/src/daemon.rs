@@ -6,13 +6,15 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
-use crate::config::{FlushIo, FlushPolicy, MountConfig};
+use crate::config::{FlushIo, FlushPolicy, MountConfig, Verify};
 use crate::control::Outcome;
 use crate::control_server;
 use crate::drain::Drain;
+use crate::exposition;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
 use crate::leftover;
+use crate::ledger::Ledger;
 use crate::node::{Node, Parts};
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
@@ -20,7 +22,7 @@ use crate::rules::Rules;
 use crate::status::{self, Status};
 use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
-use ebb_flusher::{Activity, Engine, IoClass, Options, Policy, PolicyKind};
+use ebb_flusher::{Activity, Engine, IoClass, Options, Policy, PolicyKind, ReadBack};
 use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
@@ -122,6 +124,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// The books of this node.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        Ledger::of(&self.node, &self.flusher.status())
+    }
+
+    /// Everything that can be measured, as Prometheus text.
+    pub async fn prometheus(&self) -> String {
+        exposition::text(&self.status().await, &self.node.metrics)
+    }
+
     /// The status object.
     pub async fn status(&self) -> Status {
         status::collect(&self.node, &self.flusher, self.peers.stats().bytes_sent).await
@@ -254,6 +267,7 @@ fn start(
         config,
     });
     takeover::take_over(runtime, &node, &left, &welcome)?;
+    node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
@@ -385,6 +399,10 @@ fn flush_options(node: &Node) -> Options {
             FlushIo::Idle => IoClass::Idle,
         },
         // Room is made grant by grant: a small buffer needs small ones.
+        read_back: match config.verify {
+            Verify::Memory => ReadBack::Memory,
+            Verify::Storage => ReadBack::Storage,
+        },
         grant_bytes: usual.grant_bytes.min(node.capacity() / 16),
         ..usual
     }

@@ -4,9 +4,8 @@
 use crate::control::{Event, Outcome, Remaining};
 use crate::node::Node;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
-use ebb_types::{Errno, FileKind, Ino, Name};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use ebb_types::{Errno, Ino};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -139,32 +138,12 @@ impl Drain {
         }
         let mut files = Vec::new();
         for path in paths {
-            self.collect(path, &mut files)
-                .await
+            let found = self.node.files_under(path).await;
+            let found = found
                 .map_err(|e| Outcome::Failed { text: format!("{}: {e}", path.display()) })?;
+            files.extend(found.into_iter().map(|f| f.ino));
         }
         Ok(Some(files))
-    }
-
-    async fn collect(&self, path: &Path, files: &mut Vec<Ino>) -> Result<(), Errno> {
-        let mut attr = self.node.getattr(Ino::ROOT).await?;
-        for part in path.components() {
-            let Component::Normal(name) = part else { continue };
-            attr = self.node.lookup(attr.ino, &Name::new(name.as_bytes())?).await?;
-        }
-        let mut dirs = vec![attr];
-        while let Some(at) = dirs.pop() {
-            match at.kind {
-                FileKind::Regular => files.push(at.ino),
-                FileKind::Directory => {
-                    let dir = crate::handles::DirHandle::new(at.ino);
-                    let items = self.node.list(&dir, 0).await?;
-                    dirs.extend(items.iter().skip(2).map(|i| i.attr));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }
 

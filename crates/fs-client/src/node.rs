@@ -166,7 +166,10 @@ impl Node {
                 let daemon = self.daemon.get().and_then(Weak::upgrade).ok_or(Errno::EAGAIN)?;
                 json(serde_json::to_vec_pretty(&daemon.status().await))?
             }
-            VirtualFile::Metrics => self.metrics.prometheus().into_bytes(),
+            VirtualFile::Metrics => {
+                let daemon = self.daemon.get().and_then(Weak::upgrade).ok_or(Errno::EAGAIN)?;
+                daemon.prometheus().await.into_bytes()
+            }
             VirtualFile::Config => json(serde_json::to_vec_pretty(&self.config))?,
         };
         Ok(self.handles.insert_content(content))

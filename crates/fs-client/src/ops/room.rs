@@ -109,6 +109,11 @@ impl Node {
         self.room.used.load(Relaxed) > full && self.count_used() > full
     }
 
+    /// How many clean bytes can stay in the buffer beside so many dirty ones.
+    pub(crate) fn room_for_clean(&self, dirty: u64) -> u64 {
+        self.share(FULL).saturating_sub(dirty)
+    }
+
     fn count_used(&self) -> u64 {
         let (dirty, clean) = self.local_bytes();
         self.room.used.store(dirty + clean, Relaxed);
