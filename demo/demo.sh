@@ -34,7 +34,8 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-bold=$(tput bold 2>/dev/null || true) plain=$(tput sgr0 2>/dev/null || true)
+bold="" plain=""
+[[ -t 1 ]] && bold=$(tput bold 2>/dev/null || true) && plain=$(tput sgr0 2>/dev/null || true)
 step=0
 step() { step=$((step + 1)); printf '\n%s[%d] %s%s\n' "$bold" "$step" "$*" "$plain"; }
 run() { printf '    $ %s\n' "${*//$top/\$TOP}"; "$@" 2>&1 | sed "s|$top|\$TOP|g; s/^/      /"; }

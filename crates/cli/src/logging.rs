@@ -4,6 +4,7 @@
 use crate::exit::{Context, Failure};
 use std::fs::File;
 use std::io::IsTerminal;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Mutex;
 use tracing_subscriber::EnvFilter;
@@ -18,8 +19,10 @@ pub fn start(level: &str, file: Option<&Path>) -> Result<(), Failure> {
             lines.with_writer(std::io::stderr).with_ansi(ansi).try_init()
         }
         Some(path) => {
-            let file =
-                File::options().create(true).append(true).open(path).or_usage(path.display())?;
+            // It names the user's files.
+            let mut options = File::options();
+            let file = options.create(true).append(true).mode(0o600).open(path);
+            let file = file.or_usage(path.display())?;
             lines.with_writer(Mutex::new(file)).with_ansi(false).try_init()
         }
     }

@@ -49,6 +49,7 @@ enum Command {
     Token(commands::token::Args),
     Config(commands::config::Args),
     OstLoad(commands::ost_load::Args),
+    Bench(commands::bench::Args),
     #[command(hide = true)]
     Daemon(commands::daemon::Args),
 }
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Command::Token(args) => args.run(),
         Command::Config(args) => args.run(),
         Command::OstLoad(args) => args.run(),
+        Command::Bench(args) => args.run(),
         Command::Daemon(args) => args.run(),
         Command::Run(args) => return ended(args.run()),
     };

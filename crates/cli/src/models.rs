@@ -7,7 +7,7 @@ use ebb_fs_client::Rules;
 use ebb_fs_client::config::MountConfig;
 
 /// The models of a job whose config file holds these `[models]` tables.
-fn table(models_toml: &str) -> Result<ModelTable, Failure> {
+pub fn table(models_toml: &str) -> Result<ModelTable, Failure> {
     ModelTable::builtin().with_user(models_toml).or_usage("config file, [models]")
 }
 
@@ -49,7 +49,8 @@ pub fn check_names(settings: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-fn known(table: &ModelTable, name: &str, setting: &str) -> Result<(), Failure> {
+/// Is there a model of that name? `setting` is who asks, for the message.
+pub fn known(table: &ModelTable, name: &str, setting: &str) -> Result<(), Failure> {
     if table.get(name).is_some() {
         return Ok(());
     }

@@ -70,6 +70,14 @@ pub fn at(point: &Path) -> io::Result<Option<Mount>> {
     Ok(all.into_iter().rev().find(|m| m.point == point))
 }
 
+/// The mount in which a resolved path lies.
+pub fn holding(path: &Path) -> io::Result<Option<Mount>> {
+    let all = parse(&std::fs::read_to_string("/proc/self/mountinfo")?);
+    let above = all.into_iter().filter(|m| path.starts_with(&m.point));
+    // Of several at one point the last one made is seen.
+    Ok(above.max_by_key(|m| m.point.as_os_str().len()))
+}
+
 /// The canonical form of a path that may be a dead mount point: its parent is resolved, itself
 /// only when nothing is mounted there.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Options of `mount`, `run` and `config`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct MountOptions {
-    /// When other nodes see what is written here: posix, commit, session, mpiio, or a model
+    /// When other nodes see what is written here: posix, commit, session, mpiio, romio, or a model
     /// that the config file defines [default: session]
     #[arg(long, value_name = "MODEL")]
     pub consistency: Option<String>,
@@ -111,6 +111,10 @@ pub struct MountOptions {
     /// FUSE event loops [default: 2]
     #[arg(long, value_name = "N")]
     pub fuse_threads: Option<String>,
+    /// For measurements: ask the metadata service at every event that the model names, without
+    /// leases on this node
+    #[arg(long)]
+    pub naive: bool,
     /// Config file (TOML) [default: $EBB_CONFIG, else ~/.config/ebb/config.toml if present]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -146,6 +150,7 @@ impl MountOptions {
             ("request-timeout", self.request_timeout),
             ("stop-timeout", self.stop_timeout),
             ("fuse-threads", self.fuse_threads),
+            ("naive", self.naive.then(|| "true".to_owned())),
         ];
         let rules = (!self.rule.is_empty()).then_some(("rule", self.rule));
         let one = |(key, value): (_, Option<String>)| value.map(|v| (key, vec![v]));

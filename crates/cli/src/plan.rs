@@ -75,6 +75,7 @@ impl Plan {
             allow_other: required(settings, "allow-other")?,
             request_timeout: span(settings, "request-timeout")?,
             fuse_threads: required(settings, "fuse-threads")?,
+            naive: required(settings, "naive")?,
             backing,
             mountpoint,
         };

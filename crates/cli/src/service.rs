@@ -79,6 +79,7 @@ impl Service {
             token,
             consistency: start.consistency,
             lease: start.lease,
+            trust: Config::TRUST,
             jobs_hint: start.jobs_hint,
         })
         .map_err(|e| refusal(&e, &state))?;

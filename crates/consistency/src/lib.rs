@@ -7,6 +7,7 @@
 //! * [`model`], [`table`], [`msc`]: what each consistency model does at which call, as data.
 //! * [`ownership`] (on [`tree`]): the service's side of one file, who owns which bytes.
 //! * [`view`]: a node's side of one file, what is in its cache and what it last learned.
+//! * [`lease`]: what a node need not ask again, on the service's side and on a node's.
 //! * [`claim`]: claims of whole blocks, for writers whose exact bytes are not known.
 //! * [`checker`]: which pairs of operations of a trace race under a model.
 //! * [`explore`]: small programs, every schedule, the real structures, one question: is every
@@ -15,6 +16,7 @@
 pub mod checker;
 pub mod claim;
 pub mod explore;
+pub mod lease;
 pub mod model;
 pub mod msc;
 pub mod ownership;
@@ -22,6 +24,7 @@ pub mod table;
 pub mod tree;
 pub mod view;
 
+pub use lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
 pub use ownership::{FileState, MapAnswer, NotFlushed, Owned};

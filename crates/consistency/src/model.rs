@@ -162,6 +162,13 @@ impl Model {
         self.on(SyncEvent::Read).query.is_some()
     }
 
+    /// True when a lease saves more than it costs: where every read asks. Where only rare events
+    /// ask, the recalls of a shared file would be more than the questions.
+    #[must_use]
+    pub fn wants_leases(&self) -> bool {
+        self.reads_ask()
+    }
+
     /// The minimum synchronisation between two conflicting operations, read off the row.
     #[must_use]
     pub fn msc(&self) -> Msc {

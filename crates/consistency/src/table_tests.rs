@@ -15,8 +15,9 @@ fn every_cell() {
         ("commit", "- Qf Qr - Af Af Qf Af Af"),
         ("session", "Qf - - - - Af Qf Af Af"),
         ("mpiio", "Qf - - - AfQf Af Qf Af AfQf"),
+        ("romio", "Qf - Qr - AfQf Af Qf Af AfQf"),
     ];
-    assert_eq!(ModelTable::builtin().names(), ["commit", "mpiio", "posix", "session"]);
+    assert_eq!(ModelTable::builtin().names(), ["commit", "mpiio", "posix", "romio", "session"]);
     for (name, row) in expected {
         let m = model(name);
         for (event, cell) in SyncEvent::ALL.into_iter().zip(row.split(' ')) {
@@ -108,8 +109,8 @@ fn a_user_row_starts_from_a_base() {
     assert_eq!(lazy.on(Lock), QF);
     assert_eq!(lazy.on(Write).query, Some(Scope::Range));
     assert_eq!(table.get("entry").unwrap().on(Close), NO);
-    assert_eq!(table.names().len(), 6);
-    assert_eq!(ModelTable::builtin().with_user("x = 3").unwrap().names().len(), 4);
+    assert_eq!(table.names().len(), 7);
+    assert_eq!(ModelTable::builtin().with_user("x = 3").unwrap().names().len(), 5);
 }
 
 #[test]

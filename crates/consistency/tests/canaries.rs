@@ -10,8 +10,11 @@ fn model(name: &str) -> Arc<Model> {
     ModelTable::builtin().get(name).expect("a built-in model")
 }
 
+/// A reader that may have a lease when another node writes.
+const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, read 0..1";
+
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 26] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 31] = {
     use Fault::*;
     [
         (
@@ -139,6 +142,16 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 26] = {
         ),
         (WriteAnnouncedLate, "posix", [0, 0, 1], "base 1 | 0: write 0..1, read 0..1"),
         (WriteWithoutPin, "session", [1, 1, 0], "base 1 | 0: write 0..1, read 0..1"),
+        (AckBeforeRecall, "posix", [0, 0, 0], LEASED),
+        (TrustForEver, "posix", [0, 0, 0], LEASED),
+        (GrantAfterLook, "posix", [0, 0, 0], LEASED),
+        (ForgetRecalls, "posix", [0, 0, 0], LEASED),
+        (
+            AckBeforeRecall,
+            "commit",
+            [1, 0, 0],
+            "base 2 | 0: write 0..1, fsync, send 0 | 1: read 1..2, recv 0, read 0..1",
+        ),
         (
             NoQueryAtOpen,
             "mpiio",
@@ -154,7 +167,17 @@ fn every_planted_bug_is_caught() {
         let model = model(name);
         let program: Program = text.parse().unwrap();
         assert!(is_race_free(&program, &model, false), "{name}: {text}");
-        let bounds = Bounds::split(flushes, evictions, aheads);
+        let leases = matches!(
+            fault,
+            Fault::AckBeforeRecall
+                | Fault::TrustForEver
+                | Fault::GrantAfterLook
+                | Fault::ForgetRecalls
+        );
+        let bounds = match leases {
+            true => Bounds::leased(flushes, evictions, aheads),
+            false => Bounds::split(flushes, evictions, aheads),
+        };
         let healthy = explore(&program, &model, bounds, None);
         assert_eq!((healthy.failure, healthy.cut_short), (None, false), "{text}");
 

@@ -86,6 +86,25 @@ fn handoffs_beside_flusher_evictor_and_read_ahead() {
     }
 }
 
+/// Where every read asks, a lease makes most of the questions unnecessary, and changes nothing else.
+#[test]
+fn leases() {
+    for model in models().into_iter().filter(|m| m.wants_leases()) {
+        let pairs = generate::handoffs(&model, 2, true);
+        assert!(all(&model, &pairs, 1, Bounds::leased(0, 0, 0)) > 20);
+        assert!(all(&model, &pairs, stride([3, 1, 1]), Bounds::leased(1, 0, 0)) >= 8);
+        let triples = generate::handoffs(&model, 3, true);
+        assert!(all(&model, &triples, stride([11, 2, 1]), Bounds::leased(0, 0, 0)) > 40);
+        let crowded: Vec<_> = triples.iter().map(generate::crowded).collect();
+        assert!(all(&model, &crowded, stride([23, 3, 1]), Bounds::leased(0, 0, 0)) > 20);
+        let locked = generate::locked();
+        assert!(all(&model, &locked, stride([29, 5, 1]), Bounds::leased(0, 0, 0)) > 10);
+        if depth() > 0 {
+            assert!(all(&model, &pairs, 1, Bounds::leased(1, 1, 1)) > 20);
+        }
+    }
+}
+
 #[test]
 fn critical_sections() {
     for model in models() {

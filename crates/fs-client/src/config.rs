@@ -141,6 +141,9 @@ pub struct MountConfig {
     pub request_timeout: Duration,
     /// FUSE event loops.
     pub fuse_threads: usize,
+    /// Ask the service at every event of the model, without leases: for measurements.
+    #[serde(default)]
+    pub naive: bool,
 }
 
 /// Durations as whole milliseconds, for status and hand-over files.

@@ -44,6 +44,13 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// What a line asks for, or what is wrong with it.
+    pub fn decode(line: &[u8]) -> Result<Request, String> {
+        serde_json::from_slice(line).map_err(|e| format!("not a request: {e}"))
+    }
+}
+
 /// What the daemon answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]

@@ -1,19 +1,29 @@
 //! The daemon's end of the control socket: one request a connection, events until it is done.
+//! Only this user and root are heard, whatever the modes of socket and directory say; who says
+//! nothing is sent away after a while, or when too many others come.
 
 use crate::control::{Event, Outcome, Request};
 use crate::daemon::Daemon;
 use crate::drain::{Drain, Progress};
 use crate::stage::Stage;
+use ebb_transport::gate::Gate;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 /// Longest request line: paths of some hundred thousand files to stage.
 const REQUEST_BYTES_MAX: u64 = 64 << 20;
+
+/// Clients that have not said yet what they want.
+const SILENT_MAX: usize = 64;
+
+/// How long a client may take to say it.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
 
 /// Opens the socket at `path` for this user only.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
@@ -29,12 +39,13 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
 
 /// Serves clients until the runtime ends.
 pub async fn serve(listener: UnixListener, daemon: Arc<Daemon>) {
+    let gate = Gate::new(SILENT_MAX);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let daemon = Arc::clone(&daemon);
+                let (daemon, gate) = (Arc::clone(&daemon), Arc::clone(&gate));
                 tokio::spawn(async move {
-                    if let Err(e) = client(stream, &daemon).await {
+                    if let Err(e) = client(stream, &daemon, &gate).await {
                         tracing::debug!(error = %e, "control client");
                     }
                 });
@@ -47,16 +58,15 @@ pub async fn serve(listener: UnixListener, daemon: Arc<Daemon>) {
     }
 }
 
-async fn client(stream: UnixStream, daemon: &Arc<Daemon>) -> io::Result<()> {
+async fn client(stream: UnixStream, daemon: &Arc<Daemon>, gate: &Arc<Gate>) -> io::Result<()> {
+    let uid = stream.peer_cred()?.uid();
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other(format!("user {uid} is not heard")));
+    }
     let (reader, mut writer) = stream.into_split();
-    let mut line = String::new();
-    BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
-    let request: Request = match serde_json::from_str(&line) {
+    let request = match Request::decode(&read_line(reader, gate).await?) {
         Ok(request) => request,
-        Err(e) => {
-            let text = format!("not a request: {e}");
-            return send(&mut writer, &Event::Done(Outcome::Failed { text })).await;
-        }
+        Err(text) => return send(&mut writer, &Event::Done(Outcome::Failed { text })).await,
     };
     let _busy = daemon.busy.clone();
     let (events, mut queue) = mpsc::unbounded_channel();
@@ -69,6 +79,19 @@ async fn client(stream: UnixStream, daemon: &Arc<Daemon>) -> io::Result<()> {
     }
     let _ = worker.await;
     Ok(())
+}
+
+/// One line, as long as the client is patient and so are we.
+async fn read_line(reader: OwnedReadHalf, gate: &Arc<Gate>) -> io::Result<Vec<u8>> {
+    let (_silent, shut_out) = gate.enter();
+    let mut line = Vec::new();
+    let mut reader = BufReader::new(reader.take(REQUEST_BYTES_MAX));
+    let read = tokio::time::timeout(REQUEST_TIME, reader.read_until(b'\n', &mut line));
+    tokio::select! {
+        read = read => read??,
+        () = shut_out.wait() => return Err(io::Error::other("too many clients that say nothing")),
+    };
+    Ok(line)
 }
 
 async fn send(writer: &mut (impl AsyncWriteExt + Unpin), event: &Event) -> io::Result<()> {

@@ -15,6 +15,7 @@ use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
 use crate::leftover;
 use crate::ledger::Ledger;
+use crate::memory;
 use crate::node::{Node, Parts};
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
@@ -249,6 +250,7 @@ fn start(
         consistency: rules.describe(),
         token: token.clone(),
         request_timeout: config.request_timeout,
+        trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
         ..ConnectOptions::new(meta_address, config.node.clone())
     };
     let patience = if left.is_empty() { Duration::ZERO } else { takeover::JOIN_WITHIN };
@@ -310,6 +312,7 @@ fn open_doors(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result
     let listener = control_server::bind(&path)
         .map_err(local(format!("cannot open the control socket {}", path.display())))?;
     runtime.spawn(control_server::serve(listener, Arc::clone(daemon)));
+    runtime.spawn(memory::trim_when_idle(Arc::downgrade(&daemon.node)));
     let at = config.mountpoint.clone();
     let answers = runtime.block_on(async move {
         let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));

@@ -8,7 +8,7 @@
 use crate::cache::{self, CacheDir};
 use crate::journal::Home;
 use ebb_backend::BackingFile;
-use ebb_consistency::{FileView, Model};
+use ebb_consistency::{FileLease, FileView, Model};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
@@ -42,6 +42,8 @@ pub struct State {
     pub under: Option<Home>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
+    /// What need not be asked.
+    pub lease: FileLease,
     /// Lock owners that have locked it from this node (to be released at their close).
     pub lock_owners: Vec<u64>,
 }
@@ -62,6 +64,9 @@ pub struct CachedFile {
     pub last_chunk: AtomicU64,
     fetching: Mutex<Vec<InFlight>>,
     held: Mutex<Vec<ByteRange>>,
+    /// The kernel let go of it while it was still open here: whoever releases it last looks
+    /// whether it has a name.
+    pub forgotten: AtomicBool,
     /// Somebody has it open here.
     in_use: AtomicBool,
     cache: Mutex<Option<Arc<File>>>,
@@ -132,6 +137,7 @@ impl CachedFile {
                 home: None,
                 under: None,
                 orphan: false,
+                lease: FileLease::default(),
                 lock_owners: Vec::new(),
             }),
             listed: AtomicBool::new(false),
@@ -139,6 +145,7 @@ impl CachedFile {
             last_chunk: AtomicU64::new(0),
             fetching: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
+            forgotten: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),
         }

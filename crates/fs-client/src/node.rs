@@ -7,6 +7,7 @@ use crate::file::CachedFile;
 use crate::handles::Handles;
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
+use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::ops::room::Room;
 use crate::rules::Rules;
@@ -22,6 +23,9 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+
+/// An operation that still held a file when the kernel forgot it has ended by then.
+const FORGET_AGAIN: Duration = Duration::from_millis(100);
 
 /// How many times longer than others a request may take that waits for the backing.
 const BACKING_PATIENCE: u32 = 4;
@@ -54,6 +58,8 @@ pub struct Node {
     pub activity: Arc<Activity>,
     /// Counters.
     pub metrics: Metrics,
+    /// Counters of what was not asked.
+    pub leases: LeaseCounts,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -99,7 +105,7 @@ impl Node {
     /// Puts a node together.
     #[must_use]
     pub fn new(parts: Parts) -> Arc<Node> {
-        Arc::new_cyclic(|this| Node {
+        let node = Arc::new_cyclic(|this: &Weak<Node>| Node {
             room: Room::new(parts.config.evict),
             config: parts.config,
             me: parts.me,
@@ -112,6 +118,7 @@ impl Node {
             interrupts: Interrupts::default(),
             activity: parts.activity,
             metrics: Metrics::default(),
+            leases: LeaseCounts::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
@@ -121,7 +128,14 @@ impl Node {
             dirty: Mutex::new(HashMap::new()),
             this: this.clone(),
             files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
-        })
+        });
+        let this = Arc::downgrade(&node);
+        node.meta.on_recall(Box::new(move |ino, seq| {
+            if let Some(node) = this.upgrade() {
+                node.recalled(ino, seq);
+            }
+        }));
+        node
     }
 
     /// For work that outlives the call.
@@ -219,8 +233,9 @@ impl Node {
         let mut shard = self.shard(ino).write();
         let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
         if unused {
-            shard.remove(&ino);
+            let file = shard.remove(&ino);
             drop(shard);
+            file.iter().for_each(|f| self.return_lease(f));
             self.note_gone(ino);
             self.room.forget_file(ino);
             if let Err(e) = self.cache.remove(ino) {
@@ -235,18 +250,25 @@ impl Node {
         let mut shard = self.shard(ino).write();
         let Some(file) = shard.get(&ino) else { return };
         // Whoever is about to open it holds it as well; then it stays.
-        let (in_use, bytes) = {
+        let (open, bytes) = {
             let state = file.state.read();
             let bytes = state.view.unflushed_bytes() + state.view.clean_bytes();
-            (state.opens > 0 || state.registered || Arc::strong_count(file) > 2, bytes)
+            (state.opens > 0 || state.registered, bytes)
         };
-        if in_use {
+        if open {
+            file.forgotten.store(true, Release);
+            return;
+        }
+        if Arc::strong_count(file) > 2 {
+            drop(shard);
+            self.forget_later(ino);
             return;
         }
         if bytes == 0 && Arc::strong_count(file) == 1 {
-            shard.remove(&ino);
+            let file = shard.remove(&ino);
             drop(shard);
             self.room.forget_file(ino);
+            file.iter().for_each(|f| self.return_lease(f));
             let _ = self.cache.remove(ino);
         } else if let Some(node) = self.me_arc() {
             drop(shard);
@@ -254,7 +276,16 @@ impl Node {
         }
     }
 
-    async fn discard_if_unlinked(&self, ino: Ino) {
+    /// An operation is just ending with it.
+    fn forget_later(&self, ino: Ino) {
+        let Some(node) = self.me_arc() else { return };
+        self.runtime.spawn(async move {
+            tokio::time::sleep(FORGET_AGAIN).await;
+            node.forget(ino);
+        });
+    }
+
+    pub(crate) async fn discard_if_unlinked(&self, ino: Ino) {
         if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await
             && let Some(file) = self.file(ino)
         {

@@ -167,7 +167,7 @@ pub(crate) async fn take_over(
                 continue;
             }
             let (meta, known) = (node.meta.clone(), Version::ZERO);
-            let query = QueryRequest { ino, range: ByteRange::ALL, known };
+            let query = QueryRequest { ino, range: ByteRange::ALL, known, lease: false };
             asked.spawn(async move { (ino, meta.query(query).await) });
         }
         while let Some(answer) = asked.join_next().await {

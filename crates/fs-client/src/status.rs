@@ -32,6 +32,7 @@ pub struct Status {
     pub activity: u64,
     pub open_files: usize,
     pub rpc: BTreeMap<String, u64>,
+    pub leases: Leases,
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
@@ -65,6 +66,17 @@ pub struct DirtyEntry {
 
 /// Largest dirty files that a status names.
 const DIRTY_SHOWN: usize = 50;
+
+/// What this node need not ask the metadata service.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Leases {
+    pub held: usize,
+    pub granted: u64,
+    pub recalled: u64,
+    /// Questions that a lease answered.
+    pub answered: u64,
+}
 
 /// Another node of the job.
 #[derive(Clone, Debug, Serialize)]
@@ -148,6 +160,12 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         activity: flush.activity,
         open_files: node.handles.open_files(),
         rpc: node.meta.stats().calls.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
+        leases: Leases {
+            held: node.leases_held(),
+            granted: node.leases.granted.load(Relaxed),
+            recalled: node.leases.recalled.load(Relaxed),
+            answered: node.leases.answered.load(Relaxed),
+        },
         peers,
         errors,
         resident_bytes: resident_bytes(),

@@ -51,12 +51,14 @@ pub struct QueryRequest {
     pub range: ByteRange,
     /// The newest version this node knows; [`Version::ZERO`] for none.
     pub known: Version,
+    /// A lease is of use.
+    pub lease: bool,
 }
 
 impl QueryRequest {
     fn to_pb(self) -> pb::Query {
         let range = Some(range_to_pb(self.range));
-        pb::Query { ino: self.ino.0, range, known_version: self.known.0 }
+        pb::Query { ino: self.ino.0, range, known_version: self.known.0, lease: self.lease }
     }
 }
 
@@ -155,15 +157,17 @@ fn attached_from_pb(attached: pb::Attached) -> Result<Attached, Errno> {
 
 impl MetaClient {
     /// Opens a file on this node and asks for its map in one step. `known` is the newest version
-    /// this node knows.
+    /// this node knows; `lease`: one is of use.
     pub async fn open(
         &self,
         ino: Ino,
         write: bool,
         truncate: bool,
         known: Version,
+        lease: bool,
     ) -> Result<Opened, Errno> {
-        let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version: known.0 });
+        let known_version = known.0;
+        let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version, lease });
         let opened = expect_body!(self.call(op).await?, Opened);
         attr_for(ino, opened.attr)?;
         opened_from_pb(opened)

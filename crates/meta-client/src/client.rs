@@ -4,6 +4,7 @@ use crate::driver::{self, Event};
 use crate::exchange::{Answer, Exchange, Patience};
 use crate::ops::{NAMES, counter};
 use crate::session::{self, ConnectError, ConnectOptions};
+use crate::trust::Trusting;
 use ebb_transport::Token;
 use ebb_types::{Errno, NodeId};
 use ebb_wire::pb::{self, reply::Body, request::Op};
@@ -24,8 +25,7 @@ const CALLS_MAX: usize = 1024;
 /// Events that a listener may be behind before it misses some (it is told so).
 const EVENTS_MAX: usize = 64;
 
-/// Role and metadata key of the proof that administration from another machine carries.
-const ADMIN_ROLE: &str = "admin";
+/// Metadata key of the proof that administration carries.
 const ADMIN_KEY: &str = "ebb-proof-bin";
 
 /// Why a call failed, where the service may say more than an errno.
@@ -91,6 +91,7 @@ pub(crate) struct Inner {
     /// Why this node is out of the job, once it is.
     pub fenced: watch::Sender<Option<String>>,
     pub dirty_bytes: AtomicU64,
+    /// How long the shortest of the service's leases lives without a heartbeat.
     pub lease_ms: AtomicU32,
     pub node_id: AtomicU32,
     pub instance: AtomicU64,
@@ -99,6 +100,7 @@ pub(crate) struct Inner {
     pub unknown_replies: AtomicU64,
     /// The goodbye is on its way: a stream that ends is not resumed.
     pub leaving: AtomicBool,
+    pub trusting: Trusting,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
 }
@@ -169,13 +171,14 @@ impl MetaClient {
             events: broadcast::channel(EVENTS_MAX).0,
             fenced: watch::Sender::new(None),
             dirty_bytes: AtomicU64::new(0),
-            lease_ms: AtomicU32::new(welcome.lease_ms),
+            lease_ms: AtomicU32::new(driver::shortest_lease(&welcome)),
             node_id: AtomicU32::new(welcome.node_id),
             instance: AtomicU64::new(welcome.service_instance),
             sessions: AtomicU64::new(0),
             timeouts: AtomicU64::new(0),
             unknown_replies: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
+            trusting: Trusting::default(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
         });
@@ -279,7 +282,7 @@ pub async fn service_status(
         let mut client = session::client(session::channel(address).await?);
         let mut request = tonic::Request::new(pb::StatusRequest {});
         if let Some(token) = token {
-            let proof = MetadataValue::from_bytes(&token.prove(ADMIN_ROLE, &[]));
+            let proof = MetadataValue::from_bytes(&ebb_transport::admin::proof(token));
             request.metadata_mut().insert_bin(ADMIN_KEY, proof);
         }
         client.status(request).await.map(tonic::Response::into_inner).map_err(|e| {

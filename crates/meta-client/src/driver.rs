@@ -9,6 +9,7 @@
 use crate::client::Inner;
 use crate::exchange::Patience;
 use crate::session::{self, ConnectError, Session};
+use crate::trust;
 use ebb_transport::auth;
 use ebb_types::Errno;
 use ebb_wire::pb::{self, notice::What, request::Op};
@@ -72,12 +73,22 @@ pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
     }
 }
 
+/// Without a heartbeat for so long something of this node's ends.
+pub(crate) fn shortest_lease(welcome: &pb::Welcome) -> u32 {
+    match welcome.trust_ms {
+        0 => welcome.lease_ms,
+        trust => trust.min(welcome.lease_ms),
+    }
+}
+
 /// Makes a session's calls flow.
-pub(crate) fn welcome(inner: &Inner, session: &Session) {
+pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
     let instance = session.welcome.service_instance;
     let before = inner.instance.swap(instance, Relaxed);
     let restarted = inner.sessions.fetch_add(1, Relaxed) > 0 && before != instance;
-    inner.lease_ms.store(session.welcome.lease_ms, Relaxed);
+    inner.lease_ms.store(shortest_lease(&session.welcome), Relaxed);
+    // Before the first word of this session, which tells the service so.
+    inner.trusting.begin(session.welcome.trust_ms);
     inner.node_id.store(session.welcome.node_id, Relaxed);
     if inner.sessions.load(Relaxed) > 1 {
         tracing::info!(restarted, "connected to the metadata service again");
@@ -92,7 +103,7 @@ pub(crate) fn welcome(inner: &Inner, session: &Session) {
 }
 
 /// Hands out what comes until the stream breaks (Ok) or this node is told to stop (Err).
-async fn listen(inner: &Inner, session: Session) -> Result<(), String> {
+async fn listen(inner: &Arc<Inner>, session: Session) -> Result<(), String> {
     let Session { mut stream, early, .. } = session;
     let mut frame = early;
     loop {
@@ -108,13 +119,14 @@ async fn listen(inner: &Inner, session: Session) -> Result<(), String> {
     }
 }
 
-fn receive(inner: &Inner, frame: pb::ServerFrame) -> Result<(), String> {
+fn receive(inner: &Arc<Inner>, frame: pb::ServerFrame) -> Result<(), String> {
     let unknown = inner.exchange.resolve(frame.replies);
     inner.unknown_replies.fetch_add(unknown as u64, Relaxed);
     for notice in frame.notices {
         match notice.what {
             Some(What::Fenced(fenced)) => return Err(fenced.reason),
             Some(What::Ping(_)) => inner.heartbeat(),
+            Some(What::Recall(recall)) => inner.recalled(&recall),
             // From a newer service; nothing that this node must know.
             None => {}
         }
@@ -177,13 +189,27 @@ pub(crate) async fn watch_deadlines(inner: Arc<Inner>) {
 }
 
 impl Inner {
-    fn heartbeat(&self) {
-        if self.exchange.is_up() {
-            let dirty_bytes = self.dirty_bytes.load(Relaxed);
-            let until = Instant::now() + self.options.request_timeout;
-            let patience = Patience::Connection(until.into_std());
-            self.post(Op::Heartbeat(pb::Heartbeat { dirty_bytes }), patience);
+    /// Sends a heartbeat; its answer renews this node's trust from now on.
+    fn heartbeat(self: &Arc<Self>) {
+        if !self.exchange.is_up() {
+            return;
         }
+        let dirty_bytes = self.dirty_bytes.load(Relaxed);
+        let sent = trust::now_ms();
+        let beat = Op::Heartbeat(pb::Heartbeat { dirty_bytes });
+        let Ok((_, answer)) = self.submit(beat, self.on_this_connection()) else { return };
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Ok(Ok(_)) = answer.await {
+                inner.trusting.answered(sent);
+            }
+        });
+    }
+
+    /// For what is of no use on another connection.
+    pub fn on_this_connection(&self) -> Patience {
+        let until = Instant::now() + self.options.request_timeout;
+        Patience::Connection(until.into_std())
     }
 
     fn announce(&self, event: Event) {

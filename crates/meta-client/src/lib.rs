@@ -5,6 +5,7 @@
 //!   again after a broken connection. No sockets, no clock.
 //! * [`session`]: the connection, the proof of the token, the welcome.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
+//! * [`trust`]: until when leases may be trusted, and their recall.
 //! * [`client`], [`names`], [`bytes`], [`locks`]: the calls.
 
 mod bytes;
@@ -17,6 +18,7 @@ mod map;
 mod names;
 mod ops;
 mod session;
+mod trust;
 
 pub use bytes::{
     AttachRequest, Attached, Backing, FlushDone, FlushGrant, Materialized, Opened, Place,
@@ -28,3 +30,4 @@ pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
 pub use map::{Mapped, map_from_pb};
 pub use names::{DirEntry, DirPage, Made, MakeRequest, SetAttr, SetAttrDone, SetTime};
 pub use session::{ConnectError, ConnectOptions};
+pub use trust::{OnRecall, now_ms};

@@ -1,7 +1,7 @@
 //! Ownership maps as received, checked: what comes out keeps the order that the view of a file
 //! relies on.
 
-use ebb_consistency::{MapAnswer, Owned};
+use ebb_consistency::{Grant, LeaseSeq, MapAnswer, Owned};
 use ebb_types::{ByteRange, Errno, NodeId, Time, Version};
 use ebb_wire::{pb, range_from_pb, time_from_pb};
 
@@ -13,6 +13,14 @@ pub struct Mapped {
     /// When the published content last changed; absent when the answer is `unchanged`, or the
     /// service does not say.
     pub mtime: Option<Time>,
+    /// A lease, when one was asked for and granted.
+    pub lease: Option<Grant>,
+}
+
+/// A grant as received.
+pub(crate) fn grant_from_pb(lease: pb::Lease) -> Grant {
+    let pb::Lease { seq, version, compared } = lease;
+    Grant { seq: LeaseSeq(seq), version: Version(version), compared }
 }
 
 /// Checks a map: ranges sorted, disjoint, inside what it covers, owned by somebody, none newer
@@ -41,7 +49,7 @@ pub fn map_from_pb(map: pb::FileMap) -> Result<Mapped, Errno> {
         covers,
         ranges: owned_from_pb(&map.ranges, covers, version)?,
     };
-    Ok(Mapped { map: answer, mtime })
+    Ok(Mapped { map: answer, mtime, lease: map.lease.map(grant_from_pb) })
 }
 
 /// Checks owned ranges: not empty, sorted, disjoint, inside `covers`, not newer than `newest`.
@@ -87,6 +95,7 @@ mod tests {
             covers: Some(pb::Range { start: 10, end: 90 }),
             ranges,
             mtime: Some(pb::Time { sec: 5, nsec: 6 }),
+            lease: Some(pb::Lease { seq: 3, version: 9, compared: true }),
         }
     }
 
@@ -96,6 +105,8 @@ mod tests {
         assert_eq!(got.mtime, Some(Time { sec: 5, nsec: 6 }));
         assert_eq!((got.map.version, got.map.base_version), (Version(9), Version(2)));
         assert_eq!((got.map.size, got.map.base_len), (100, 50));
+        let grant = Grant { seq: LeaseSeq(3), version: Version(9), compared: true };
+        assert_eq!(got.lease, Some(grant));
         assert_eq!(got.map.covers, ByteRange::new(10, 90));
         let first = Owned {
             range: ByteRange::new(10, 20),

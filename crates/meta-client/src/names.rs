@@ -2,7 +2,8 @@
 
 use crate::bytes::{Opened, opened_from_pb};
 use crate::client::MetaClient;
-use crate::map::{Mapped, map_from_pb};
+use crate::map::{Mapped, grant_from_pb, map_from_pb};
+use ebb_consistency::Grant;
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, time_to_pb};
@@ -139,8 +140,18 @@ impl MetaClient {
 
     /// Its attributes, with the published size.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
-        let reply = self.call(Op::GetAttr(pb::GetAttr { ino: ino.0 })).await?;
-        attr_for(ino, expect_body!(reply, Entry).attr)
+        self.getattr_leased(ino, false).await.map(|(attr, _)| attr)
+    }
+
+    /// The same, with a lease when one is wanted and granted.
+    pub async fn getattr_leased(
+        &self,
+        ino: Ino,
+        lease: bool,
+    ) -> Result<(Attr, Option<Grant>), Errno> {
+        let reply = self.call(Op::GetAttr(pb::GetAttr { ino: ino.0, lease })).await?;
+        let entry = expect_body!(reply, Entry);
+        Ok((attr_for(ino, entry.attr)?, entry.lease.map(grant_from_pb)))
     }
 
     /// Changes attributes.

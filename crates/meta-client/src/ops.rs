@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 38] = [
+pub(crate) const NAMES: [&str; 39] = [
     "hello",
     "prove",
     "heartbeat",
@@ -43,6 +43,7 @@ pub(crate) const NAMES: [&str; 38] = [
     "release_locks",
     "cancel",
     "describe",
+    "returned",
 ];
 
 /// Index into [`NAMES`].
@@ -83,6 +84,7 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::ReleaseLocks(_) => 35,
         Op::Cancel(_) => 36,
         Op::Describe(_) => 37,
+        Op::Returned(_) => 38,
     }
 }
 

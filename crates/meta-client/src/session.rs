@@ -41,6 +41,9 @@ pub struct ConnectOptions {
     pub request_timeout: Duration,
     /// Until a connection must have been welcomed.
     pub connect_timeout: Duration,
+    /// Leases of at most so long; zero: none. Others' requests may have to wait for so long when
+    /// this node dies, so it should be well below their deadlines.
+    pub trust_max: Duration,
 }
 
 impl ConnectOptions {
@@ -56,6 +59,7 @@ impl ConnectOptions {
             token: None,
             request_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
+            trust_max: Duration::from_secs(5),
         }
     }
 }
@@ -165,6 +169,7 @@ async fn introduce(
         consistency: options.consistency.clone(),
         nonce: nonce.to_vec(),
         resume,
+        trust_ms_max: u32::try_from(options.trust_max.as_millis()).unwrap_or(u32::MAX),
     };
     exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });
     let frames = Frames { exchange: exchange.clone(), session: number };

@@ -190,11 +190,11 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     let (one, two) = (running.connect("n1").await, running.connect("node2").await);
     assert_ne!(one.node_id(), two.node_id());
     let ino = create(&one, "shared").await.attr.ino;
-    let opened = two.open(ino, true, false, Version::ZERO).await.unwrap();
+    let opened = two.open(ino, true, false, Version::ZERO, false).await.unwrap();
     assert_eq!(opened.map.map.size, 0);
 
     one.attach(&attach(ino, 0, 100)).await.unwrap();
-    let query = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO };
+    let query = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
     let attached = two
         .attach(&AttachRequest { then_query: Some(query), durable: true, ..attach(ino, 40, 60) })
         .await

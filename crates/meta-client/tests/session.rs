@@ -79,7 +79,8 @@ async fn errnos_and_nonsense_come_back_as_errors() {
     let (id, _) = peer.next().await;
     peer.refuse(id, libc::ENOENT, "").await;
     assert_eq!(refused.await.unwrap(), Err(Errno::ENOENT));
-    let query = QueryRequest { ino: Ino(9), range: ByteRange::ALL, known: Version::ZERO };
+    let query =
+        QueryRequest { ino: Ino(9), range: ByteRange::ALL, known: Version::ZERO, lease: false };
     let wrong =
         [Some(entry(9)), None, Some(Body::Map(pb::FileMap { base_len: 9, ..Default::default() }))];
     for body in wrong {
@@ -102,7 +103,7 @@ async fn errnos_and_nonsense_come_back_as_errors() {
     assert_eq!((error.errno, error.to_string().as_str()), (Errno::EROFS, "/backing is read-only"));
     let call = {
         let client = client.clone();
-        tokio::spawn(async move { client.open(Ino(7), false, false, Version::ZERO).await })
+        tokio::spawn(async move { client.open(Ino(7), false, false, Version::ZERO, false).await })
     };
     let (id, _) = peer.next().await;
     let escape = pb::Opened {
@@ -341,7 +342,8 @@ async fn heartbeats_come_three_times_a_lease_and_tell_the_dirty_bytes() {
 async fn a_large_map_comes_through() {
     const RANGES: u64 = 400_000;
     let (_service, mut peer, client) = connected(|_| ()).await;
-    let query = QueryRequest { ino: Ino(9), range: ByteRange::ALL, known: Version::ZERO };
+    let query =
+        QueryRequest { ino: Ino(9), range: ByteRange::ALL, known: Version::ZERO, lease: false };
     let call = tokio::spawn(async move { client.query(query).await });
     let (id, _) = peer.next().await;
     let range =

@@ -88,7 +88,7 @@ fn rpc(c: &mut Criterion) {
         };
         (client, node, file)
     });
-    let query = |_| Op::Query(pb::Query { ino: file, range: None, known_version: 0 });
+    let query = |_| Op::Query(pb::Query { ino: file, ..Default::default() });
     let attach = |i: u64| {
         let ranges = vec![pb::Range { start: (i % 64) * 8192, end: (i % 64 + 1) * 8192 }];
         Op::Attach(pb::Attach { ino: file, ranges, ..Default::default() })

@@ -19,6 +19,9 @@ pub struct Config {
     pub consistency: Option<String>,
     /// A node that is silent for longer counts as gone.
     pub lease: Duration,
+    /// How long a node may trust what it was answered, without asking again (at most half of
+    /// `lease`); zero: not at all. A node that is gone delays others' changes for so long.
+    pub trust: Duration,
     /// How many jobs write to the backing at the same time, this one included. On Lustre the
     /// stripes of new files are chosen from it; without it the directory's defaults are kept.
     pub jobs_hint: Option<u32>,
@@ -27,6 +30,9 @@ pub struct Config {
 impl Config {
     /// The usual lease.
     pub const LEASE: Duration = Duration::from_secs(10);
+
+    /// The usual time of trust.
+    pub const TRUST: Duration = Duration::from_secs(5);
 
     /// A configuration with the defaults.
     #[must_use]
@@ -37,6 +43,7 @@ impl Config {
             token: None,
             consistency: None,
             lease: Config::LEASE,
+            trust: Config::TRUST,
             jobs_hint: None,
         }
     }

@@ -1,13 +1,15 @@
 //! The heart of the service: state, journal, backing, and the locks around them.
 //!
 //! Lock order: a claim of bytes ([`Core::claim`]) before the namespace turn ([`Core::turn`])
-//! before the state; the others (`grants`, `checked`, `waiting`, `errors`, `sessions`) are leaves
+//! before the state before the leases; the others (`grants`, `checked`, `waiting`, `errors`,
+//! `sessions`) are leaves
 //! and may be taken under the state. Only the claim and the turn are held across I/O.
 
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::grants::{ClaimId, Grants};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
+use crate::leases::Desk;
 use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
@@ -65,6 +67,8 @@ pub struct Core {
     pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
     /// The nodes that are there now.
     pub sessions: Sessions,
+    /// What they need not ask again.
+    pub desk: Desk,
     /// How new files are spread, when there is a choice.
     pub stripes: Option<Stripes>,
     /// What is counted.
@@ -96,9 +100,11 @@ impl Core {
                 }
             }
         }
+        let before: Vec<NodeId> = state.nodes.keys().copied().collect();
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
         Ok(Core {
             sessions: Sessions::new(&state),
+            desk: Desk::new(config.trust.min(config.lease / 2), &before),
             state: Mutex::new(state),
             turn: tokio::sync::Mutex::new(()),
             journal,
@@ -127,6 +133,7 @@ impl Core {
         if entries.is_empty() {
             return;
         }
+        self.call_back(state, entries);
         for entry in entries {
             if let Err(what) = state.apply(entry) {
                 // A rule of this program is wrong. What is in memory is not to be trusted, so
@@ -154,6 +161,11 @@ impl Core {
     /// The same for records of the namespace. They may have been planned a while ago; opens,
     /// releases and attaches do not wait for the turn, so what they changed since is respected.
     pub fn commit_ns(&self, state: &mut State, records: Vec<Record>) {
+        self.commit_ns_with(state, records, Vec::new());
+    }
+
+    /// The same, with further entries in the same journal record: all of it survives, or nothing.
+    pub fn commit_ns_with(&self, state: &mut State, records: Vec<Record>, with: Vec<Entry>) {
         let homeless: Vec<Ino> = records
             .iter()
             .filter_map(|r| match r {
@@ -161,8 +173,10 @@ impl Core {
                 _ => None,
             })
             .collect();
-        let entries: Vec<Entry> = as_of_now(state, records).into_iter().map(Entry::Ns).collect();
+        let mut entries: Vec<Entry> =
+            as_of_now(state, records).into_iter().map(Entry::Ns).collect();
         self.drop_locks(state, &entries);
+        entries.extend(with);
         self.commit(state, &entries);
         let closed = |ino: &Ino| {
             state.ns.get(*ino).is_some_and(|i| i.links.is_empty()) && !state.ns.is_open(*ino)
@@ -379,15 +393,8 @@ fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, S
         return Ok((job, State::new(Namespace::new(&root, first))));
     };
     let path = config.state_dir.join("journal");
-    let mut state = State::new(Namespace::empty());
-    for (at, body) in bodies.iter().enumerate() {
-        let replayed =
-            state::decode(body).and_then(|entries| entries.iter().try_for_each(|e| state.apply(e)));
-        replayed.map_err(|what| {
-            let what = format!("record {at}: {what}");
-            StartError::Journal(JournalError::Header { path: path.clone(), what })
-        })?;
-    }
+    let state = state::replay(&bodies)
+        .map_err(|what| StartError::Journal(JournalError::Header { path, what }))?;
     let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|s| s.key.ino);
     match had {
         Some(had) if had == root.seen.key.ino => Ok((job, state)),

@@ -240,9 +240,17 @@ impl Core {
 
     /// Applies a plan that does nothing on the backing.
     pub fn apply_local(&self, state: &mut State, plan: Plan) {
-        for step in plan.steps {
+        self.apply_local_with(state, plan, Vec::new());
+    }
+
+    /// The same; `with` goes into the journal record of the last step.
+    pub fn apply_local_with(&self, state: &mut State, plan: Plan, with: Vec<Entry>) {
+        let mut steps = plan.steps;
+        let last = steps.pop().map(|s| s.records).unwrap_or_default();
+        for step in steps {
             self.commit_ns(state, step.records);
         }
+        self.commit_ns_with(state, last, with);
     }
 
     /// Carries a plan out, step by step. `with` goes into the journal with the last step.
@@ -253,25 +261,22 @@ impl Core {
         with: Vec<Entry>,
     ) -> Result<(), Errno> {
         let mut with = Some(with);
-        let commit_with = |state: &mut State, with: Option<Vec<Entry>>| {
+        let commit = |records: Vec<Record>, with: Option<Vec<Entry>>| {
+            let mut state = self.state();
             let mut with = with.unwrap_or_default();
             // A file without a name may have been closed since this was planned.
             with.retain(|e| !matches!(e, Entry::File(ino, _) if !state.files.contains_key(ino)));
-            self.commit(state, &with);
+            self.commit_ns_with(&mut state, records, with);
         };
         let mut steps = plan.steps.into_iter().peekable();
         if steps.peek().is_none() {
-            let mut state = self.state();
-            commit_with(&mut state, with.take());
+            commit(Vec::new(), with.take());
         }
         while let Some(step) = steps.next() {
             let mut records = step.records.clone();
             records.extend(self.on_backing(step).await?);
-            let mut state = self.state();
-            self.commit_ns(&mut state, records);
-            if steps.peek().is_none() {
-                commit_with(&mut state, with.take());
-            }
+            let with = if steps.peek().is_none() { with.take() } else { None };
+            commit(records, with);
         }
         Ok(())
     }

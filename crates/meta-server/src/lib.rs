@@ -10,9 +10,11 @@
 mod backing;
 mod config;
 mod core;
+mod doors;
 mod engine;
 mod grants;
 mod journal;
+mod leases;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;
@@ -26,5 +28,5 @@ mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
-pub use peek::{Peek, Pending, peek};
+pub use peek::{Peek, Pending, judge, peek};
 pub use server::Server;

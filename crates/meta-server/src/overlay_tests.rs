@@ -88,6 +88,7 @@ struct Overlay {
     config: (PathBuf, PathBuf),
     cache: BTreeMap<Ino, Vec<u8>>,
     next: u64,
+    stream: ebb_consistency::StreamId,
 }
 
 impl Overlay {
@@ -101,15 +102,16 @@ impl Overlay {
         };
         core.commit(&mut core.state(), &[Entry::Node(record)]);
         let who = Who { node: NODE, incarnation: Incarnation(1) };
-        core.sessions.attach(who, tokio::sync::mpsc::channel(1).0);
+        let stream = core.desk.join(who, 0).0;
+
         let config = (backing.to_owned(), state.to_owned());
-        Overlay { core, config, cache: BTreeMap::new(), next: 0 }
+        Overlay { core, config, cache: BTreeMap::new(), next: 0, stream }
     }
 
     async fn ask(&mut self, op: Op) -> OpResult {
         self.next += 1;
         let who = Who { node: NODE, incarnation: Incarnation(1) };
-        let call = Call { core: Arc::clone(&self.core), who, id: self.next };
+        let call = Call { core: Arc::clone(&self.core), who, stream: self.stream, id: self.next };
         match call.fast(op) {
             crate::ops::Fast::Done(result) => result,
             crate::ops::Fast::Slow(op) => call.slow(op).await,

@@ -1,9 +1,9 @@
 //! A look into a state directory without a service and without changing it: which names and
 //! bytes of the job had not reached the backing when its last service ended.
 
-use crate::journal::{JournalError, StateDir};
+use crate::journal::{self, JournalError, StateDir};
 use crate::state::{self, State};
-use ebb_namespace::{Home, Namespace};
+use ebb_namespace::Home;
 use ebb_types::{FileKind, Ino};
 use std::path::Path;
 
@@ -38,15 +38,8 @@ pub fn peek(state_dir: &Path) -> Result<Option<Peek>, JournalError> {
     }
     let dir = StateDir::take(state_dir)?;
     let Some((job, bodies)) = dir.read()? else { return Ok(None) };
-    let mut state = State::new(Namespace::empty());
-    for (at, body) in bodies.iter().enumerate() {
-        let replayed =
-            state::decode(body).and_then(|entries| entries.iter().try_for_each(|e| state.apply(e)));
-        replayed.map_err(|what| JournalError::Header {
-            path: state_dir.join("journal"),
-            what: format!("record {at}: {what}"),
-        })?;
-    }
+    let path = state_dir.join("journal");
+    let state = state::replay(&bodies).map_err(|what| JournalError::Header { path, what })?;
     let nodes = state.nodes.values().map(|n| n.name.clone()).collect();
     let pending = state.ns.pending_after(None).filter_map(|ino| missing(&state, ino)).collect();
     Ok(Some(Peek { job, nodes, pending }))
@@ -69,4 +62,10 @@ fn missing(state: &State, ino: Ino) -> Option<Pending> {
         ino,
         unflushed: by_node.into_iter().map(|(node, bytes)| (name(node), bytes)).collect(),
     })
+}
+
+/// How many inodes the bytes of a journal lead to, or why they are not believed.
+pub fn judge(bytes: &[u8]) -> Result<usize, String> {
+    let (_, bodies) = journal::judge(bytes).map_err(|e| e.to_string())?;
+    state::replay(&bodies).map(|state| state.ns.len())
 }

@@ -2,8 +2,9 @@
 
 use crate::config::{Config, StartError};
 use crate::core::Core;
+use crate::doors::{Doors, Visitor};
 use crate::stream;
-use ebb_transport::Token;
+use ebb_transport::{Token, admin};
 use ebb_wire::pb;
 use ebb_wire::pb::metadata_server::{Metadata, MetadataServer};
 use std::pin::Pin;
@@ -12,7 +13,6 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 /// HTTP/2 flow control: the defaults of 64 KiB would make bursts of small requests wait.
@@ -30,22 +30,22 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Largest payload of an echo.
 const ECHO_MAX: usize = 1 << 20;
 
-/// Role and metadata key of the proof that unary calls from elsewhere carry:
-/// `Token::prove("admin", &[])`.
-const ADMIN_ROLE: &str = "admin";
+/// Metadata key of the proof that unary calls of others carry (`ebb_transport::admin`).
 const ADMIN_KEY: &str = "ebb-proof-bin";
 
 /// The metadata service of one job.
 pub struct Server {
     core: Arc<Core>,
     token: Arc<Option<Token>>,
+    calls: admin::Calls,
 }
 
 impl Server {
     /// Opens backing and journal; what was known before is known again.
     pub fn open(config: Config) -> Result<Arc<Server>, StartError> {
         let core = Arc::new(Core::open(&config)?);
-        Ok(Arc::new(Server { core, token: Arc::new(config.token) }))
+        let (token, calls) = (Arc::new(config.token), admin::Calls::default());
+        Ok(Arc::new(Server { core, token, calls }))
     }
 
     /// Serves nodes until `shutdown` resolves. Without a token only on loopback.
@@ -62,9 +62,7 @@ impl Server {
         let service = MetadataServer::new(Service { server: Arc::clone(self) })
             .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
-        // On the connections themselves: the builder's setting does not reach those that come from
-        // a listener of ours, and an answer that waits for the one before it waits 40 ms.
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let incoming = Doors::open(listener, self.token.is_some());
         let (stop, mut stopping) = tokio::sync::watch::channel(false);
         let serving = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
@@ -98,6 +96,10 @@ impl Server {
         loop {
             tick.tick().await;
             self.core.check_leases();
+            for (stream, node) in self.core.desk.look_over() {
+                tracing::warn!(%node, "leases are not returned; its stream is ended");
+                self.core.sessions.end(node, stream);
+            }
             self.core.compact(false);
         }
     }
@@ -106,6 +108,7 @@ impl Server {
     #[must_use]
     pub fn status(&self) -> pb::StatusReply {
         let core = &self.core;
+        let (leases, recalls) = core.desk.counts();
         let state = core.state();
         pb::StatusReply {
             backing: core.backing.path().display().to_string(),
@@ -118,6 +121,8 @@ impl Server {
             rpc: core.stats.requests(),
             errors: core.stats.errors(),
             uptime_ms: core.stats.uptime_ms(),
+            leases,
+            recalls,
         }
     }
 
@@ -128,23 +133,29 @@ impl Server {
         self.core.journal.stop();
     }
 
-    fn admit(&self, peer: Option<std::net::SocketAddr>) -> Result<(), Status> {
-        let local = peer.is_some_and(|p| p.ip().is_loopback());
-        if self.token.is_some() || local {
-            return Ok(());
+    /// Who has connected, and may at least say hello: with a token that proves the rest.
+    fn admit<T>(&self, request: &Request<T>) -> Result<Visitor, Status> {
+        match request.extensions().get::<Visitor>() {
+            Some(visitor) if self.token.is_some() || visitor.is_ours => Ok(visitor.clone()),
+            _ => Err(Status::permission_denied(
+                "without a job token only this user's processes on this machine are served",
+            )),
         }
-        Err(Status::permission_denied("without a job token only this machine is served"))
     }
 
     fn admit_admin<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        self.admit(request.remote_addr())?;
-        let local = request.remote_addr().is_some_and(|p| p.ip().is_loopback());
+        let visitor = self.admit(request)?;
         let proof = request.metadata().get_bin(ADMIN_KEY).and_then(|v| v.to_bytes().ok());
-        match (&*self.token, proof) {
-            _ if local => Ok(()),
-            (Some(token), Some(proof)) if token.verify(ADMIN_ROLE, &[], &proof) => Ok(()),
-            _ => Err(Status::permission_denied("no proof of the job token")),
+        let proven = match (&*self.token, proof) {
+            _ if visitor.is_ours => true,
+            (Some(token), Some(proof)) => self.calls.admit(token, &proof),
+            _ => false,
+        };
+        if !proven {
+            return Err(Status::permission_denied("no proof of the job token, or a used one"));
         }
+        visitor.admit();
+        Ok(())
     }
 }
 
@@ -162,12 +173,12 @@ impl Metadata for Service {
         &self,
         request: Request<Streaming<pb::ClientFrame>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        self.server.admit(request.remote_addr())?;
+        let visitor = self.server.admit(&request)?;
         // Frames that wait for HTTP/2; what waits for frames is bounded elsewhere.
         let (to_node, frames) = mpsc::channel(16);
         let core = Arc::clone(&self.server.core);
         let token = Arc::clone(&self.server.token);
-        tokio::spawn(stream::serve(core, token, request.into_inner(), to_node));
+        tokio::spawn(stream::serve(core, token, visitor, request.into_inner(), to_node));
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
 

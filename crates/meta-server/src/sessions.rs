@@ -2,6 +2,7 @@
 //! answered recently. Nothing here is journalled.
 
 use crate::state::State;
+use ebb_consistency::StreamId;
 use ebb_types::{Incarnation, Ino, NodeId};
 use ebb_wire::pb;
 use parking_lot::Mutex;
@@ -48,11 +49,24 @@ pub enum Turnout {
     Done(Box<pb::Reply>),
 }
 
+/// The service's end of a stream.
+#[derive(Debug)]
+pub struct Line {
+    /// Its number, also for the leases.
+    pub serial: StreamId,
+    /// Answers and what must be known soon.
+    pub out: mpsc::Sender<Out>,
+    /// Recalls: one for each lease that the stream holds, and so bounded as they are.
+    pub recalls: mpsc::UnboundedSender<pb::Notice>,
+    /// Tells the stream to end.
+    pub end: watch::Sender<bool>,
+}
+
 #[derive(Debug)]
 struct Session {
     incarnation: Incarnation,
     /// The stream, as long as it is open.
-    stream: Option<(u64, mpsc::Sender<Out>, watch::Sender<bool>)>,
+    stream: Option<Line>,
     heard: Instant,
     dirty_bytes: u64,
     alive: bool,
@@ -72,22 +86,10 @@ pub struct Pass {
     pub after: Option<Ino>,
 }
 
-/// A node's place in the table of sessions, while a stream uses it.
-#[derive(Debug)]
-pub struct Attached {
-    /// Distinguishes this stream from a later one of the same node.
-    pub serial: u64,
-    /// Becomes true when the stream must end.
-    pub ended: watch::Receiver<bool>,
-    /// The node lost its locks and opens since it was here last.
-    pub expired: bool,
-}
-
 /// All sessions.
 #[derive(Debug)]
 pub struct Sessions {
     inner: Mutex<BTreeMap<NodeId, Session>>,
-    serial: std::sync::atomic::AtomicU64,
 }
 
 impl Session {
@@ -110,24 +112,24 @@ impl Sessions {
     /// The nodes of the journal, each with a whole lease to come back.
     pub fn new(state: &State) -> Sessions {
         let inner = state.nodes.values().map(|n| (n.id, Session::new(n.incarnation))).collect();
-        Sessions { inner: Mutex::new(inner), serial: 1.into() }
+        Sessions { inner: Mutex::new(inner) }
     }
 
     /// True when another life of this node is there and well.
     pub fn is_taken(&self, who: Who, lease: Duration) -> bool {
         self.inner.lock().get(&who.node).is_some_and(|s| {
-            let open = s.stream.as_ref().is_some_and(|(_, out, _)| !out.is_closed());
+            let open = s.stream.as_ref().is_some_and(|line| !line.out.is_closed());
             s.incarnation != who.incarnation && open && s.heard.elapsed() < lease
         })
     }
 
-    /// A stream becomes the node's; an older one is told so and ended.
-    pub fn attach(&self, who: Who, out: mpsc::Sender<Out>) -> Attached {
-        let serial = self.serial.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    /// A stream becomes the node's; an older one is told so and ended. True when the node lost its
+    /// locks and opens since it was here last.
+    pub fn attach(&self, who: Who, line: Line) -> bool {
         let mut inner = self.inner.lock();
         let session = inner.entry(who.node).or_insert_with(|| Session::new(who.incarnation));
         let takeover = session.incarnation != who.incarnation;
-        if let Some((_, old, end)) = session.stream.take() {
+        if let Some(Line { out: old, end, .. }) = session.stream.take() {
             if takeover {
                 let reason = "another daemon took this node's name".to_owned();
                 let what = Some(pb::notice::What::Fenced(pb::Fenced { reason }));
@@ -140,17 +142,36 @@ impl Sessions {
             *session = Session::new(who.incarnation);
         }
         let expired = std::mem::take(&mut session.expired);
-        let (end, ended) = watch::channel(false);
-        session.stream = Some((serial, out, end));
+        session.stream = Some(line);
         session.heard = Instant::now();
         session.alive = true;
-        Attached { serial, ended, expired }
+        expired
+    }
+
+    /// Sends a recall, if this is still the node's stream. What is recalled from an older one ends
+    /// with its time, or with the first word on the new one.
+    pub fn notify(&self, node: NodeId, serial: StreamId, recall: pb::Notice) {
+        let inner = self.inner.lock();
+        let line = inner.get(&node).and_then(|s| s.stream.as_ref());
+        if let Some(line) = line.filter(|l| l.serial == serial) {
+            // The stream may be ending.
+            let _ = line.recalls.send(recall);
+        }
+    }
+
+    /// Ends a stream of a node; it comes back with another one.
+    pub fn end(&self, node: NodeId, serial: StreamId) {
+        if let Some(session) = self.inner.lock().get_mut(&node)
+            && let Some(line) = session.stream.take_if(|l| l.serial == serial)
+        {
+            line.end.send_replace(true);
+        }
     }
 
     /// A stream ended. The node may come back within its lease.
-    pub fn detach(&self, node: NodeId, serial: u64) {
+    pub fn detach(&self, node: NodeId, serial: StreamId) {
         if let Some(session) = self.inner.lock().get_mut(&node)
-            && session.stream.as_ref().is_some_and(|(s, ..)| *s == serial)
+            && session.stream.as_ref().is_some_and(|l| l.serial == serial)
         {
             session.stream = None;
         }
@@ -159,8 +180,8 @@ impl Sessions {
     /// The service ends: so do all streams.
     pub fn end_all(&self) {
         for session in self.inner.lock().values_mut() {
-            if let Some((_, _, end)) = session.stream.take() {
-                end.send_replace(true);
+            if let Some(line) = session.stream.take() {
+                line.end.send_replace(true);
             }
         }
     }

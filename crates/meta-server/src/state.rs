@@ -262,3 +262,13 @@ pub fn encode_snapshot(entries: &[Entry]) -> Vec<u8> {
 pub fn decode(body: &[u8]) -> Result<Vec<Entry>, Misfit> {
     postcard::from_bytes(body).map_err(|e| format!("not a list of entries: {e}"))
 }
+
+/// The state that the record bodies of a journal lead to.
+pub fn replay(bodies: &[Vec<u8>]) -> Result<State, Misfit> {
+    let mut state = State::new(Namespace::empty());
+    for (at, body) in bodies.iter().enumerate() {
+        let replayed = decode(body).and_then(|e| e.iter().try_for_each(|e| state.apply(e)));
+        replayed.map_err(|what| format!("record {at}: {what}"))?;
+    }
+    Ok(state)
+}

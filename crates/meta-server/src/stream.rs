@@ -9,9 +9,12 @@
 //! Completion: the stream ends when the node ends it, is replaced, or says goodbye.
 
 use crate::core::Core;
+use crate::doors::Visitor;
+use crate::leases::{self, Asking, Owed};
 use crate::ops::{Call, Fast, OpError, OpResult};
-use crate::sessions::{Out, Turnout, Who};
+use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
+use ebb_consistency::StreamId;
 use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
 use ebb_types::{Errno, Incarnation};
@@ -45,6 +48,7 @@ pub type FrameSender = mpsc::Sender<Result<pb::ServerFrame, Status>>;
 pub async fn serve(
     core: Arc<Core>,
     token: Arc<Option<Token>>,
+    visitor: Visitor,
     mut frames: Streaming<pb::ClientFrame>,
     to_node: FrameSender,
 ) {
@@ -53,17 +57,19 @@ pub async fn serve(
         Ok(Some(greeted)) => greeted,
         Ok(None) | Err(_) => return,
     };
+    visitor.admit();
     let Greeted { who, serial, ended, out, more } = greeted;
-    let mut stream =
-        Stream { core: Arc::clone(&core), who, out, slow: Arc::new(Semaphore::new(SLOW_MAX)) };
+    let slow = Arc::new(Semaphore::new(SLOW_MAX));
+    let mut stream = Stream { core: Arc::clone(&core), who, serial, out, slow };
     stream.run(more, frames, ended).await;
+    core.desk.left(serial);
     core.sessions.detach(who.node, serial);
     tracing::debug!(node = %who.node, "stream ended");
 }
 
 struct Greeted {
     who: Who,
-    serial: u64,
+    serial: StreamId,
     ended: watch::Receiver<bool>,
     out: mpsc::Sender<Out>,
     /// Requests that came in the same frame as the last word of the handshake.
@@ -132,7 +138,7 @@ async fn try_greet(
     core.settled().await.map_err(|e| Some((id, e.into())))?;
     let welcome = reply(id, Ok(Some(Body::Welcome(joined.welcome))));
     to_node.send(Ok(frame_of(vec![welcome]))).await.map_err(|_| None)?;
-    tokio::spawn(pump(outgoing, to_node.clone(), joined.ended.clone()));
+    tokio::spawn(pump(outgoing, joined.recalls, to_node.clone(), joined.ended.clone()));
     Ok(Greeted { who: joined.who, serial: joined.serial, ended: joined.ended, out, more: requests })
 }
 
@@ -169,7 +175,8 @@ fn check_hello(hello: &pb::Hello) -> Result<(), OpError> {
 
 struct Joined {
     who: Who,
-    serial: u64,
+    serial: StreamId,
+    recalls: mpsc::UnboundedReceiver<pb::Notice>,
     ended: watch::Receiver<bool>,
     welcome: pb::Welcome,
 }
@@ -214,7 +221,10 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     if replaced {
         core.give_up(id);
     }
-    let attached = core.sessions.attach(who, out);
+    let (serial, trust_ms) = core.desk.join(who, hello.trust_ms_max);
+    let (recalls, recalled) = mpsc::unbounded_channel();
+    let (end, ended) = watch::channel(false);
+    let expired = core.sessions.attach(who, Line { serial, out, recalls, end });
     tracing::debug!(node = %id, name = hello.node, resume = hello.resume, "joined");
     let root = core.state().ns.get(ebb_types::Ino::ROOT).and_then(|r| r.seen);
     let welcome = pb::Welcome {
@@ -222,30 +232,36 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         service_instance: core.instance,
         lease_ms: u32::try_from(core.lease.as_millis()).unwrap_or(u32::MAX),
         backing_dev_ino: root.map_or(0, |s| s.key.ino),
-        expired: attached.expired,
+        expired,
         job: core.job,
+        trust_ms,
     };
-    Ok(Joined { who, serial: attached.serial, ended: attached.ended, welcome })
+    Ok(Joined { who, serial, ended, recalls: recalled, welcome })
 }
 
 /// Puts what there is to send into frames, several answers to one.
 async fn pump(
     mut outgoing: mpsc::Receiver<Out>,
+    mut recalls: mpsc::UnboundedReceiver<pb::Notice>,
     to_node: FrameSender,
     mut ended: watch::Receiver<bool>,
 ) {
     let mut batch = Vec::new();
+    let mut notices = Vec::new();
     loop {
         batch.clear();
+        notices.clear();
         let n = tokio::select! {
             biased;
+            // First: somebody waits for their return.
+            n = recalls.recv_many(&mut notices, REPLIES_PER_FRAME) => n,
             n = outgoing.recv_many(&mut batch, REPLIES_PER_FRAME) => n,
             () = end_of(&mut ended) => 0,
         };
         if n == 0 {
             return;
         }
-        let mut frame = pb::ServerFrame::default();
+        let mut frame = pb::ServerFrame { notices: std::mem::take(&mut notices), replies: vec![] };
         for out in batch.drain(..) {
             match out {
                 Out::Replies(replies) => frame.replies.extend(replies),
@@ -280,6 +296,7 @@ fn reply(id: u64, result: OpResult) -> pb::Reply {
 struct Stream {
     core: Arc<Core>,
     who: Who,
+    serial: StreamId,
     out: mpsc::Sender<Out>,
     slow: Arc<Semaphore>,
 }
@@ -301,6 +318,7 @@ impl Stream {
             match frame {
                 Ok(Some(frame)) => {
                     self.core.sessions.heard(self.who.node, None);
+                    self.core.desk.heard(self.serial);
                     self.requests(frame.requests).await;
                 }
                 Ok(None) | Err(_) => return,
@@ -318,7 +336,8 @@ impl Stream {
                 continue;
             };
             self.core.stats.count(&op);
-            let call = Call { core: Arc::clone(&self.core), who: self.who, id: request.id };
+            let core = Arc::clone(&self.core);
+            let call = Call { core, who: self.who, stream: self.serial, id: request.id };
             if Call::is_once(&op) {
                 self.once(call, op, &mut replies).await;
             } else {
@@ -366,11 +385,20 @@ impl Stream {
         replies: &mut Vec<pb::Reply>,
     ) {
         let name = crate::stats::name(&op);
-        match call.fast(op) {
-            Fast::Done(result) => {
+        let subject = leases::subject(&op);
+        let lease = self.core.grant(self.serial, &op);
+        let asking = Asking::new(self.who, &op);
+        let (fast, changed) = asking.at_once(|| call.fast(op));
+        match fast {
+            Fast::Done(mut result) => {
+                leases::put(lease, &mut result);
+                let owed = self.core.owed(changed, subject, &result);
                 let answer = reply(call.id, result);
-                finish(&call, tell, &answer);
-                replies.push(answer);
+                let Some(owed) = owed else {
+                    finish(&call, tell, &answer);
+                    return replies.push(answer);
+                };
+                tokio::spawn(answer_later(call, tell, answer, owed, self.out.clone()));
             }
             Fast::Lock(told) => {
                 let out = self.out.clone();
@@ -385,16 +413,31 @@ impl Stream {
                 let Ok(permit) = slow.acquire_owned().await else { return };
                 let out = self.out.clone();
                 tokio::spawn(async move {
-                    let result = call.slow(op).await;
+                    let asking = Asking::new(call.who, &op);
+                    let (mut result, changed) = asking.later(call.slow(op)).await;
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
+                    leases::put(lease, &mut result);
+                    let owed = call.core.owed(changed, subject, &result).unwrap_or_default();
                     let answer = reply(call.id, result);
-                    finish(&call, tell, &answer);
                     drop(permit);
-                    send(&call.core, &out, vec![answer]).await;
+                    answer_later(call, tell, answer, owed, out).await;
                 });
             }
         }
     }
+}
+
+/// Answers once every lease that must be returned for it is.
+async fn answer_later(
+    call: Call,
+    tell: Option<watch::Sender<Option<pb::Reply>>>,
+    answer: pb::Reply,
+    owed: Owed,
+    out: mpsc::Sender<Out>,
+) {
+    call.core.desk.settled(&owed).await;
+    finish(&call, tell, &answer);
+    send(&call.core, &out, vec![answer]).await;
 }
 
 /// Remembers an answer and tells whoever asked again meanwhile.

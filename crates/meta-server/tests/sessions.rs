@@ -20,6 +20,7 @@ fn hello(name: &str, incarnation: u64) -> pb::Hello {
         consistency: "session".to_owned(),
         nonce: vec![1; 32],
         resume: false,
+        trust_ms_max: 0,
     }
 }
 

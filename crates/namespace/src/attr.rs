@@ -51,7 +51,8 @@ impl Change {
     fn new_perm(&self, inode: &Inode) -> Option<u32> {
         let mut perm = self.perm.map_or(inode.perm, |m| m & 0o7777);
         let chown = self.uid.is_some() || self.gid.is_some();
-        if self.kill_priv || (chown && self.perm.is_none() && !inode.is_dir()) {
+        // On a directory the bits mean something else: it keeps them.
+        if !inode.is_dir() && (self.kill_priv || (chown && self.perm.is_none())) {
             perm = without_privileges(perm);
         }
         (perm != inode.perm || self.perm.is_some()).then_some(perm)

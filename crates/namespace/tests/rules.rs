@@ -99,6 +99,21 @@ fn changing_the_owner_clears_privileges() {
 }
 
 #[test]
+fn a_directory_keeps_its_bits_when_its_owner_changes() {
+    let mut ns = root();
+    let d = make(&mut ns, Ino::ROOT, "d", FileKind::Directory);
+    for change in [
+        Change { perm: Some(0o7711), ..Change::default() },
+        Change { gid: Some(7), kill_priv: true, ..Change::default() },
+        Change { uid: Some(7), ..Change::default() },
+    ] {
+        let plan = ns.plan_set_attr(d, &change, LATER).unwrap();
+        apply(&mut ns, &plan);
+        assert_eq!(ns.get(d).unwrap().perm, 0o7711, "{change:?}");
+    }
+}
+
+#[test]
 fn what_goes_to_a_local_directory_takes_it_to_the_backing() {
     let mut ns = root();
     let old = adopt(&mut ns, Ino::ROOT, "old", FileKind::Regular, 10);

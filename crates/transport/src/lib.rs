@@ -4,9 +4,12 @@
 //! ranges from other daemons ([`PeerPool`]). Which bytes to ask whom for, and what they mean, is
 //! decided elsewhere; nothing here knows FUSE or the metadata service.
 
+pub mod admin;
 pub mod auth;
+pub mod gate;
 mod handshake;
 mod link;
+pub mod neighbour;
 mod peer;
 mod pool;
 mod reply;

@@ -1,12 +1,15 @@
 //! The lending end over TCP: takes connections, checks who is there, answers requests in order.
 //!
-//! * Bounds: connections, the time of a handshake, the time a connection may be idle, and the
-//!   time a peer may take nothing or leave bytes that it was sent unconfirmed. What breaks a
-//!   bound or the protocol is closed; other connections notice nothing.
+//! * Bounds: connections, strangers among them, the time of a handshake, the time a connection
+//!   may be idle, and the time a peer may take nothing or leave bytes that it was sent
+//!   unconfirmed. What breaks a bound or the protocol is closed; other connections notice nothing.
+//! * Without a token only processes of this user (and root) on this machine are served.
 //! * Stopping aborts every connection; a peer in the middle of a read sees it break.
 
 use crate::auth::Token;
-use crate::handshake;
+use crate::gate::Gate;
+use crate::handshake::{self, HandshakeError};
+use crate::neighbour;
 use crate::peer::PeerServing;
 use crate::reply::{Asked, Sender};
 use crate::source::{ByteSource, Hold};
@@ -39,6 +42,8 @@ pub struct ServeOptions {
     /// Open connections at most. A node of a large job has four of every other node that reads
     /// from it; beyond this they are turned away, so that files keep their share of descriptors.
     pub connections_max: usize,
+    /// Connections that have not proven themselves yet; beyond this the oldest is closed.
+    pub strangers_max: usize,
     /// Until a new connection must have proven itself.
     pub handshake_timeout: Duration,
     /// How long a connection may stay without a request.
@@ -52,6 +57,7 @@ impl Default for ServeOptions {
     fn default() -> ServeOptions {
         ServeOptions {
             connections_max: 4096,
+            strangers_max: 256,
             handshake_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(300),
             stall_timeout: Duration::from_secs(60),
@@ -92,7 +98,8 @@ impl PeerServer {
             return Err(ServeError::NeedsToken(address));
         }
         let cells = Arc::new(ServerCells::default());
-        let shared = Arc::new(Shared { source, token, options, cells: cells.clone() });
+        let gate = Gate::new(options.strangers_max);
+        let shared = Arc::new(Shared { source, token, options, gate, cells: cells.clone() });
         let task = tokio::spawn(accept_all(listener, shared)).abort_handle();
         Ok(PeerServer { address, cells, task })
     }
@@ -139,6 +146,7 @@ struct Shared {
     source: Arc<dyn ByteSource>,
     token: Option<Arc<Token>>,
     options: ServeOptions,
+    gate: Arc<Gate>,
     cells: Arc<ServerCells>,
 }
 
@@ -161,12 +169,9 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
                 continue;
             }
         };
-        if let Ok(permit) = room.clone().try_acquire_owned() {
-            let shared = shared.clone();
-            connections.spawn(async move {
-                let _permit = permit;
-                serve_connection(stream, from, &shared).await;
-            });
+        if room.available_permits() > 0 {
+            let (shared, room) = (shared.clone(), room.clone());
+            connections.spawn(async move { serve_connection(stream, from, &shared, &room).await });
             continue;
         }
         add(&shared.cells.refused, 1);
@@ -182,22 +187,25 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn serve_connection(mut stream: TcpStream, from: SocketAddr, shared: &Shared) {
-    let token = shared.token.as_deref();
-    let greeted = async {
-        stream.set_nodelay(true)?;
-        handshake::greet_client(&mut stream, token).await
+async fn serve_connection(
+    mut stream: TcpStream,
+    from: SocketAddr,
+    shared: &Shared,
+    room: &Arc<Semaphore>,
+) {
+    let greeted = greet(&mut stream, from, shared).await;
+    // Only who has proven itself takes a place from others.
+    let place = greeted.and_then(|()| {
+        room.clone().try_acquire_owned().map_err(|_| "no room for another connection".to_owned())
+    });
+    let _place = match place {
+        Ok(place) => place,
+        Err(why) => {
+            add(&shared.cells.refused, 1);
+            tracing::debug!(%from, why, "peer connection refused");
+            return;
+        }
     };
-    let refused = match timeout(shared.options.handshake_timeout, greeted).await {
-        Ok(Ok(())) => None,
-        Ok(Err(e)) => Some(e.to_string()),
-        Err(_) => Some("no handshake in time".to_owned()),
-    };
-    if let Some(why) = refused {
-        add(&shared.cells.refused, 1);
-        tracing::debug!(%from, why, "peer connection refused");
-        return;
-    }
     let _counted = Counted::new(&shared.cells);
     let mut connection = Connection {
         stream: &stream,
@@ -208,6 +216,27 @@ async fn serve_connection(mut stream: TcpStream, from: SocketAddr, shared: &Shar
     };
     if let Err(e) = connection.run().await {
         tracing::debug!(%from, error = %e, "peer connection closed");
+    }
+}
+
+/// Until the peer has proven itself, or is refused, late, or shut out by newer ones.
+async fn greet(stream: &mut TcpStream, from: SocketAddr, shared: &Shared) -> Result<(), String> {
+    let (_stranger, shut_out) = shared.gate.enter();
+    let token = shared.token.as_deref();
+    let greeted = async {
+        stream.set_nodelay(true)?;
+        let local = stream.local_addr()?;
+        if token.is_none() && !neighbour::is_ours(from, local) {
+            return Err(HandshakeError::Refused("is another user's, and there is no job token"));
+        }
+        handshake::greet_client(stream, token).await
+    };
+    tokio::select! {
+        greeted = timeout(shared.options.handshake_timeout, greeted) => match greeted {
+            Ok(greeted) => greeted.map_err(|e| e.to_string()),
+            Err(_) => Err("no handshake in time".to_owned()),
+        },
+        () = shut_out.wait() => Err("too many connections that prove nothing".to_owned()),
     }
 }
 

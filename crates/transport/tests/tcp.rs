@@ -31,6 +31,7 @@ async fn conforms_on_one_connection_and_one_thread() {
 fn quick() -> (ServeOptions, PoolOptions) {
     let serve = ServeOptions {
         connections_max: 4,
+        strangers_max: 4,
         handshake_timeout: Duration::from_millis(200),
         idle_timeout: Duration::from_millis(300),
         stall_timeout: Duration::from_millis(300),

@@ -1,5 +1,6 @@
 //! The commands, one file each: flags in, words for the user out.
 
+pub mod bench;
 pub mod config;
 pub mod daemon;
 pub mod drain;

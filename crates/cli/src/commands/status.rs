@@ -5,7 +5,7 @@ use crate::exit::{Code, Context, Failure};
 use crate::mounts;
 use crate::options::MountOptions;
 use ebb_fs_client::control::Request;
-use ebb_transport::auth::{Proof, Token};
+use ebb_transport::auth::Token;
 use ebb_types::units::Size;
 use ebb_wire::pb;
 use serde_json::{Value, json};
@@ -65,7 +65,8 @@ fn is_address(target: &str) -> bool {
 fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failure> {
     let settings = MountOptions { token_file, ..MountOptions::default() }.resolve()?;
     let token = settings.text("token-file").map(Token::load).transpose();
-    let proof = token.or_usage(settings.named("token-file"))?.map(|t| t.prove("admin", &[]));
+    let proof =
+        token.or_usage(settings.named("token-file"))?.map(|t| ebb_transport::admin::proof(&t));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().or_failed("threads")?;
     let what = format!("metadata service {address}");
@@ -78,7 +79,7 @@ fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failur
     Ok(service_object(address, reply))
 }
 
-async fn request(address: &str, proof: Option<Proof>) -> Result<pb::StatusReply, String> {
+async fn request(address: &str, proof: Option<Vec<u8>>) -> Result<pb::StatusReply, String> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| e.to_string())?;
     let channel = endpoint.connect().await.map_err(|e| cause(&e))?;
@@ -125,6 +126,8 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "journal_bytes": reply.journal_bytes,
         "uptime_ms": reply.uptime_ms,
         "rpc": reply.rpc,
+        "leases": reply.leases,
+        "recalls": reply.recalls,
         "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
     })
 }
@@ -167,6 +170,7 @@ fn mount_screen(status: &Value) -> String {
     row("fetched", format!("{peers} from peers, {backing} from the backing"));
     row("in flight", format!("{} operation(s)", text(status, "activity")));
     row("requests", counts(&status["rpc"]));
+    row("leases", leases(&status["leases"]));
     section(&mut out, "peers", list(status, "peers"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
@@ -190,9 +194,17 @@ fn service_screen(status: &Value) -> String {
     let up = Duration::from_millis(status["uptime_ms"].as_u64().unwrap_or(0));
     row("up", format!("{} s", up.as_secs()));
     row("requests", counts(&status["rpc"]));
+    let (held, recalls) = (text(status, "leases"), text(status, "recalls"));
+    row("leases", format!("{held} held, {recalls} called back"));
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
+}
+
+/// What was not asked.
+fn leases(of: &Value) -> String {
+    let (held, recalled) = (text(of, "held"), text(of, "recalled"));
+    format!("{held} held, {recalled} called back, {} questions answered", text(of, "answered"))
 }
 
 /// The most frequent requests.

@@ -78,6 +78,20 @@ mod tests {
     }
 
     #[test]
+    fn any_bytes_are_settings_or_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let seeds = [
+            &b"consistency = 'mine'\nflush-threads = 4\ncache-size = '10GiB'\n"[..],
+            b"rule = ['*.log=posix', 'a=commit']\n[models.mine]\nclose = 'attach'\n",
+            b"[models.x]\nbase = 'session'\nwrite = ['attach range']\n",
+        ];
+        ebb_fuzzing::feed("config-file", &seeds.map(<[u8]>::to_vec), |bytes| {
+            std::fs::write(file.path(), bytes).unwrap();
+            let _ = load(file.path(), &mut Settings::new());
+        });
+    }
+
+    #[test]
     fn keys_and_models_are_taken() {
         let s = load_text(
             "consistency = 'mine'\nflush-threads = 4\nallow-other = true\ncache-size = '10GiB'\n\

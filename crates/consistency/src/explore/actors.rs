@@ -3,6 +3,7 @@
 
 use super::fault::Fault;
 use super::world::{FILE, Setup, Step, World, Wrong, indexes};
+use crate::lease::LeaseSeq;
 use crate::ownership::Owned;
 use crate::view::Piece;
 use ebb_types::{ByteRange, Version};
@@ -15,7 +16,7 @@ const DRAIN_STEPS: usize = 200;
 pub(super) enum Flusher {
     Idle,
     Taken(Vec<ByteRange>),
-    Attaching(Vec<ByteRange>, Version, u64),
+    Attaching(Vec<ByteRange>, Version, u64, LeaseSeq),
     Attached,
     Granted(Vec<Owned>),
     Copied(Vec<Owned>),
@@ -54,14 +55,18 @@ pub(super) enum Ahead {
 impl World {
     /// The steps of actors that can be taken now.
     #[must_use]
-    pub fn stirring(&self) -> Vec<Step> {
+    pub fn stirring(&self, setup: &Setup<'_>) -> Vec<Step> {
         let mut steps = Vec::new();
+        if setup.leases && self.lending.may_tick() {
+            steps.push(Step::Tick);
+        }
         for (i, node) in self.nodes.iter().enumerate() {
             let flush = match &node.flusher {
                 Flusher::Idle => {
                     self.left.flushes > 0 && node.view.unflushed_bytes() > 0 && !node.cutting
                 }
                 Flusher::Attached => !self.others_hold(i),
+                Flusher::Attaching(_, _, _, upto) => !self.is_owed(setup, *upto),
                 _ => true,
             };
             let evict = match &node.evictor {
@@ -75,6 +80,9 @@ impl World {
             let steps_of =
                 [(flush, Step::Flush(i)), (evict, Step::Evict(i)), (ahead, Step::Ahead(i))];
             steps.extend(steps_of.into_iter().filter(|(can, _)| *can).map(|(_, s)| s));
+            if self.lending.has_mail(i) {
+                steps.push(Step::Mail(i));
+            }
         }
         steps
     }
@@ -97,6 +105,8 @@ impl World {
             Step::Flush(n) => self.flush(setup, n),
             Step::Evict(n) => self.evict(n),
             Step::Ahead(n) => self.read_ahead(setup, n),
+            Step::Mail(n) => self.open_mail(setup, n),
+            Step::Tick => self.lending.tick(),
         }
         Ok(())
     }
@@ -113,9 +123,9 @@ impl World {
             }
             Flusher::Taken(ranges) => {
                 let (version, size) = self.serve_attach(setup, n, &ranges);
-                Flusher::Attaching(ranges, version, size)
+                Flusher::Attaching(ranges, version, size, self.lending.upto())
             }
-            Flusher::Attaching(ranges, version, size) => {
+            Flusher::Attaching(ranges, version, size, _) => {
                 self.end_attach(setup, n, &ranges, version, size);
                 Flusher::Attached
             }
@@ -208,8 +218,13 @@ impl World {
     pub fn drain(mut self, setup: &Setup<'_>) -> Result<(), Wrong> {
         for _ in 0..DRAIN_STEPS {
             self.left.flushes = u8::MAX;
-            let step = self.stirring().into_iter().find(|s| matches!(s, Step::Flush(_)));
-            let Some(step) = step else { break };
+            // A flush that waits for leases goes on when they have come back.
+            let steps = self.stirring(setup);
+            let flush = steps.iter().find(|s| matches!(s, Step::Flush(_)));
+            let Some(step) = flush.or(steps.iter().find(|s| matches!(s, Step::Mail(_)))).copied()
+            else {
+                break;
+            };
             self.step(setup, step)?;
         }
         if !self.service.is_clean() || self.nodes.iter().any(|n| n.view.unflushed_bytes() > 0) {

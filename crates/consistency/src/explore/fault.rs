@@ -51,11 +51,19 @@ pub enum Fault {
     WriteAnnouncedLate,
     /// The view is told of a write before and after it, but nothing keeps the bytes in between.
     WriteWithoutPin,
+    /// A change is acknowledged before the leases of others are returned.
+    AckBeforeRecall,
+    /// A node uses its lease after its time.
+    TrustForEver,
+    /// The service looks at the file first and grants the lease later.
+    GrantAfterLook,
+    /// A node takes a grant that was recalled before it came.
+    ForgetRecalls,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 21] = [
+    pub const ALL: [Fault; 25] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -77,6 +85,10 @@ impl Fault {
         Fault::TruncateKeepsLocal,
         Fault::WriteAnnouncedLate,
         Fault::WriteWithoutPin,
+        Fault::AckBeforeRecall,
+        Fault::TrustForEver,
+        Fault::GrantAfterLook,
+        Fault::ForgetRecalls,
     ];
 
     /// What a daemon with this bug does at an event.

@@ -1,5 +1,5 @@
 //! A small-scope model checker. It runs small programs through every schedule on the real
-//! [`crate::ModelTable`] rows, [`crate::FileState`] and [`crate::FileView`], with bytes in
+//! [`crate::ModelTable`] rows, [`crate::FileState`], [`crate::FileView`] and [`crate::lease`], with bytes in
 //! pretend caches and a pretend backing, and asks one question: does every read of a race-free
 //! program return what sequential consistency gives, and does the backing hold it after a drain?
 //!
@@ -9,6 +9,8 @@
 //!   not one step: requests, the service's work and replies interleave with everything else.
 //!   Besides the processes there are actors that nobody asked: per node a flusher (attach early,
 //!   grant, copy, mark), an evictor (detach, drop) and a read-ahead (plan, fetch, fill).
+//! * [`leases`]: with leases, answers come with grants, recalls travel by themselves, answers to
+//!   changes wait for their return, and time can pass.
 //! * [`search`]: depth first over all steps, every state once; a failing schedule as text that
 //!   [`search::replay`] takes.
 //! * [`generate`]: programs, systematically.
@@ -20,6 +22,7 @@
 pub mod actors;
 pub mod fault;
 pub mod generate;
+mod leases;
 pub mod program;
 pub mod races;
 pub mod search;

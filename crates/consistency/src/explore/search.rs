@@ -19,6 +19,8 @@ pub struct Bounds {
     pub narrow: bool,
     /// Nodes know nothing at the start.
     pub cold: bool,
+    /// Answers come with leases, as far as the model wants them.
+    pub leases: bool,
     /// States after which the search of one program is given up.
     pub states_max: usize,
 }
@@ -28,7 +30,14 @@ impl Bounds {
     #[must_use]
     pub fn plain() -> Bounds {
         let budget = Budget::default();
-        Bounds { budget, split: false, narrow: false, cold: false, states_max: 2_000_000 }
+        Bounds {
+            budget,
+            split: false,
+            narrow: false,
+            cold: false,
+            leases: false,
+            states_max: 2_000_000,
+        }
     }
 
     /// Split operations, and the actors as often as given.
@@ -36,6 +45,12 @@ impl Bounds {
     pub fn split(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
         let budget = Budget { flushes, evictions, aheads };
         Bounds { budget, split: true, narrow: true, ..Bounds::plain() }
+    }
+
+    /// The same with leases, which whole answers come with.
+    #[must_use]
+    pub fn leased(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
+        Bounds { narrow: false, leases: true, ..Bounds::split(flushes, evictions, aheads) }
     }
 }
 
@@ -98,7 +113,9 @@ fn setup<'a>(
     bounds: Bounds,
     fault: Option<Fault>,
 ) -> Setup<'a> {
-    Setup { program, model, fault, split: bounds.split, narrow: bounds.narrow, cold: bounds.cold }
+    let Bounds { split, narrow, cold, .. } = bounds;
+    let leases = bounds.leases && model.wants_leases();
+    Setup { program, model, fault, split, narrow, cold, leases }
 }
 
 struct Search<'a> {
@@ -152,7 +169,7 @@ fn next_steps(world: &World, setup: &Setup<'_>) -> Result<Vec<Step>, Wrong> {
         return Ok(Vec::new());
     }
     let mut steps = world.ready(setup);
-    steps.extend(world.stirring());
+    steps.extend(world.stirring(setup));
     if steps.is_empty() { Err(Wrong::Stuck) } else { Ok(steps) }
 }
 

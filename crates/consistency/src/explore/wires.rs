@@ -18,6 +18,9 @@ impl World {
     ) -> (Version, u64) {
         if setup.fault != Some(Fault::AttachLost) {
             self.service.attach(self.nodes[n].id, ranges);
+            if !ranges.is_empty() {
+                self.call_back(setup, n);
+            }
         }
         let size = match setup.fault {
             Some(Fault::SizeNeverGrows) => setup.program.base,
@@ -94,12 +97,13 @@ impl World {
         gone.iter().for_each(|r| self.nodes[n].cache[indexes(*r)].fill(GARBAGE));
     }
 
-    pub(super) fn cut(&mut self, len: u64) {
+    pub(super) fn cut(&mut self, setup: &Setup<'_>, n: usize, len: u64) {
         let beyond = ByteRange::from(len);
         if len < self.service.size() {
             self.backing[indexes(beyond)].fill(0);
         }
         self.service.truncate(len);
+        self.call_back(setup, n);
         self.memory[indexes(beyond)].fill(0);
     }
 

@@ -5,7 +5,9 @@
 
 use super::actors::{Ahead, Evictor, Flusher};
 use super::fault::Fault;
+use super::leases::Lending;
 use super::program::{FILE_MAX, Op, Program};
+use crate::lease::{Grant, LeaseSeq};
 use crate::model::{Model, Scope, SyncEvent};
 use crate::ownership::{FileState, MapAnswer};
 use crate::view::{FileView, Piece};
@@ -38,6 +40,8 @@ pub struct Setup<'a> {
     pub narrow: bool,
     /// Nodes know nothing at the start. Otherwise they know the file as it was then.
     pub cold: bool,
+    /// Answers come with leases.
+    pub leases: bool,
 }
 
 /// A part of an operation that nothing comes in between of.
@@ -71,7 +75,7 @@ enum Hand {
     Nothing,
     Taken(Vec<ByteRange>),
     Reply(Vec<ByteRange>, Version, u64),
-    Answer(ByteRange, MapAnswer),
+    Answer(ByteRange, MapAnswer, Option<Grant>),
     Read(Vec<Piece>, Vec<Vec<u8>>, u8),
 }
 
@@ -80,6 +84,8 @@ pub(super) struct Proc {
     pub(super) op: usize,
     part: usize,
     hand: Hand,
+    /// What must be returned before the answer that is awaited comes.
+    upto: LeaseSeq,
 }
 
 /// One node.
@@ -106,6 +112,10 @@ pub enum Step {
     Evict(usize),
     /// The next step of a node's read-ahead.
     Ahead(usize),
+    /// A node hears of a recall.
+    Mail(usize),
+    /// Time passes.
+    Tick,
 }
 
 impl fmt::Display for Step {
@@ -115,6 +125,8 @@ impl fmt::Display for Step {
             Step::Flush(n) => write!(f, "f{n}"),
             Step::Evict(n) => write!(f, "e{n}"),
             Step::Ahead(n) => write!(f, "a{n}"),
+            Step::Mail(n) => write!(f, "m{n}"),
+            Step::Tick => write!(f, "t"),
         }
     }
 }
@@ -175,6 +187,7 @@ pub struct World {
     pub(super) memory: Bytes,
     sent: u64,
     locked: Option<usize>,
+    pub(super) lending: Lending,
     pub(super) left: Budget,
 }
 
@@ -212,6 +225,7 @@ impl World {
             memory: backing,
             sent: 0,
             locked: None,
+            lending: Lending::new(setup.program.nodes()),
             service,
             backing,
             left,
@@ -249,6 +263,9 @@ impl World {
             Part::Lock => self.locked.is_none(),
             Part::WaitForAttaches => {
                 setup.fault == Some(Fault::NoWaitForAttaches) || !self.others_attach(setup, p)
+            }
+            Part::Attached | Part::Learn | Part::HaveCut(_) => {
+                !self.is_owed(setup, self.procs[p].upto)
             }
             Part::Take(_) => !self.nodes[setup.program.processes[p].node].cutting,
             Part::Cut(len) => {
@@ -306,7 +323,16 @@ impl World {
                 Hand::Nothing
             }
             Part::Recv(_) | Part::WaitForAttaches | Part::Nothing => hand,
-            _ => self.synchronise(setup, p, n, part, hand),
+            Part::Ask(_) if self.is_leased(setup, n) => {
+                // Nothing to ask, nothing to learn.
+                self.procs[p].part += 1;
+                Hand::Nothing
+            }
+            _ => {
+                let hand = self.synchronise(setup, p, n, part, hand);
+                self.procs[p].upto = self.lending.upto();
+                hand
+            }
         };
         self.procs[p].hand = hand;
         Ok(())
@@ -354,29 +380,33 @@ impl World {
                 self.end_attach(setup, n, &ranges, version, size);
                 Hand::Nothing
             }
-            (Part::Ask(range), _) => {
-                Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow))
-            }
-            (Part::Learn, Hand::Answer(range, answer)) => {
+            (Part::Ask(range), _) => self.question(setup, n, range),
+            (Part::Learn, Hand::Answer(range, answer, grant)) => {
                 if self.learn(setup, n, &answer) {
+                    self.take_grant(setup, n, grant);
                     return Hand::Nothing;
                 }
                 self.procs[p].part -= 1;
-                Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow))
+                self.question(setup, n, range)
             }
             (Part::Cut(len), _) => {
-                self.cut(len);
+                self.cut(setup, n, len);
                 self.nodes[n].cutting = setup.fault != Some(Fault::TruncateBesideAttaches);
                 let mut answer = self.service.query(FILE, Version::ZERO);
                 self.spoil(setup, &mut answer);
-                Hand::Answer(FILE, answer)
+                Hand::Answer(FILE, answer, None)
             }
-            (Part::HaveCut(len), Hand::Answer(_, answer)) => {
+            (Part::HaveCut(len), Hand::Answer(_, answer, _)) => {
                 self.have_cut(setup, n, len, &answer);
                 Hand::Nothing
             }
             (part, hand) => unreachable!("{part:?} with {hand:?}: the parts are in order"),
         }
+    }
+
+    fn question(&mut self, setup: &Setup<'_>, n: usize, range: ByteRange) -> Hand {
+        let grant = self.grant(setup, n);
+        Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow), grant)
     }
 
     fn have_cut(&mut self, setup: &Setup<'_>, n: usize, len: u64, answer: &MapAnswer) {

@@ -229,6 +229,11 @@ impl Filesystem for Adapter {
         if let Some(found) = virtual_files::getattr(ino(i)) {
             return reply.attr(&TTL, &attr(&found));
         }
+        let start = Instant::now();
+        if let Some(found) = self.node.leased_attr(ino(i)) {
+            self.node.metrics.finished(Operation::GetAttr, start);
+            return reply.attr(&TTL, &attr(&found));
+        }
         let node = Arc::clone(&self.node);
         let i = ino(i);
         let work = async move { node.getattr(i).await };

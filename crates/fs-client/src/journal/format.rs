@@ -19,13 +19,17 @@
 //!   behind says that the bad one had been synced ([`Record::Synced`]), a torn tail otherwise.
 
 use super::image::{Image, Record};
+pub use ebb_journal::boot_id;
+use ebb_journal::{Directory, Storage, u32_at};
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Its name in the cache.
+pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
 const FORMAT: u32 = 1;
 pub(crate) const HEADER_BYTES: usize = 16;
-const FRAME_BYTES: usize = 8;
 
 /// Largest body of a record.
 pub(crate) const BODY_BYTES_MAX: usize = 4 << 20;
@@ -72,22 +76,11 @@ pub struct Found {
     pub damaged_at: Option<u64>,
 }
 
-/// Which boot of this machine this is.
-#[must_use]
-pub fn boot_id() -> String {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    text.trim().to_owned()
-}
-
 pub(crate) fn header() -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend_from_slice(&FORMAT.to_le_bytes());
     out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
     out
-}
-
-fn checksum(len: &[u8], body: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(len), body)
 }
 
 /// Appends a record.
@@ -96,10 +89,7 @@ pub(crate) fn encode(out: &mut Vec<u8>, record: &Record) {
     if body.len() > BODY_BYTES_MAX {
         return halves(record).iter().for_each(|r| encode(out, r));
     }
-    let len = (body.len() as u32).to_le_bytes();
-    out.extend_from_slice(&len);
-    out.extend_from_slice(&checksum(&len, &body).to_le_bytes());
-    out.extend_from_slice(&body);
+    ebb_journal::put(out, &body);
 }
 
 /// Two records that say the same; only lists of ranges get so long.
@@ -127,22 +117,9 @@ fn halves(record: &Record) -> Vec<Record> {
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
-}
-
 /// The record at `at` and where the next one begins.
 fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
-    let len = u32_at(bytes, at)? as usize;
-    let crc = u32_at(bytes, at + 4)?;
-    if len == 0 || len > BODY_BYTES_MAX {
-        return None;
-    }
-    let end = at + FRAME_BYTES + len;
-    let body = bytes.get(at + FRAME_BYTES..end)?;
-    if checksum(&bytes[at..at + 4], body) != crc {
-        return None;
-    }
+    let (body, end) = ebb_journal::body_at(bytes, at, BODY_BYTES_MAX)?;
     let record: Record = postcard::from_bytes(body).ok()?;
     record.is_sound().then_some((record, end))
 }
@@ -150,21 +127,22 @@ fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
 /// Where the journal of a cache is.
 #[must_use]
 pub fn path_in(cache: &Path) -> PathBuf {
-    cache.join("journal")
+    cache.join(NAME)
 }
 
 /// Reads the journal of a cache; `None` when there is none. `past_damage`: believe what comes
 /// before a damaged record instead of refusing.
 pub fn read(cache: &Path, past_damage: bool) -> Result<Option<Found>, JournalError> {
     let path = path_in(cache);
-    match std::fs::read(&path) {
-        Ok(bytes) => judge(&path, &bytes, &boot_id(), past_damage).map(Some),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+    match Directory::new(cache).read(NAME) {
+        Ok(Some(bytes)) => judge(&path, &bytes, &boot_id(), past_damage).map(Some),
+        Ok(None) => Ok(None),
         Err(source) => Err(JournalError::Io { path, source }),
     }
 }
 
-pub(crate) fn judge(
+/// What the bytes of a journal say in this boot.
+pub fn judge(
     path: &Path,
     bytes: &[u8],
     boot: &str,

@@ -103,7 +103,7 @@ fn a_full_disk_delays_records_and_loses_none() {
     // A file that cannot be written stands for the full disk.
     let good = {
         let mut out = journal.out.lock();
-        let unwritable = File::open(path_in(dir.path())).unwrap();
+        let unwritable = std::fs::File::open(path_in(dir.path())).unwrap();
         std::mem::replace(&mut out.file, Arc::new(unwritable))
     };
     assert!(journal.write().is_err() && journal.sync().is_err());

@@ -27,12 +27,12 @@ pub mod image;
 pub use format::{Found, JournalError, boot_id, path_in, read};
 pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
 
+use ebb_journal::{Directory, Storage, Stored};
 use ebb_types::{ByteRange, Errno, Ino};
+use format::NAME;
 use parking_lot::Mutex;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// So much room is kept for the journal beyond its end: when the disk is full, what makes room
@@ -51,7 +51,7 @@ struct Queue {
 }
 
 struct Out {
-    file: Arc<File>,
+    file: Arc<dyn Stored>,
     /// Its length, as far as it is whole records.
     len: u64,
     /// `Queue::pushed` of an offset in this file is the offset and this.
@@ -62,7 +62,7 @@ struct Out {
 
 /// The journal of a running daemon.
 pub struct Journal {
-    cache: PathBuf,
+    storage: Arc<dyn Storage>,
     queue: Mutex<Queue>,
     out: Mutex<Out>,
     /// Up to where it is synced, as `Queue::pushed` counts.
@@ -73,10 +73,14 @@ impl Journal {
     /// Begins a journal with what is known, in the place of an older one.
     pub fn start(cache: &Path, image: Image) -> Result<Journal, JournalError> {
         let failed = |source| JournalError::Io { path: path_in(cache), source };
-        let (file, len) = replace(cache, &image).map_err(failed)?;
+        Journal::start_on(Arc::new(Directory::new(cache)), image).map_err(failed)
+    }
+
+    fn start_on(storage: Arc<dyn Storage>, image: Image) -> io::Result<Journal> {
+        let (file, len) = replace(&*storage, &image)?;
         let out = Out { file, len, base: -i128::from(len), snapshot_len: len, broken: false };
         Ok(Journal {
-            cache: cache.to_owned(),
+            storage,
             queue: Mutex::new(Queue { image, bytes: Vec::new(), pushed: 0 }),
             out: Mutex::new(out),
             sync_turn: Mutex::new(0),
@@ -149,7 +153,7 @@ impl Journal {
         if bytes.is_empty() {
             return Ok(());
         }
-        match out.file.write_all_at(&bytes, out.len) {
+        match out.file.write_at(&bytes, out.len) {
             Ok(()) => {
                 out.len += bytes.len() as u64;
                 Ok(())
@@ -177,12 +181,16 @@ impl Journal {
             }
             (Arc::clone(&out.file), out.len, i128::from(out.len) + out.base)
         };
-        if let Err(e) = file.sync_data() {
+        if let Err(e) = file.sync() {
             self.out.lock().broken = true;
             return Err(Errno::from(e));
         }
         *synced = u64::try_from(upto).unwrap_or(0).max(*synced);
-        self.push(&Record::Synced(len));
+        // An offset means nothing in a file that took the place of this one meanwhile.
+        let out = self.out.lock();
+        if Arc::ptr_eq(&out.file, &file) {
+            self.push(&Record::Synced(len));
+        }
         Ok(())
     }
 
@@ -192,7 +200,7 @@ impl Journal {
         self.write_with(&mut out)?;
         let large = out.len > COMPACT_BYTES.max(out.snapshot_len.saturating_mul(4));
         if !large && !out.broken {
-            reserve(&out.file, out.len);
+            out.file.reserve(out.len, RESERVED_BYTES);
             return Ok(());
         }
         // What is queued is in the image already.
@@ -200,7 +208,7 @@ impl Journal {
             let mut queue = self.queue.lock();
             (queue.image.clone(), std::mem::take(&mut queue.bytes), queue.pushed)
         };
-        let (file, len) = match replace(&self.cache, &image) {
+        let (file, len) = match replace(&*self.storage, &image) {
             Ok(new) => new,
             Err(e) => {
                 self.queue.lock().bytes.splice(0..0, bytes);
@@ -227,28 +235,19 @@ impl Queue {
     }
 }
 
-/// Best effort: not every file system can.
-fn reserve(file: &File, at: u64) {
-    let keep_size = rustix::fs::FallocateFlags::KEEP_SIZE;
-    let _ = rustix::fs::fallocate(file, keep_size, at, RESERVED_BYTES);
-}
-
 /// Writes a whole journal beside the old one and puts it in its place.
-fn replace(cache: &Path, image: &Image) -> io::Result<(Arc<File>, u64)> {
+fn replace(storage: &dyn Storage, image: &Image) -> io::Result<(Arc<dyn Stored>, u64)> {
     let mut bytes = format::header();
     image.snapshot().iter().for_each(|r| format::encode(&mut bytes, r));
     let synced = Record::Synced(bytes.len() as u64);
     format::encode(&mut bytes, &synced);
-    let fresh = cache.join("journal.new");
-    let mut options = OpenOptions::new();
-    let file = options.create(true).read(true).write(true).truncate(true).mode(0o600);
-    let file = file.custom_flags(libc::O_NOFOLLOW).open(&fresh)?;
-    file.write_all_at(&bytes, 0)?;
-    reserve(&file, bytes.len() as u64);
-    file.sync_all()?;
-    std::fs::rename(&fresh, path_in(cache))?;
-    File::open(cache)?.sync_all()?;
-    Ok((Arc::new(file), bytes.len() as u64))
+    let file = storage.create("journal.new")?;
+    file.write_at(&bytes, 0)?;
+    file.reserve(bytes.len() as u64, RESERVED_BYTES);
+    file.sync()?;
+    storage.rename("journal.new", NAME)?;
+    storage.sync_names()?;
+    Ok((file, bytes.len() as u64))
 }
 
 /// Takes the journal of a cache away: nothing in it matters any more.
@@ -262,3 +261,6 @@ pub fn remove(cache: &Path) -> io::Result<()> {
 #[cfg(test)]
 #[path = "journal_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod power_tests;

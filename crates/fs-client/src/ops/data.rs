@@ -106,7 +106,8 @@ impl Node {
         }
         let _turn = file.turn.lock().await;
         self.note_appending(file)?;
-        let done = self.meta.append(file.ino, data.len() as u64, Time::now()).await?;
+        let now = Time::now();
+        let done = self.meta.append(file.ino, data.len() as u64, now).await?;
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
@@ -115,6 +116,7 @@ impl Node {
             cache.write_all_at(data, start)?;
             state.view.write(range);
             let changes = state.view.appended(range, done.version, done.size);
+            self.attr_published(&mut state, done.size, Some(now));
             self.note_appended(file, &state, range, done.version, done.size);
             self.note_changes(file, &changes);
         }
@@ -125,7 +127,7 @@ impl Node {
         Ok(data.len() as u32)
     }
 
-    /// Reads into `buffer` if every byte is here and the model need not ask; the number of bytes.
+    /// Reads into `buffer` if every byte is here and nobody need be asked; the number of bytes.
     pub fn read_local(
         &self,
         handle: &OpenFile,
@@ -134,7 +136,7 @@ impl Node {
     ) -> Result<Option<usize>, Errno> {
         let range = ByteRange::at(offset, buffer.len() as u64);
         let state = handle.file.state.read();
-        if state.model.on(SyncEvent::Read).query.is_some() {
+        if state.model.on(SyncEvent::Read).query.is_some() && !self.map_is_leased(&state) {
             return Ok(None);
         }
         let mut filled = 0;

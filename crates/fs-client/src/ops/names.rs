@@ -1,5 +1,5 @@
-//! Names and attributes: asked of the metadata service every time, so that they are the same on
-//! all nodes at once. Size and mtime are merged with what this node has not published yet.
+//! Names and attributes: asked of the metadata service every time (attributes: unless a lease says
+//! that they have not changed), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
 
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
@@ -65,7 +65,10 @@ impl Node {
 
     /// The attributes of an inode.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
-        self.meta.getattr(ino).await.map(|a| self.seen(a))
+        match self.leased_attr(ino) {
+            Some(attr) => Ok(attr),
+            None => self.ask_attr(ino).await.map(|a| self.seen(a)),
+        }
     }
 
     /// Changes attributes; a new size is published at once in every model.
@@ -77,11 +80,13 @@ impl Node {
         if args.size.is_some() || args.mtime.is_some() {
             self.note_touching(ino);
         }
+        self.attr_changes(ino);
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None if args.mtime.is_some() => self.set_times(ino, &args).await?,
             None => self.meta.setattr(ino, &args).await?.attr,
         };
+        self.attr_changes(ino);
         self.note_attr(ino, attr);
         Ok(self.seen(attr))
     }
@@ -107,7 +112,8 @@ impl Node {
             Some(map) => map,
             None => {
                 let range = ByteRange::ALL;
-                self.meta.query(QueryRequest { ino, range, known: Version::ZERO }).await?
+                let known = Version::ZERO;
+                self.meta.query(QueryRequest { ino, range, known, lease: false }).await?
             }
         };
         self.apply_cut(&file, size, &map.map);

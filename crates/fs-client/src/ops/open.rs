@@ -4,6 +4,7 @@
 use crate::file::{CachedFile, State};
 use crate::handles::{OpenFile, ReadAhead};
 use crate::journal::Home;
+use crate::leases::Ticket;
 use crate::node::Node;
 use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
@@ -14,6 +15,7 @@ use ebb_types::{Attr, Errno, Ino, Name};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::AcqRel;
 
 /// How often an open starts over when the backing file changed hands under it.
 const ATTEMPTS_MAX: u32 = 8;
@@ -58,8 +60,12 @@ impl Node {
             self.note_touching(ino);
         }
         for _ in 0..ATTEMPTS_MAX {
-            let known = file.state.read().view.known_version();
-            let opened = match self.meta.open(ino, write, truncate, known).await {
+            let (known, ticket) = {
+                let state = file.state.read();
+                (state.view.known_version(), self.ticket(&state))
+            };
+            let asked = self.meta.open(ino, write, truncate, known, ticket.is_some()).await;
+            let opened = match asked {
                 Ok(opened) => opened,
                 Err(e) => {
                     self.forget(ino);
@@ -67,7 +73,7 @@ impl Node {
                 }
             };
             let privileged = opened.attr.perm & 0o6000 != 0;
-            if self.take_opened(&file, opened, truncate).await? {
+            if self.take_opened(&file, opened, truncate, ticket).await? {
                 // The kernel leaves it to us when O_TRUNC comes with the open.
                 if truncate && privileged && uid != 0 {
                     self.kill_priv(ino).await?;
@@ -81,7 +87,7 @@ impl Node {
     fn join_open(&self, file: &CachedFile) -> bool {
         let mut state = file.state.write();
         let asks = state.model.on(SyncEvent::Open).query.is_some();
-        if asks || !state.registered {
+        if !state.registered || (asks && !self.open_is_leased(&state)) {
             return false;
         }
         state.opens += 1;
@@ -97,6 +103,7 @@ impl Node {
         file: &Arc<CachedFile>,
         opened: Opened,
         truncated: bool,
+        ticket: Option<Ticket>,
     ) -> Result<bool, Errno> {
         let backing = match &opened.backing {
             Some(at) if opened.map.map.base_len > 0 => match self.open_backing(file, at).await? {
@@ -119,6 +126,12 @@ impl Node {
         if state.opens == 0 {
             state.model = self.rules.of(&opened.place.path, &opened.place.model);
         }
+        if ticket.is_some() && state.model.wants_leases() {
+            self.take_grant(&mut state, ticket, opened.map.lease, true);
+        } else if let Some(grant) = opened.map.lease {
+            // The path has another model than the job.
+            self.meta.return_lease(file.ino, grant.seq);
+        }
         if !opened.place.path.is_empty() {
             state.path = opened.place.path;
         }
@@ -140,7 +153,7 @@ impl Node {
                 return Ok(backing);
             }
             let known = file.state.read().view.known_version();
-            let opened = self.meta.open(file.ino, false, false, known).await?;
+            let opened = self.meta.open(file.ino, false, false, known, false).await?;
             let at = opened.backing.ok_or(Errno::EIO)?;
             if let Some((ino, backing, _)) = self.open_backing(file, &at).await? {
                 file.state.write().backing = Some((ino, backing));
@@ -195,7 +208,7 @@ impl Node {
             Ok(Made::Opened(opened)) => {
                 let attr = opened.attr;
                 let file = self.file_or_new(attr.ino, self.rules.job());
-                self.take_opened(&file, opened, false).await?;
+                self.take_opened(&file, opened, false, None).await?;
                 Ok((attr, self.enter_handle(file)))
             }
             // Another node was faster; without O_EXCL that is an open.
@@ -227,11 +240,15 @@ impl Node {
         }
         match self.meta.release(file.ino).await {
             // It had no name left and this was the last who used it.
-            Err(Errno::ENOENT) => self.discard(file.ino),
+            Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),
             Ok(()) => {
                 file.state.write().backing = None;
             }
+        }
+        // It can have lost its name since the service was told of the release.
+        if file.forgotten.swap(false, AcqRel) {
+            self.discard_if_unlinked(file.ino).await;
         }
     }
 }

@@ -45,7 +45,7 @@ impl Node {
         let file = &handle.file;
         // The size must be today's: growing must not cut what another node has appended.
         if file.state.read().model.on(SyncEvent::Stat).query.is_some() {
-            self.query(file, ByteRange::ALL).await?;
+            self.ask(file, ByteRange::ALL).await?;
         }
         match wanted {
             Space::Reserve { keep_size } => {
@@ -104,7 +104,7 @@ impl Node {
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
         let file = &handle.file;
         if file.state.read().model.on(SyncEvent::Read).query.is_some() {
-            self.query(file, ByteRange::ALL).await?;
+            self.ask(file, ByteRange::ALL).await?;
         }
         let state = file.state.read();
         if offset >= state.view.size() {
@@ -126,6 +126,9 @@ impl Node {
     /// Clears setuid and setgid as a write by somebody without the right does.
     pub(crate) async fn kill_priv(&self, ino: Ino) -> Result<(), Errno> {
         let args = SetAttr { kill_priv: true, ..SetAttr::default() };
-        self.meta.setattr(ino, &args).await.map(drop)
+        self.attr_changes(ino);
+        let done = self.meta.setattr(ino, &args).await.map(drop);
+        self.attr_changes(ino);
+        done
     }
 }

@@ -5,10 +5,11 @@ use crate::cache;
 use crate::config::Durability;
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
+use crate::leases::Ticket;
 use crate::node::Node;
-use ebb_consistency::{Changes, MapAnswer, Scope, SyncEvent};
+use ebb_consistency::{Changes, Grant, MapAnswer, Scope, SyncEvent};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
-use ebb_types::{ByteRange, Errno, Version};
+use ebb_types::{ByteRange, Errno, Time, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -19,12 +20,25 @@ impl Node {
     /// Takes an answer of the service into the view. False when the answer is too old to judge
     /// some of our own bytes: ask again.
     pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
+        self.learn_leased(file, answer, None, None)
+    }
+
+    fn learn_leased(
+        &self,
+        file: &CachedFile,
+        answer: &MapAnswer,
+        ticket: Option<Ticket>,
+        grant: Option<Grant>,
+    ) -> bool {
         let mut state = file.state.write();
         let changes = state.view.apply(answer);
         self.note_changes(file, &changes);
         self.free_lost(file, &changes);
-        drop(state);
-        changes.doubtful.is_empty()
+        let certain = changes.doubtful.is_empty();
+        if certain {
+            self.take_grant(&mut state, ticket, grant, false);
+        }
+        certain
     }
 
     /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
@@ -75,13 +89,23 @@ impl Node {
     /// Asks the service who owns what.
     pub(crate) async fn query(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
         for _ in 0..QUERIES_MAX {
-            let known = file.state.read().view.known_version();
-            let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
-            if self.learn(file, &answer.map) {
+            let (query, ticket) = self.question(file, range);
+            let answer = self.meta.query(query).await?;
+            if self.learn_leased(file, &answer.map, ticket, answer.lease) {
                 return Ok(());
             }
         }
         Err(Errno::EAGAIN)
+    }
+
+    /// What to ask about a range, and how a lease may come of it.
+    fn question(&self, file: &CachedFile, range: ByteRange) -> (QueryRequest, Option<Ticket>) {
+        let mut state = file.state.write();
+        let ticket = self.ticket(&state);
+        let widen = ticket.is_some() && range != ByteRange::ALL && state.lease.widen();
+        let range = if widen { ByteRange::ALL } else { range };
+        let (known, lease) = (state.view.known_version(), ticket.is_some());
+        (QueryRequest { ino: file.ino, range, known, lease }, ticket)
     }
 
     /// Publishes what was written here and not yet attached. The caller has the turn.
@@ -123,11 +147,12 @@ impl Node {
                 ino: file.ino,
                 range: ByteRange::ALL,
                 known,
+                lease: false,
             }),
         };
         match self.meta.attach(&request).await {
             Ok(done) => {
-                self.take_attached(file, &ranges, &done);
+                self.take_attached(file, &ranges, &done, mtime);
                 match &done.map {
                     Some(answer) if self.learn(file, &answer.map) => Ok(()),
                     Some(_) => self.query(file, ByteRange::ALL).await,
@@ -141,8 +166,15 @@ impl Node {
         }
     }
 
-    fn take_attached(&self, file: &CachedFile, ranges: &[ByteRange], done: &Attached) {
+    fn take_attached(
+        &self,
+        file: &CachedFile,
+        ranges: &[ByteRange],
+        done: &Attached,
+        mtime: Option<Time>,
+    ) {
         let mut state = file.state.write();
+        self.attr_published(&mut state, done.size, mtime);
         let changes = state.view.attached(ranges, done.version, done.size);
         if !state.view.has_unattached() {
             state.mtime = None;
@@ -174,7 +206,7 @@ impl Node {
                     self.meta.sync_meta().await?;
                 }
                 match ask {
-                    Some(scope) => self.query(file, scoped(scope, range)).await,
+                    Some(scope) => self.ask(file, scoped(scope, range)).await,
                     None => Ok(()),
                 }
             }
@@ -259,7 +291,8 @@ impl Node {
         range: ByteRange,
     ) -> Result<(), Errno> {
         let known = Version::ZERO;
-        let answer = self.meta.query(QueryRequest { ino: file.ino, range, known }).await?;
+        let query = QueryRequest { ino: file.ino, range, known, lease: false };
+        let answer = self.meta.query(query).await?;
         if !self.learn(file, &answer.map) {
             self.query(file, range).await?;
         }

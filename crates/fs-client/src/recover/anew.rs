@@ -41,7 +41,12 @@ impl Recovery<'_> {
         let parent = self.directories(dirs, &note).await.map_err(|e| said("directory", e))?;
         let (attr, whole) = self.file_at(parent, name, &note).await?;
         let held = self.take_bytes(old, attr.ino, &note, whole).map_err(|e| e.to_string())?;
-        let query = QueryRequest { ino: attr.ino, range: ByteRange::ALL, known: Version::ZERO };
+        let query = QueryRequest {
+            ino: attr.ino,
+            range: ByteRange::ALL,
+            known: Version::ZERO,
+            lease: false,
+        };
         let answer = self.node.meta.query(query).await.map_err(|e| said("query", e))?;
         let file = CachedFile::new(attr.ino, self.node.me, Arc::clone(self.node.rules.job()));
         {

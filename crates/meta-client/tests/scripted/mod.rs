@@ -141,7 +141,7 @@ pub fn attr(ino: u64) -> pb::Attr {
 }
 
 pub fn entry(ino: u64) -> Body {
-    Body::Entry(pb::Entry { attr: Some(attr(ino)), map: None })
+    Body::Entry(pb::Entry { attr: Some(attr(ino)), ..Default::default() })
 }
 
 impl Peer {

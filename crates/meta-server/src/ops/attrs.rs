@@ -65,7 +65,7 @@ impl Call {
                 let state = self.core.state();
                 let map = super::bytes::map(&state, ino, ByteRange::ALL, 0)?;
                 let attr = ebb_wire::attr_to_pb(&state.attr(ino)?);
-                Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), map: Some(map) })))
+                Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), map: Some(map), lease: None })))
             }
         }
     }

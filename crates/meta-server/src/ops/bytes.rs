@@ -28,6 +28,7 @@ pub(super) fn map(
         covers: Some(ebb_wire::range_to_pb(answer.covers)),
         ranges,
         mtime: Some(ebb_wire::time_to_pb(state.ns.inode(ino)?.mtime)),
+        lease: None,
     })
 }
 

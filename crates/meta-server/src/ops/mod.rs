@@ -15,6 +15,7 @@ mod xattrs;
 use crate::core::{Core, LockResult};
 use crate::sessions::Who;
 use crate::state::{Entry, Outcome, State};
+use ebb_consistency::StreamId;
 use ebb_types::{ByteRange, Errno, Ino, Name};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
@@ -61,6 +62,7 @@ pub enum Fast {
 pub struct Call {
     pub(crate) core: Arc<Core>,
     pub(crate) who: Who,
+    pub(crate) stream: StreamId,
     pub(crate) id: u64,
 }
 
@@ -89,6 +91,10 @@ impl Call {
         let done = match &op {
             Op::Heartbeat(h) => {
                 self.core.sessions.heard(self.who.node, Some(h.dirty_bytes));
+                Some(Ok(None))
+            }
+            Op::Returned(r) => {
+                self.core.desk.returned(self.stream, r);
                 Some(Ok(None))
             }
             Op::NodeInfo(n) => Some(self.node_info(n)),
@@ -192,7 +198,7 @@ pub(crate) fn name(bytes: &[u8]) -> Result<Name, Errno> {
 
 pub(crate) fn entry(state: &State, ino: Ino) -> OpResult {
     let attr = ebb_wire::attr_to_pb(&state.attr(ino)?);
-    Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), map: None })))
+    Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), ..Default::default() })))
 }
 
 pub(crate) fn ranges(sent: &[pb::Range]) -> Result<Vec<ByteRange>, Errno> {

@@ -71,8 +71,7 @@ impl Call {
     fn local(&self, state: &mut State, plan: Plan) -> Result<Ino, OpError> {
         let entries = self.outcome(&plan);
         let ino = plan.ino.unwrap_or(Ino::ROOT);
-        self.core.apply_local(state, plan);
-        self.core.commit(state, &entries);
+        self.core.apply_local_with(state, plan, entries);
         Ok(ino)
     }
 

@@ -29,6 +29,7 @@ impl Call {
         for ino in lost {
             self.core.report(ino, "bytes lost with the node that left", Errno::EIO);
         }
+        self.core.desk.forget(self.stream);
         self.core.sessions.remove(node);
         Ok(None)
     }

@@ -119,6 +119,7 @@ impl Node {
             consistency: "session".to_owned(),
             nonce: auth::nonce().to_vec(),
             resume: false,
+            trust_ms_max: 0,
         };
         Node::join_as(address, hello, token).await
     }
@@ -239,7 +240,7 @@ impl Node {
     }
 
     pub async fn attr(&mut self, ino: u64) -> Result<pb::Attr, Errno> {
-        match self.ask(Op::GetAttr(pb::GetAttr { ino })).await? {
+        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: false })).await? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
         }
@@ -260,7 +261,7 @@ impl Node {
     }
 
     pub async fn open(&mut self, ino: u64) -> Result<pb::Opened, Errno> {
-        let op = pb::Open { ino, write: true, truncate: false, known_version: 0 };
+        let op = pb::Open { ino, write: true, ..Default::default() };
         match self.ask(Op::Open(op)).await? {
             Some(Body::Opened(o)) => Ok(o),
             other => panic!("{other:?}"),
@@ -277,7 +278,7 @@ impl Node {
     }
 
     pub async fn query(&mut self, ino: u64) -> pb::FileMap {
-        let op = pb::Query { ino, range: None, known_version: 0 };
+        let op = pb::Query { ino, ..Default::default() };
         match self.ask(Op::Query(op)).await {
             Ok(Some(Body::Map(m))) => m,
             other => panic!("{other:?}"),

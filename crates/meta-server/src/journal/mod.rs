@@ -1,23 +1,28 @@
 //! The journal: a file of checksummed records that one thread writes in groups. Knows nothing of
-//! what a record means.
-//!
-//! Format: `EBBJRNL1`, format version (u32 LE), job id (u64 LE), CRC32C of these 20 bytes (u32
-//! LE); then records: length of the body (u32 LE), CRC32C of length and body (u32 LE), body.
+//! what a record means; the bytes are in [`format`] and `docs/journal.md`.
 //!
 //! Consistency: a record is *written* when write(2) returned (it survives the service), *synced*
 //! when fdatasync(2) did (it survives the machine). Records become written in the order they were
 //! appended, so what is found at start is always a prefix of what was appended.
 //! Retries: none. After a failed write or sync nobody knows what the disk has; every later wait
 //! fails with EIO until the service is started again.
-//! Crash consistency: a torn tail (nothing valid after it) is cut off at start; damage with valid
-//! records after it is an error that names the offset. A compacted journal replaces the old one by
-//! rename after it was synced.
+//! Crash consistency: a torn tail is cut off at start; damage is an error that names the offset.
+//! The first group that is written after a sync begins with a mark of how far it reached, by
+//! which a reader can tell the two apart after a power loss. A compacted journal replaces the old
+//! one by rename after it was synced.
 
+mod format;
+
+pub use ebb_journal::put as frame;
+pub use format::BODY_BYTES_MAX;
+
+use ebb_journal::{Directory, Storage, Stored, put_mark};
 use ebb_types::Errno;
+use format::{Boot, fresh, parse};
 use parking_lot::{Condvar, Mutex};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,13 +30,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
 
-const MAGIC: &[u8; 8] = b"EBBJRNL1";
-const FORMAT: u32 = 1;
-const HEADER_BYTES: usize = 24;
-const FRAME_BYTES: usize = 8;
-
-/// Largest body of a record: what the service appends is split to stay well below.
-pub const BODY_BYTES_MAX: usize = 16 << 20;
+const NAME: &str = "journal";
 
 /// What fsync nobody asked for is done this often.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
@@ -91,7 +90,8 @@ impl StateDir {
     /// Takes the directory, making it when it does not exist.
     pub fn take(path: &Path) -> Result<StateDir, JournalError> {
         let failed = |source| JournalError::Io { path: path.to_owned(), source };
-        std::fs::create_dir_all(path).map_err(failed)?;
+        // Its records name the user's files.
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
         let lock = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -114,88 +114,19 @@ impl StateDir {
 
     /// The records of the journal, oldest first, and its job; `None` when there is no journal.
     pub fn read(&self) -> Result<Option<(u64, Vec<Vec<u8>>)>, JournalError> {
-        let path = self.journal();
-        let mut bytes = Vec::new();
-        match File::open(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(JournalError::Io { path, source }),
-            Ok(mut f) => f
-                .read_to_end(&mut bytes)
-                .map_err(|source| JournalError::Io { path: path.clone(), source })?,
-        };
-        parse(&path, &bytes).map(Some)
+        read(&Directory::new(&self.path), &self.journal())
     }
 }
 
-fn header(job: u64) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER_BYTES);
-    out.extend_from_slice(MAGIC);
-    out.extend_from_slice(&FORMAT.to_le_bytes());
-    out.extend_from_slice(&job.to_le_bytes());
-    out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
-    out
+fn read(storage: &dyn Storage, path: &Path) -> Result<Option<(u64, Vec<Vec<u8>>)>, JournalError> {
+    let bytes = storage.read(NAME);
+    let bytes = bytes.map_err(|source| JournalError::Io { path: path.to_owned(), source })?;
+    bytes.map(|b| parse(path, &b, Boot::now())).transpose()
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-/// The body of a valid record at `at`.
-fn record_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
-    let len = u32_at(bytes, at)? as usize;
-    let crc = u32_at(bytes, at + 4)?;
-    if len == 0 || len > BODY_BYTES_MAX {
-        return None;
-    }
-    let body = bytes.get(at + FRAME_BYTES..at + FRAME_BYTES + len)?;
-    (checksum(&bytes[at..at + 4], body) == crc).then_some(body)
-}
-
-fn checksum(len: &[u8], body: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(len), body)
-}
-
-/// Appends one framed record.
-pub fn frame(out: &mut Vec<u8>, body: &[u8]) {
-    let len = (body.len() as u32).to_le_bytes();
-    out.extend_from_slice(&len);
-    out.extend_from_slice(&checksum(&len, body).to_le_bytes());
-    out.extend_from_slice(body);
-}
-
-fn parse(path: &Path, bytes: &[u8]) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
-    let wrong = |what: String| JournalError::Header { path: path.to_owned(), what };
-    if bytes.len() < HEADER_BYTES || &bytes[..8] != MAGIC {
-        return Err(wrong("not a journal of Ebb".to_owned()));
-    }
-    if u32_at(bytes, 20) != Some(crc32c::crc32c(&bytes[..20])) {
-        return Err(wrong("damaged header".to_owned()));
-    }
-    match u32_at(bytes, 8) {
-        Some(FORMAT) => {}
-        other => return Err(wrong(format!("format {other:?}, this program knows {FORMAT}"))),
-    }
-    let job = u64::from_le_bytes(bytes[12..20].try_into().unwrap_or_default());
-    let mut records = Vec::new();
-    let mut at = HEADER_BYTES;
-    while at < bytes.len() {
-        match record_at(bytes, at) {
-            Some(body) => {
-                records.push(body.to_vec());
-                at += FRAME_BYTES + body.len();
-            }
-            None => {
-                if let Some(next) = (at + 1..bytes.len()).find(|p| record_at(bytes, *p).is_some()) {
-                    let what = format!("bad record, but a good one at byte {next}");
-                    let (path, offset) = (path.to_owned(), at as u64);
-                    return Err(JournalError::Damaged { path, offset, what });
-                }
-                tracing::warn!(at, cut = bytes.len() - at, "torn tail of the journal cut off");
-                break;
-            }
-        }
-    }
-    Ok((job, records))
+/// What the bytes of a journal say in this boot.
+pub fn judge(bytes: &[u8]) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
+    parse(Path::new(NAME), bytes, Boot::now())
 }
 
 #[derive(Default)]
@@ -217,8 +148,17 @@ struct Progress {
     closed: bool,
 }
 
+/// A file and how much of it is whole records.
+#[derive(Clone)]
+struct Out {
+    file: Arc<dyn Stored>,
+    len: u64,
+    /// Counts the files: an offset in one means nothing in the next.
+    generation: u64,
+}
+
 struct Shared {
-    dir: PathBuf,
+    storage: Arc<dyn Storage>,
     job: u64,
     queue: Mutex<Queue>,
     /// Wakes the writer.
@@ -226,7 +166,9 @@ struct Shared {
     /// Wakes the syncer.
     sync: Condvar,
     /// The file that is written; replaced by compaction.
-    file: Mutex<Arc<File>>,
+    out: Mutex<Out>,
+    /// How far which file was synced; the writer's next group says so.
+    mark: Mutex<Option<(u64, u64)>>,
     written: watch::Sender<Progress>,
     synced: watch::Sender<Progress>,
     bytes: AtomicU64,
@@ -237,22 +179,33 @@ struct Shared {
 pub struct Journal {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    _dir: StateDir,
+    _dir: Option<StateDir>,
 }
 
 impl Journal {
     /// Begins a journal with a snapshot (framed records), replacing the old one.
     pub fn start(dir: StateDir, job: u64, snapshot: &[u8]) -> Result<Journal, JournalError> {
-        let failed = |source| JournalError::Io { path: dir.journal(), source };
-        let file = replace(&dir.path, job, snapshot).map_err(failed)?;
-        let bytes = (HEADER_BYTES + snapshot.len()) as u64;
+        let storage = Arc::new(Directory::new(&dir.path));
+        let path = dir.journal();
+        Journal::start_on(storage, Some(dir), job, snapshot)
+            .map_err(|source| JournalError::Io { path, source })
+    }
+
+    fn start_on(
+        storage: Arc<dyn Storage>,
+        dir: Option<StateDir>,
+        job: u64,
+        snapshot: &[u8],
+    ) -> io::Result<Journal> {
+        let (file, bytes) = replace(&*storage, job, snapshot)?;
         let shared = Arc::new(Shared {
-            dir: dir.path.clone(),
+            storage,
             job,
             queue: Mutex::new(Queue::default()),
             work: Condvar::new(),
             sync: Condvar::new(),
-            file: Mutex::new(Arc::new(file)),
+            out: Mutex::new(Out { file, len: bytes, generation: 0 }),
+            mark: Mutex::new(None),
             written: watch::Sender::new(Progress::default()),
             synced: watch::Sender::new(Progress::default()),
             bytes: AtomicU64::new(bytes),
@@ -261,7 +214,7 @@ impl Journal {
         let spawn = |name: &str, body: fn(&Shared)| {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name(name.to_owned());
-            thread.spawn(move || body(&shared)).map_err(failed)
+            thread.spawn(move || body(&shared))
         };
         let threads = vec![spawn("journal-write", write_loop)?, spawn("journal-sync", sync_loop)?];
         Ok(Journal { shared, threads: Mutex::new(threads), _dir: dir })
@@ -365,19 +318,14 @@ async fn wait(mut progress: watch::Receiver<Progress>, lsn: Lsn) -> Result<(), E
 }
 
 /// Writes a whole new journal beside the old one and puts it in its place.
-fn replace(dir: &Path, job: u64, snapshot: &[u8]) -> io::Result<File> {
-    let fresh = dir.join("journal.new");
-    let mut options = OpenOptions::new();
-    let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&fresh)?;
-    file.write_all(&header(job))?;
-    file.write_all(snapshot)?;
-    file.sync_all()?;
-    // Freeing a large file can take seconds; whoever waits for the new one does not wait for that.
-    let old = File::open(dir.join("journal")).ok();
-    std::fs::rename(&fresh, dir.join("journal"))?;
-    std::thread::spawn(move || drop(old));
-    File::open(dir)?.sync_all()?;
-    Ok(file)
+fn replace(storage: &dyn Storage, job: u64, snapshot: &[u8]) -> io::Result<(Arc<dyn Stored>, u64)> {
+    let bytes = fresh(job, Boot::now(), snapshot);
+    let file = storage.create("journal.new")?;
+    file.write_at(&bytes, 0)?;
+    file.sync()?;
+    storage.rename("journal.new", NAME)?;
+    storage.sync_names()?;
+    Ok((file, bytes.len() as u64))
 }
 
 fn write_loop(shared: &Shared) {
@@ -404,18 +352,34 @@ fn write_loop(shared: &Shared) {
 }
 
 fn write_group(shared: &Shared, bytes: &[u8], rotate: Option<(usize, Vec<u8>)>) -> io::Result<()> {
-    let file = Arc::clone(&shared.file.lock());
-    let Some((at, snapshot)) = rotate else {
-        shared.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        return (&*file).write_all(bytes);
-    };
-    (&*file).write_all(&bytes[..at])?;
-    let mut fresh = replace(&shared.dir, shared.job, &snapshot)?;
-    fresh.write_all(&bytes[at..])?;
-    let size = (HEADER_BYTES + snapshot.len()) as u64;
-    shared.snapshot_bytes.store(size, Ordering::Relaxed);
-    shared.bytes.store(size + (bytes.len() - at) as u64, Ordering::Relaxed);
-    *shared.file.lock() = Arc::new(fresh);
+    // Only this thread changes it.
+    let mut out = shared.out.lock().clone();
+    let (old, new) = bytes.split_at(rotate.as_ref().map_or(bytes.len(), |(at, _)| *at));
+    append(shared, &mut out, old)?;
+    if let Some((_, snapshot)) = rotate {
+        let (file, len) = replace(&*shared.storage, shared.job, &snapshot)?;
+        out = Out { file, len, generation: out.generation + 1 };
+        shared.snapshot_bytes.store(len, Ordering::Relaxed);
+        append(shared, &mut out, new)?;
+    }
+    shared.bytes.store(out.len, Ordering::Relaxed);
+    *shared.out.lock() = out;
+    Ok(())
+}
+
+fn append(shared: &Shared, out: &mut Out, records: &[u8]) -> io::Result<()> {
+    if records.is_empty() {
+        return Ok(());
+    }
+    let mut group = Vec::new();
+    if let Some((generation, upto)) = shared.mark.lock().take()
+        && generation == out.generation
+    {
+        put_mark(&mut group, upto);
+    }
+    group.extend_from_slice(records);
+    out.file.write_at(&group, out.len)?;
+    out.len += group.len() as u64;
     Ok(())
 }
 
@@ -441,12 +405,15 @@ fn sync_loop(shared: &Shared) {
         }
         // The position first: what is written after it is not covered by this sync.
         let written = *shared.written.borrow();
-        let file = Arc::clone(&shared.file.lock());
+        let out = shared.out.lock().clone();
         let synced = *shared.synced.borrow();
         if written.lsn > synced.lsn || stop {
-            let failed = synced.failed || written.failed || file.sync_data().is_err();
+            let failed = synced.failed || written.failed || out.file.sync().is_err();
             if failed {
                 shared.written.send_modify(|p| p.failed = true);
+            }
+            if !failed {
+                *shared.mark.lock() = Some((out.generation, out.len));
             }
             shared.synced.send_replace(Progress { lsn: written.lsn, failed, closed: stop });
         }
@@ -457,5 +424,7 @@ fn sync_loop(shared: &Shared) {
 }
 
 #[cfg(test)]
-#[path = "journal_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod power_tests;

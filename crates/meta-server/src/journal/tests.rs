@@ -1,14 +1,25 @@
 //! Every way a small journal can end, and every bit of it flipped.
 
+use super::format::HEADER_BYTES;
 use super::*;
+use ebb_journal::MARK_BYTES;
 use proptest::prelude::*;
 
 fn body(i: u8) -> Vec<u8> {
     (0..=i).map(|b| b.wrapping_mul(31) ^ i).collect()
 }
 
+const HERE: Boot = Boot(7);
+
+/// What a snapshot of nothing takes.
+const BEGIN: usize = HEADER_BYTES + MARK_BYTES;
+
+fn parsed(bytes: &[u8]) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
+    parse(Path::new("j"), bytes, HERE)
+}
+
 fn small(records: u8) -> (Vec<u8>, Vec<usize>) {
-    let mut bytes = header(42);
+    let mut bytes = fresh(42, HERE, &[]);
     let mut ends = vec![bytes.len()];
     for i in 0..records {
         frame(&mut bytes, &body(i));
@@ -20,15 +31,15 @@ fn small(records: u8) -> (Vec<u8>, Vec<usize>) {
 #[test]
 fn cut_anywhere_it_is_a_prefix() {
     let (bytes, ends) = small(12);
-    for cut in HEADER_BYTES..=bytes.len() {
-        let (job, records) = parse(Path::new("j"), &bytes[..cut]).unwrap();
+    for cut in BEGIN..=bytes.len() {
+        let (job, records) = parsed(&bytes[..cut]).unwrap();
         let whole = ends.iter().filter(|e| **e <= cut).count() - 1;
         assert_eq!(job, 42);
         assert_eq!(records, (0..whole as u8).map(body).collect::<Vec<_>>(), "cut at {cut}");
     }
     for cut in 0..HEADER_BYTES {
-        let parsed = parse(Path::new("j"), &bytes[..cut]);
-        assert!(matches!(parsed, Err(JournalError::Header { .. })), "cut at {cut}");
+        let result = parsed(&bytes[..cut]);
+        assert!(matches!(result, Err(JournalError::Header { .. })), "cut at {cut}");
     }
 }
 
@@ -40,10 +51,11 @@ fn a_flipped_bit_is_never_read_as_data() {
         for bit in 0..8 {
             let mut bad = bytes.clone();
             bad[at] ^= 1 << bit;
-            match parse(Path::new("j"), &bad) {
+            match parsed(&bad) {
                 Err(JournalError::Header { .. }) => assert!(at < HEADER_BYTES),
                 Err(JournalError::Damaged { offset, .. }) => {
-                    let begins = ends.iter().rev().find(|e| **e <= at).copied().unwrap();
+                    let begins =
+                        ends.iter().rev().find(|e| **e <= at).copied().unwrap_or(HEADER_BYTES);
                     assert_eq!(offset, begins as u64, "the record that is damaged is named");
                 }
                 // Damage at the very end cannot be told from a torn write.
@@ -58,7 +70,7 @@ fn a_flipped_bit_is_never_read_as_data() {
 fn zeros_behind_the_last_record_are_a_torn_tail() {
     let (mut bytes, _) = small(3);
     bytes.extend([0; 4096]);
-    assert_eq!(parse(Path::new("j"), &bytes).unwrap().1.len(), 3);
+    assert_eq!(parsed(&bytes).unwrap().1.len(), 3);
 }
 
 #[test]
@@ -81,7 +93,8 @@ fn what_was_written_is_there_after_compaction_too() {
         journal.written(lsn).await.unwrap();
         // Without any stop: what is written survives the service.
         let bytes = std::fs::read(dir.path().join("journal")).unwrap();
-        assert_eq!(parse(Path::new("j"), &bytes).unwrap(), (7, vec![body(1), body(2)]));
+        let found = parse(Path::new("j"), &bytes, Boot::now()).unwrap();
+        assert_eq!(found, (7, vec![body(1), body(2)]));
         let mut snapshot = Vec::new();
         frame(&mut snapshot, &body(100));
         journal.compact(snapshot);
@@ -93,13 +106,44 @@ fn what_was_written_is_there_after_compaction_too() {
     assert_eq!(read, (7, vec![body(100), body(3)]));
 }
 
+#[test]
+fn only_what_was_synced_is_damage_after_a_power_loss() {
+    let (mut bytes, ends) = small(6);
+    let elsewhere = |bytes: &[u8]| parse(Path::new("j"), bytes, Boot(8));
+    bytes[ends[2]..ends[3]].fill(0);
+    assert!(parsed(&bytes).is_err(), "in the same boot nothing is out of order");
+    assert_eq!(elsewhere(&bytes).unwrap().1.len(), 2);
+    put_mark(&mut bytes, ends[2] as u64);
+    assert_eq!(elsewhere(&bytes).unwrap().1.len(), 2, "what was before it was synced");
+    put_mark(&mut bytes, ends[3] as u64);
+    let found = elsewhere(&bytes);
+    assert!(matches!(found, Err(JournalError::Damaged { offset, .. }) if offset == ends[2] as u64));
+    assert!(parse(Path::new("j"), &bytes, Boot(0)).is_err(), "a boot that is not known is another");
+}
+
+#[test]
+fn a_journal_of_the_first_format_is_still_read() {
+    let (bytes, _) = small(3);
+    let mut old = bytes[..8].to_vec();
+    old.extend_from_slice(&1u32.to_le_bytes());
+    old.extend_from_slice(&42u64.to_le_bytes());
+    old.extend_from_slice(&crc32c::crc32c(&old).to_le_bytes());
+    old.extend_from_slice(&bytes[BEGIN..]);
+    assert_eq!(parsed(&old).unwrap(), (42, (0..3).map(body).collect()));
+    old[30] ^= 1;
+    assert!(matches!(parsed(&old), Err(JournalError::Damaged { .. })));
+    let mut newer = bytes;
+    newer[8] = 3;
+    assert!(parsed(&newer).unwrap_err().to_string().contains("format Some(3)"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn bodies_come_back_as_they_were(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..300), 0..20)) {
-        let mut bytes = header(1);
+        let mut bytes = fresh(1, HERE, &[]);
         bodies.iter().for_each(|b| frame(&mut bytes, b));
-        prop_assert_eq!(parse(Path::new("j"), &bytes).unwrap(), (1, bodies));
+        prop_assert_eq!(parsed(&bytes).unwrap(), (1, bodies));
     }
 }

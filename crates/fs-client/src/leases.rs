@@ -1,0 +1,162 @@
+//! What this node need not ask: the leases of its files, where they meet the model, the service
+//! and the mount. The rules are in [`ebb_consistency::lease`]; when a lease is of use, the model's
+//! row says.
+//!
+//! A recall takes the lease away under the file's state lock and is answered at once: whoever
+//! looked at the state before it has begun before the change is acknowledged to anybody.
+
+use crate::file::{CachedFile, State};
+use crate::node::Node;
+use ebb_consistency::{Grant, LeaseSeq};
+use ebb_meta_client::now_ms;
+use ebb_types::{Attr, ByteRange, Errno, Ino, Time};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+
+/// Attributes of a file that others can change on the backing are good for so long; the service
+/// compares them as often.
+const FRESH_MS: u64 = 1000;
+
+/// A request on its way that may bring a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket {
+    epoch: u64,
+    /// What the node knew of its own changes of the attributes.
+    changes: u64,
+}
+
+/// Counters of leases.
+#[derive(Debug, Default)]
+pub struct LeaseCounts {
+    /// Leases granted.
+    pub granted: AtomicU64,
+    /// Leases called back.
+    pub recalled: AtomicU64,
+    /// Questions that a lease answered.
+    pub answered: AtomicU64,
+    /// The newest recall of a file that was not known here: no grant before it is good.
+    floor: AtomicU64,
+}
+
+impl Node {
+    /// A ticket for a request about a file, if a lease is of use.
+    pub(crate) fn ticket(&self, state: &State) -> Option<Ticket> {
+        if !state.model.wants_leases() {
+            return None;
+        }
+        let changes = state.lease.changes();
+        self.meta.trust().map(|epoch| Ticket { epoch, changes })
+    }
+
+    /// Takes a grant in; `attributes` when its answer told them and they are in `state`.
+    pub(crate) fn take_grant(
+        &self,
+        state: &mut State,
+        ticket: Option<Ticket>,
+        grant: Option<Grant>,
+        attributes: bool,
+    ) {
+        let (Some(ticket), Some(grant)) = (ticket, grant) else { return };
+        let asked_at = attributes.then_some(ticket.changes);
+        if state.lease.granted(grant, ticket.epoch, now_ms(), asked_at) {
+            self.leases.granted.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn above_floor(&self, state: &State) -> bool {
+        state.lease.is_after(LeaseSeq(self.leases.floor.load(Acquire)))
+    }
+
+    fn hit(&self, leased: bool) -> bool {
+        if leased {
+            self.leases.answered.fetch_add(1, Relaxed);
+        }
+        leased
+    }
+
+    /// True when the map that this node knows needs no question.
+    pub(crate) fn map_is_leased(&self, state: &State) -> bool {
+        // First what needs no clock: most files of most models have none.
+        let some = self.above_floor(state);
+        self.hit(some && state.lease.covers_map(self.meta.trust(), state.view.known_version()))
+    }
+
+    /// True when one more open of a file that is open here needs no question.
+    pub(crate) fn open_is_leased(&self, state: &State) -> bool {
+        let some = self.above_floor(state);
+        self.hit(some && state.lease.covers_open(self.meta.trust(), state.view.known_version()))
+    }
+
+    /// The attributes of a file, if they need no question.
+    pub(crate) fn leased_attr(&self, ino: Ino) -> Option<Attr> {
+        let file = self.file(ino)?;
+        let attr = {
+            let state = file.state.read();
+            let some = self.above_floor(&state);
+            let trust = self.meta.trust();
+            let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
+            state.attr.filter(|_| self.hit(good))?
+        };
+        Some(self.seen(attr))
+    }
+
+    /// Who owns these bytes? Asked only when no lease says that nothing has changed.
+    pub(crate) async fn ask(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
+        let leased = self.map_is_leased(&file.state.read());
+        if leased { Ok(()) } else { self.query(file, range).await }
+    }
+
+    /// The attributes of an inode from the service, with a lease of them when that is of use.
+    pub(crate) async fn ask_attr(&self, ino: Ino) -> Result<Attr, Errno> {
+        let file = self.file(ino);
+        let ticket = file.as_ref().and_then(|f| self.ticket(&f.state.read()));
+        let (Some(file), Some(_)) = (file, ticket) else { return self.meta.getattr(ino).await };
+        let (attr, grant) = self.meta.getattr_leased(ino, true).await?;
+        let mut state = file.state.write();
+        if ticket.is_some_and(|t| t.changes == state.lease.changes()) {
+            state.attr = Some(attr);
+            self.take_grant(&mut state, ticket, grant, true);
+        }
+        Ok(attr)
+    }
+
+    /// This node has published bytes: what it knows of the attributes is what the service has now.
+    pub(crate) fn attr_published(&self, state: &mut State, size: u64, mtime: Option<Time>) {
+        state.lease.attributes_known();
+        if let Some(attr) = &mut state.attr {
+            attr.size = size;
+            attr.mtime = attr.mtime.max(mtime.unwrap_or(attr.mtime));
+            attr.ctime = if mtime.is_some() { attr.ctime.max(attr.mtime) } else { attr.ctime };
+        }
+    }
+
+    /// This node sets attributes: what it knows of them, or is being told, is no good.
+    pub(crate) fn attr_changes(&self, ino: Ino) {
+        if let Some(file) = self.file(ino) {
+            file.state.write().lease.attributes_change();
+        }
+    }
+
+    /// The service calls leases of a file back.
+    pub(crate) fn recalled(&self, ino: Ino, seq: LeaseSeq) {
+        self.leases.recalled.fetch_add(1, Relaxed);
+        match self.file(ino) {
+            Some(file) => file.state.write().lease.recall(seq),
+            // Somebody may just be opening it.
+            None => drop(self.leases.floor.fetch_max(seq.0, AcqRel)),
+        }
+    }
+
+    /// A file is forgotten here: its lease is of no use.
+    pub(crate) fn return_lease(&self, file: &CachedFile) {
+        if let Some(seq) = file.state.write().lease.give_up() {
+            self.meta.return_lease(file.ino, seq);
+        }
+    }
+
+    /// How many leases this node holds.
+    #[must_use]
+    pub fn leases_held(&self) -> usize {
+        let trust = self.meta.trust();
+        self.all_files().iter().filter(|f| f.state.read().lease.holds(trust)).count()
+    }
+}

@@ -1,0 +1,127 @@
+//! The decoders. What one accepts must keep its bounds, which the entry asserts.
+
+use ebb_fs_client::control;
+use ebb_fs_client::journal::format as node_journal;
+use ebb_meta_client::map_from_pb;
+use ebb_transport::wire;
+use ebb_types::Name;
+use ebb_wire::{attr_from_pb, pb, range_from_pb, time_from_pb};
+use prost::Message;
+use std::path::Path;
+
+/// Requests of a peer.
+pub fn peer_requests(mut bytes: &[u8]) {
+    while let Ok(Some((request, len))) = wire::take_request(bytes) {
+        assert!(len <= bytes.len() && len > 0);
+        if let wire::Request::Read { ranges, total, .. } = request {
+            assert!(ranges.len() <= wire::RANGES_MAX && total <= wire::REPLY_BYTES_MAX);
+            assert_eq!(total, ranges.iter().map(|r| r.len()).sum::<u64>());
+        }
+        bytes = &bytes[len..];
+    }
+}
+
+/// Replies of a peer, and what ends them.
+pub fn peer_replies(bytes: &[u8]) {
+    if let Some(reply) = bytes.first_chunk::<{ wire::REPLY_LEN }>()
+        && let Ok(reply) = wire::decode_reply(reply)
+    {
+        assert!(reply.len <= wire::REPLY_BYTES_MAX);
+    }
+    if let Some(trailer) = bytes.first_chunk::<{ wire::TRAILER_LEN }>() {
+        let _ = wire::decode_trailer(trailer, 7);
+    }
+}
+
+/// What nodes send to the service.
+pub fn client_frames(bytes: &[u8]) {
+    use pb::request::Op;
+    let Ok(frame) = pb::ClientFrame::decode(bytes) else { return };
+    for request in frame.requests {
+        let (ranges, names, time): (Vec<pb::Range>, Vec<Vec<u8>>, Option<pb::Time>) =
+            match request.op {
+                Some(Op::Attach(a)) => (a.ranges, vec![], a.mtime),
+                Some(Op::Detach(d)) => (d.ranges, vec![], None),
+                Some(Op::FlushBegin(f)) => (f.ranges, vec![], None),
+                Some(Op::Query(q)) => (q.range.into_iter().collect(), vec![], None),
+                Some(Op::SetLock(l)) => (l.range.into_iter().collect(), vec![], None),
+                Some(Op::Rename(r)) => (vec![], vec![r.name, r.new_name], None),
+                Some(Op::Make(m)) => (vec![], vec![m.name], None),
+                Some(Op::Append(a)) => (vec![], vec![], a.mtime),
+                _ => continue,
+            };
+        for range in ranges.into_iter().flat_map(range_from_pb) {
+            assert!(range.start() <= range.end());
+        }
+        for name in names.iter().flat_map(|n| Name::new(n)) {
+            let bytes = name.as_bytes();
+            assert!(!bytes.is_empty() && bytes.len() <= Name::MAX);
+            assert!(!bytes.contains(&b'/') && !bytes.contains(&0) && bytes != b"..");
+        }
+        let _ = time.map(time_from_pb);
+    }
+}
+
+/// What the service sends to nodes.
+pub fn server_frames(bytes: &[u8]) {
+    use pb::reply::Body;
+    let Ok(frame) = pb::ServerFrame::decode(bytes) else { return };
+    for reply in frame.replies {
+        let (attr, map) = match reply.body {
+            Some(Body::Entry(e)) => (e.attr, e.map),
+            Some(Body::Opened(o)) => (o.attr, o.map),
+            Some(Body::Map(m)) => (None, Some(m)),
+            Some(Body::Attached(a)) => (None, a.map),
+            _ => continue,
+        };
+        let _ = attr.as_ref().map(attr_from_pb);
+        if let Some(Ok(mapped)) = map.map(map_from_pb) {
+            // Whatever it says, it can be looked at.
+            let _ = format!("{mapped:?}");
+        }
+    }
+}
+
+/// A journal of the service, as a file.
+pub fn service_journal(bytes: &[u8]) {
+    let _ = ebb_meta_server::judge(bytes);
+}
+
+/// The body of a record of the service: framed as it should be, so that its content is reached.
+pub fn service_record(body: &[u8]) {
+    if let Some(file) = service_file(&[body]) {
+        let _ = ebb_meta_server::judge(&file);
+    }
+}
+
+/// A service journal of the first format, which has the shortest header, with these bodies.
+#[must_use]
+pub fn service_file(bodies: &[&[u8]]) -> Option<Vec<u8>> {
+    let mut file = b"EBBJRNL1".to_vec();
+    file.extend_from_slice(&1u32.to_le_bytes());
+    file.extend_from_slice(&7u64.to_le_bytes());
+    let sum = ebb_journal::crc(&file);
+    file.extend_from_slice(&sum.to_le_bytes());
+    bodies.iter().for_each(|b| ebb_journal::put(&mut file, b));
+    bodies.iter().all(|b| !b.is_empty()).then_some(file)
+}
+
+/// A journal of a node, as a file: in this boot, after another, and looked past its damage.
+pub fn node_journal(bytes: &[u8]) {
+    for (boot, past_damage) in [("here", false), ("elsewhere", false), ("here", true)] {
+        let _ = node_journal::judge(Path::new("journal"), bytes, boot, past_damage);
+    }
+}
+
+/// The body of a record of a node behind the `beginning` of a journal.
+pub fn node_record(beginning: &[u8], body: &[u8]) {
+    let mut file = beginning.to_vec();
+    ebb_journal::put(&mut file, body);
+    node_journal(&file);
+}
+
+/// A line on the control socket, in both directions.
+pub fn control_line(line: &[u8]) {
+    let _ = control::Request::decode(line);
+    let _ = serde_json::from_slice::<control::Event>(line);
+}

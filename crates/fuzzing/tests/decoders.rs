@@ -1,0 +1,223 @@
+//! Every decoder on mutations of real frames and real journals. `EBB_FUZZ_SECONDS=60` for each in
+//! the long form.
+
+#![allow(clippy::unwrap_used)] // a failure here is a failed test
+
+use ebb_fs_client::journal::{Header, Image, Journal, Life, Record};
+use ebb_fuzzing::{entries, feed};
+use ebb_transport::wire;
+use ebb_types::{ByteRange, Errno, Ino, Time, Version};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
+use prost::Message;
+
+#[test]
+fn peer_requests() {
+    let mut bytes = Vec::new();
+    wire::put_read(&mut bytes, 1, Ino(2), &[ByteRange::at(0, 100), ByteRange::at(1 << 40, 9)]);
+    wire::put_received(&mut bytes, 1);
+    let many: Vec<ByteRange> = (0..500).map(|i| ByteRange::at(i * 9, 5)).collect();
+    wire::put_read(&mut bytes, 3, Ino(7), &many);
+    feed("peer-requests", &[bytes], entries::peer_requests);
+}
+
+#[test]
+fn peer_replies() {
+    let reply = |status, len| wire::encode_reply(&wire::Reply { status, held: true, id: 7, len });
+    let seeds = [
+        reply(wire::Status::Ok, 100).to_vec(),
+        reply(wire::Status::Errno(Errno(5)), 0).to_vec(),
+        wire::encode_trailer(7, wire::Status::NotHere).to_vec(),
+    ];
+    feed("peer-replies", &seeds, entries::peer_replies);
+}
+
+fn range(start: u64, end: u64) -> pb::Range {
+    pb::Range { start, end }
+}
+
+#[test]
+fn client_frames() {
+    let time = Some(pb::Time { sec: 5, nsec: 6 });
+    let ops = vec![
+        Op::Hello(pb::Hello {
+            protocol: 1,
+            node: "n".into(),
+            nonce: vec![1; 32],
+            ..Default::default()
+        }),
+        Op::Make(pb::Make {
+            parent: 1,
+            name: b"name".to_vec(),
+            mode: 0o100644,
+            ..Default::default()
+        }),
+        Op::Attach(pb::Attach {
+            ino: 9,
+            ranges: vec![range(0, 9), range(20, 90)],
+            mtime: time,
+            ..Default::default()
+        }),
+        Op::FlushBegin(pb::FlushBegin { ino: 9, ranges: vec![range(0, 1 << 40)] }),
+        Op::Rename(pb::Rename {
+            parent: 1,
+            name: b"a".to_vec(),
+            new_parent: 2,
+            new_name: b"b".to_vec(),
+            flags: 0,
+        }),
+        Op::SetLock(pb::SetLock { ino: 9, range: Some(range(0, u64::MAX)), ..Default::default() }),
+        Op::Append(pb::Append { ino: 9, len: 100, mtime: time }),
+        Op::Query(pb::Query { ino: 9, range: Some(range(5, 6)), known_version: 4, lease: true }),
+    ];
+    let requests: Vec<_> =
+        (1..).zip(ops).map(|(id, op)| pb::Request { id, op: Some(op) }).collect();
+    let alone =
+        requests.iter().map(|r| pb::ClientFrame { requests: vec![r.clone()] }.encode_to_vec());
+    let mut seeds: Vec<Vec<u8>> = alone.collect();
+    seeds.push(pb::ClientFrame { requests }.encode_to_vec());
+    feed("client-frames", &seeds, entries::client_frames);
+}
+
+#[test]
+fn server_frames() {
+    let time = Some(pb::Time { sec: 5, nsec: 6 });
+    let attr = Some(pb::Attr {
+        ino: 3,
+        mode: 0o100644,
+        nlink: 1,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        ..Default::default()
+    });
+    let owned = |start, end| pb::OwnedRange { start, end, node: 2, version: 5, flushed: false };
+    let map = pb::FileMap {
+        version: 9,
+        size: 100,
+        base_version: 1,
+        base_len: 50,
+        unchanged: false,
+        covers: Some(range(0, u64::MAX)),
+        ranges: vec![owned(0, 10), owned(20, 30)],
+        mtime: time,
+        lease: Some(pb::Lease { seq: 5, version: 9, compared: true }),
+    };
+    let bodies = [
+        Body::Entry(pb::Entry { attr, map: Some(map.clone()), lease: map.lease }),
+        Body::Map(map.clone()),
+        Body::Attached(pb::Attached { version: 3, map: Some(map), size: 100 }),
+    ];
+    let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };
+    let frame = |body| pb::ServerFrame { replies: vec![reply(body)], notices: vec![] };
+    let seeds: Vec<_> = bodies.into_iter().map(|b| frame(b).encode_to_vec()).collect();
+    feed("server-frames", &seeds, entries::server_frames);
+}
+
+#[test]
+fn control_lines() {
+    let seeds = [
+        &b"{\"cmd\":\"status\"}"[..],
+        b"{\"cmd\":\"drain\",\"paths\":[\"a\",\"b/c\"],\"timeout_ms\":5}",
+        b"{\"cmd\":\"unmount\",\"drain\":true,\"timeout_ms\":null}",
+        b"{\"event\":\"done\",\"outcome\":\"failed\",\"text\":\"x\"}",
+    ];
+    feed("control-lines", &seeds.map(<[u8]>::to_vec), entries::control_line);
+}
+
+/// What a service leaves behind that has done a bit of everything that needs no node.
+fn service_seed() -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let backing = dir.path().join("backing");
+    std::fs::create_dir_all(backing.join("d")).unwrap();
+    std::fs::write(backing.join("f"), b"x").unwrap();
+    let config = ebb_meta_server::Config::new(backing, dir.path().join("state"));
+    let server = ebb_meta_server::Server::open(config).unwrap();
+    server.shutdown();
+    drop(server);
+    std::fs::read(dir.path().join("state/journal")).unwrap()
+}
+
+/// The bodies of the records in a file, whatever its header.
+fn bodies(file: &[u8]) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < file.len() {
+        match ebb_journal::body_at(file, at, 1 << 20) {
+            Some((body, next)) => {
+                found.push(body.to_vec());
+                at = next;
+            }
+            None => at += 1,
+        }
+    }
+    found
+}
+
+#[test]
+fn service_journals() {
+    let seed = service_seed();
+    assert!(ebb_meta_server::judge(&seed).is_ok(), "a real journal");
+    feed("service-journal", &[seed], entries::service_journal);
+}
+
+#[test]
+fn service_records() {
+    let seeds = bodies(&service_seed());
+    assert!(!seeds.is_empty());
+    feed("service-record", &seeds, entries::service_record);
+}
+
+fn node_seed() -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut image = Image::default();
+    image.apply(&Record::Life(Box::new(Life {
+        node: "n".to_owned(),
+        config: "{}".to_owned(),
+        boot: "here".to_owned(),
+        job: 7,
+        backing_ino: 2,
+        began: Time::default(),
+    })));
+    let journal = Journal::start(dir.path(), image).unwrap();
+    let header = || Header {
+        path: b"dir/file".to_vec(),
+        perm: 0o600,
+        uid: 0,
+        gid: 0,
+        atime: Time::default(),
+        mtime: Time::default(),
+        size: 0,
+        home: None,
+        under: None,
+        shared: false,
+    };
+    let ranges = vec![ByteRange::at(0, 100), ByteRange::at(4096, 100)];
+    let (ino, now) = (Ino(9), Time::default());
+    let records = [
+        Record::Written(ino, ranges.clone(), Version(1), now),
+        Record::Attaching(ino, ranges.clone(), Version(1), now),
+        Record::Attached(ino, ranges.clone(), Version(2), 5000),
+        Record::Durable(ino, ranges.clone()),
+        Record::Flushed(ino, ranges.iter().map(|r| (*r, Version(2))).collect()),
+    ];
+    records.iter().for_each(|r| journal.push_about(ino, header, r));
+    journal.sync().unwrap();
+    drop(journal);
+    std::fs::read(dir.path().join("journal")).unwrap()
+}
+
+#[test]
+fn node_journals() {
+    let seed = node_seed();
+    feed("node-journal", &[seed], entries::node_journal);
+}
+
+#[test]
+fn node_records() {
+    let file = node_seed();
+    let seeds = bodies(&file);
+    assert!(seeds.len() > 4, "real records");
+    feed("node-record", &seeds, |body| entries::node_record(&file, body));
+}

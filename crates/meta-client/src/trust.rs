@@ -1,0 +1,73 @@
+//! Until when this node may trust its leases, by a clock that does not stop while the machine
+//! sleeps; and whom to tell of recalls.
+
+use crate::client::{Inner, MetaClient};
+use ebb_consistency::{LeaseSeq, Trust};
+use ebb_types::Ino;
+use ebb_wire::pb::{self, request::Op};
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::OnceLock;
+
+/// Told of a recall: the inode, and the number below which grants end. Must not wait.
+pub type OnRecall = Box<dyn Fn(Ino, LeaseSeq) + Send + Sync>;
+
+/// Milliseconds that pass also while the machine sleeps.
+#[must_use]
+pub fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+}
+
+#[derive(Default)]
+pub(crate) struct Trusting {
+    trust: Mutex<Trust>,
+    on_recall: OnceLock<OnRecall>,
+}
+
+impl Trusting {
+    /// A new stream was welcomed.
+    pub fn begin(&self, lease_ms: u32) {
+        self.trust.lock().begin(u64::from(lease_ms));
+    }
+
+    /// A heartbeat that was sent at `sent` was answered.
+    pub fn answered(&self, sent: u64) {
+        self.trust.lock().answered(sent, now_ms());
+    }
+}
+
+impl Inner {
+    /// A lease is called back: it is dropped, and returned at once.
+    pub fn recalled(&self, recall: &pb::Recall) {
+        if let Some(on_recall) = self.trusting.on_recall.get() {
+            on_recall(Ino(recall.ino), LeaseSeq(recall.seq));
+        }
+        self.give_back(Ino(recall.ino), LeaseSeq(recall.seq));
+    }
+
+    fn give_back(&self, ino: Ino, seq: LeaseSeq) {
+        let op = Op::Returned(pb::Returned { ino: ino.0, seq: seq.0 });
+        self.post(op, self.on_this_connection());
+    }
+}
+
+impl MetaClient {
+    /// Whom to tell of recalls; only the first one is told. Before it is set no lease may be asked
+    /// for.
+    pub fn on_recall(&self, on_recall: OnRecall) {
+        let _ = self.inner.trusting.on_recall.set(on_recall);
+    }
+
+    /// What a lease that is asked for now, or was granted, is compared with; `None` while nothing
+    /// may be trusted.
+    #[must_use]
+    pub fn trust(&self) -> Option<u64> {
+        self.inner.trusting.trust.lock().epoch(now_ms())
+    }
+
+    /// A lease is given up without being asked.
+    pub fn return_lease(&self, ino: Ino, seq: LeaseSeq) {
+        self.inner.give_back(ino, seq);
+    }
+}

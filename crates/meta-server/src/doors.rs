@@ -1,0 +1,201 @@
+//! The doors of the service: TCP connections, of which strangers get little.
+//!
+//! A connection is a stranger's until a node has joined over it or a call over it was admitted.
+//! Strangers are few at a time (the oldest goes for the newest), have a deadline, and may send no
+//! more than a handshake needs, so that nobody without the job's token can fill memory or
+//! descriptors. Without a token only processes of this user (and root) on this machine come in.
+
+use ebb_transport::gate::{Gate, Stranger};
+use ebb_transport::neighbour;
+use parking_lot::Mutex;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Sleep;
+use tonic::transport::server::Connected;
+
+/// Strangers at a time.
+const STRANGERS_MAX: usize = 256;
+
+/// How long a connection may stay a stranger's.
+const STRANGER_TIME: Duration = Duration::from_secs(10);
+
+/// What a stranger may send: a greeting with its longest texts, and the proof.
+const STRANGER_BYTES: usize = 64 << 10;
+
+/// The same of this user's own processes when there is no token: an echo may come first.
+const NEIGHBOUR_BYTES: usize = 2 << 20;
+
+/// After a failed accept (out of descriptors) others get time to close theirs.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// One connection as its requests see it.
+#[derive(Clone, Debug)]
+pub struct Visitor {
+    /// The other end.
+    pub peer: SocketAddr,
+    /// It is on this machine, and a process of this user's or root's.
+    pub is_ours: bool,
+    place: Arc<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    admitted: AtomicBool,
+    stranger: Mutex<Option<Stranger>>,
+}
+
+impl Visitor {
+    /// From here on it is no stranger.
+    pub fn admit(&self) {
+        self.place.admitted.store(true, Ordering::Release);
+        *self.place.stranger.lock() = None;
+    }
+
+    fn is_admitted(&self) -> bool {
+        self.place.admitted.load(Ordering::Acquire)
+    }
+}
+
+/// The connections that come in.
+pub struct Doors {
+    listener: TcpListener,
+    gate: Arc<Gate>,
+    stranger_bytes: usize,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Doors {
+    /// Opens them; `with_token`: whoever holds the token may come from anywhere.
+    pub fn open(listener: TcpListener, with_token: bool) -> Doors {
+        let stranger_bytes = if with_token { STRANGER_BYTES } else { NEIGHBOUR_BYTES };
+        Doors { listener, gate: Gate::new(STRANGERS_MAX), stranger_bytes, pause: None }
+    }
+
+    fn let_in(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
+        // An answer that waits for the acknowledgement of the one before it waits 40 ms.
+        stream.set_nodelay(true)?;
+        let is_ours = neighbour::is_ours(peer, stream.local_addr()?);
+        let (stranger, shut_out) = self.gate.enter();
+        let place =
+            Place { admitted: AtomicBool::new(false), stranger: Mutex::new(Some(stranger)) };
+        let patience = async move {
+            tokio::select! {
+                () = tokio::time::sleep(STRANGER_TIME) => {}
+                () = shut_out.wait() => {}
+            }
+        };
+        Ok(Connection {
+            stream,
+            visitor: Visitor { peer, is_ours, place: Arc::new(place) },
+            patience: Some(Box::pin(patience)),
+            bytes_left: self.stranger_bytes,
+        })
+    }
+}
+
+impl tokio_stream::Stream for Doors {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let doors = self.get_mut();
+        loop {
+            if let Some(pause) = &mut doors.pause {
+                ready!(pause.as_mut().poll(cx));
+                doors.pause = None;
+            }
+            let accepted = ready!(doors.listener.poll_accept(cx));
+            match accepted.and_then(|(stream, peer)| doors.let_in(stream, peer)) {
+                Ok(connection) => return Poll::Ready(Some(Ok(connection))),
+                Err(e) => {
+                    tracing::warn!(error = %e, "cannot accept a connection");
+                    doors.pause = Some(Box::pin(tokio::time::sleep(PAUSE)));
+                }
+            }
+        }
+    }
+}
+
+/// A connection that ends when its visitor stays a stranger for too long.
+pub struct Connection {
+    stream: TcpStream,
+    visitor: Visitor,
+    /// Ends when the stranger must go; none once it was admitted.
+    patience: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    bytes_left: usize,
+}
+
+impl Connection {
+    /// An error when a stranger's time is up or it has said too much.
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(patience) = &mut self.patience else { return Ok(()) };
+        if self.visitor.is_admitted() {
+            self.patience = None;
+        } else if self.bytes_left == 0 || patience.as_mut().poll(cx).is_ready() {
+            tracing::debug!(peer = %self.visitor.peer, "a stranger is sent away");
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Visitor;
+
+    fn connect_info(&self) -> Visitor {
+        self.visitor.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check(cx)?;
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        if this.patience.is_some() {
+            this.bytes_left = this.bytes_left.saturating_sub(buf.filled().len() - before);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}

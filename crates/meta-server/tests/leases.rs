@@ -1,0 +1,173 @@
+//! Leases on the wire: granted with answers, called back before a change is acknowledged, ended by
+//! their time, by a new stream, and by a goodbye.
+
+mod common;
+
+use common::{Node, ROOT, Service};
+use ebb_wire::pb;
+use ebb_wire::pb::notice::What;
+use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
+use std::time::{Duration, Instant};
+
+const TRUST: Duration = Duration::from_millis(1500);
+
+async fn service() -> Service {
+    Service::start_with(|config| config.trust = TRUST).await
+}
+
+async fn join(service: &Service, name: &str, incarnation: u64) -> Node {
+    let hello = pb::Hello {
+        protocol: ebb_wire::PROTOCOL,
+        node: name.to_owned(),
+        incarnation,
+        peer_address: "127.0.0.1:1".to_owned(),
+        consistency: "session".to_owned(),
+        trust_ms_max: 60_000,
+        ..Default::default()
+    };
+    let node = Node::join_as(service.address, hello, None).await.unwrap();
+    assert_eq!(u128::from(node.welcome.trust_ms), TRUST.as_millis());
+    node
+}
+
+async fn query(node: &mut Node, ino: u64) -> pb::Lease {
+    match node.ask(Op::Query(pb::Query { ino, lease: true, ..Default::default() })).await {
+        Ok(Some(Body::Map(map))) => map.lease.expect("a lease"),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn attach(ino: u64) -> Op {
+    let ranges = vec![pb::Range { start: 0, end: 10 }];
+    Op::Attach(pb::Attach { ino, ranges, ..Default::default() })
+}
+
+async fn recall(node: &mut Node) -> pb::Recall {
+    loop {
+        if let Some(notice) = node.notices.pop() {
+            match notice.what {
+                Some(What::Recall(recall)) => return recall,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(node.receive().await, "the stream ended");
+    }
+}
+
+#[tokio::test]
+async fn a_change_waits_for_the_holder_and_for_nobody_else() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let mut c = join(&service, "c", 1).await;
+    let ino = a.create(ROOT, "f").await;
+    let own = query(&mut a, ino).await;
+    let lease = query(&mut b, ino).await;
+    assert!(lease.seq > own.seq);
+    let first = a.send(attach(ino)).await;
+    assert!(a.is_quiet(first).await, "acknowledged although b may trust what was before");
+    let called = recall(&mut b).await;
+    assert_eq!(called.ino, ino);
+    assert!(called.seq > lease.seq);
+    // Nobody hears of the change before b does: not even c, who asks.
+    let asked = c.send(Op::Query(pb::Query { ino, ..Default::default() })).await;
+    assert!(c.is_quiet(asked).await, "c hears of what b does not know");
+    let returned = pb::Returned { ino, seq: called.seq };
+    b.ask(Op::Returned(returned)).await.unwrap();
+    assert_eq!(a.wait(first).await.errno, 0);
+    assert_eq!(c.wait(asked).await.errno, 0);
+    // The one who changes it keeps its own lease, and nobody holds another one.
+    a.ask(attach(ino)).await.unwrap();
+    assert!(a.notices.is_empty(), "{:?}", a.notices);
+}
+
+#[tokio::test]
+async fn names_and_attributes_are_part_of_it() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let ino = a.create(ROOT, "f").await;
+    for op in [
+        Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
+        Op::SetAttr(pb::SetAttr { ino, size: Some(5), ..Default::default() }),
+        Op::Append(pb::Append { ino, len: 3, mtime: None }),
+        Op::Link(pb::Link { ino, new_parent: ROOT, new_name: b"g".to_vec() }),
+        Op::Unlink(pb::Unlink { parent: ROOT, name: b"g".to_vec(), dir: false }),
+        Op::Open(pb::Open { ino, truncate: true, ..Default::default() }),
+    ] {
+        query(&mut b, ino).await;
+        let text = format!("{op:?}");
+        let id = a.send(op).await;
+        assert!(a.is_quiet(id).await, "{text}");
+        let seq = recall(&mut b).await.seq;
+        b.ask(Op::Returned(pb::Returned { ino, seq })).await.unwrap();
+        assert_eq!(a.wait(id).await.errno, 0, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_silent_holder_is_waited_for_no_longer_than_its_lease() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let ino = a.create(ROOT, "f").await;
+    query(&mut b, ino).await;
+    let start = Instant::now();
+    a.ask(attach(ino)).await.unwrap();
+    let took = start.elapsed();
+    assert!(took > TRUST / 2 && took < TRUST * 3, "{took:?}");
+    // A word of it renews nothing that has ended.
+    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    let start = Instant::now();
+    a.ask(attach(ino)).await.unwrap();
+    assert!(start.elapsed() < TRUST / 2);
+}
+
+#[tokio::test]
+async fn a_broken_stream_ends_nothing_but_the_first_word_on_a_new_one_does() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 7).await);
+    let ino = a.create(ROOT, "f").await;
+    query(&mut b, ino).await;
+    drop(b);
+    let id = a.send(attach(ino)).await;
+    assert!(a.is_quiet(id).await, "a node without a stream may still trust its lease");
+    let mut b = join(&service, "b", 7).await;
+    assert!(a.is_quiet(id).await, "the node may not have heard the welcome yet");
+    let start = Instant::now();
+    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    assert_eq!(a.wait(id).await.errno, 0);
+    assert!(start.elapsed() < TRUST / 3, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_node_that_says_goodbye_holds_nothing() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let ino = a.create(ROOT, "f").await;
+    query(&mut b, ino).await;
+    let id = a.send(attach(ino)).await;
+    assert!(a.is_quiet(id).await);
+    let _ = b.send(Op::Goodbye(pb::Goodbye {})).await;
+    let start = Instant::now();
+    assert_eq!(a.wait(id).await.errno, 0);
+    assert!(start.elapsed() < TRUST / 2, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn after_a_restart_changes_wait_for_the_nodes_of_before_or_a_lease() {
+    let service = service().await;
+    let mut a = join(&service, "a", 1).await;
+    let _b = join(&service, "b", 1).await;
+    let ino = a.create(ROOT, "f").await;
+    let service = service.crash_and_restart(|config| config.trust = TRUST).await;
+    let start = Instant::now();
+    let mut a = join(&service, "a", 1).await;
+    a.ask(attach(ino)).await.unwrap();
+    assert!(start.elapsed() > TRUST / 2, "b may hold a lease: {:?}", start.elapsed());
+
+    let service = service.crash_and_restart(|config| config.trust = TRUST).await;
+    let start = Instant::now();
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    a.ask(attach(ino)).await.unwrap();
+    assert!(start.elapsed() < TRUST / 2, "everybody is there: {:?}", start.elapsed());
+}

@@ -1,0 +1,53 @@
+//! `ebb bench`: a small run leaves its report and nothing else; wrong settings are named.
+
+use ebb_testkit::{Cluster, describe, skip_reason};
+use std::fs;
+
+#[test]
+fn a_small_run_leaves_a_report_and_no_mounts() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().prepare();
+    let buffer = cluster.root().join("buffer");
+    fs::create_dir(&buffer).expect("mkdir");
+    let out = cluster.root().join("report");
+    let done = cluster
+        .ebb()
+        .args(["bench", "--quick", "--nodes", "1,2", "--rounds", "1", "--large", "64KiB"])
+        .args(["--models", "session,commit", "--workloads", "shared,files,remote", "--naive"])
+        .arg("--buffer")
+        .arg(&buffer)
+        .arg("--out")
+        .arg(&out)
+        .output()
+        .expect("ebb can be started");
+    assert!(done.status.success(), "{}", describe(&done));
+    let csv = fs::read_to_string(out.join("report.csv")).expect("report.csv");
+    for line in [
+        "One shared file,CC-R 8 KiB,read,2,session,MiB/s,",
+        "One shared file,SN-W 64 KiB,write,1,commit naive,MiB/s,",
+        "Small files,400 files of 4 KiB,unlink,1,bare directory,1/s,",
+        "First reads of another node's bytes (bare: plain TCP),8 KiB at random,first read,2,",
+    ] {
+        assert!(csv.contains(line), "{line} is not in\n{csv}");
+    }
+    let page = fs::read_to_string(out.join("report.html")).expect("report.html");
+    assert!(page.contains("<svg") && page.contains("kernel"), "{page}");
+    let left: Vec<_> = fs::read_dir(&buffer).expect("list").flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn wrong_settings_are_named() {
+    let cluster = Cluster::builder().prepare();
+    for (arguments, named) in [
+        (["--models", "sesion"], "sesion"),
+        (["--nodes", "0"], "--nodes"),
+        (["--rounds", "0"], "--rounds"),
+    ] {
+        let done = cluster.ebb().arg("bench").args(arguments).output().expect("ebb");
+        assert_eq!(done.status.code(), Some(2), "{}", describe(&done));
+        assert!(String::from_utf8_lossy(&done.stderr).contains(named), "{}", describe(&done));
+    }
+}

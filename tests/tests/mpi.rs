@@ -1,0 +1,123 @@
+//! Real MPI-IO (Debian's mpich, ROMIO) and parallel HDF5 programs: ranks on two nodes use one file
+//! under one path, each through its own node's mount. The programs check every byte themselves;
+//! after the unmount the backing is compared with what the mount showed.
+
+use ebb_testkit::{Cluster, Node};
+use ebb_tests::tools::{available, run, shell};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(120);
+const RANKS: &str = "4";
+const ALL: [&str; 5] = ["posix", "commit", "session", "mpiio", "romio"];
+
+fn programs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs")
+}
+
+fn compile(compiler: &str, source: &str, into: &Path) -> PathBuf {
+    let program = into.join(source.trim_end_matches(".c"));
+    let source = programs().join(source);
+    // Where it leaves its object file.
+    let mut command = Command::new(compiler);
+    command.current_dir(into).args(["-O1", "-Wall", "-o"]).arg(&program).arg(source);
+    run(&mut command, LIMIT);
+    program
+}
+
+/// Runs `program` with its ranks spread over the nodes of `cluster`; they all know the mount as
+/// the same path.
+fn mpiexec(cluster: &Cluster, job: &Path, program: &Path, arguments: &[&str]) {
+    let mounts: Vec<String> =
+        cluster.nodes().iter().map(|n: &Node| n.path("").display().to_string()).collect();
+    let mut command = Command::new("mpiexec.mpich");
+    command
+        .args(["-n", RANKS])
+        .arg(programs().join("rank.sh"))
+        .arg(program)
+        .args(arguments)
+        .env("EBB_JOB", job)
+        .env("EBB_MOUNTS", mounts.join(" "));
+    run(&mut command, LIMIT);
+}
+
+/// Runs the program under `model` and returns what the first node shows of `file` afterwards,
+/// having compared it with the backing.
+fn on_two_nodes(model: &str, program: &Path, part: Option<&str>, scratch: &Path) -> PathBuf {
+    let cluster = Cluster::builder().nodes(2).consistency(model).start();
+    let job = scratch.join("job");
+    std::fs::create_dir_all(&job).expect("mkdir");
+    let file = job.join("data");
+    let file = file.to_str().expect("UTF-8");
+    mpiexec(&cluster, &job, program, &part.into_iter().chain([file]).collect::<Vec<_>>());
+    let copy = scratch.join(format!("copy-{}", model));
+    std::fs::copy(cluster.nodes()[1].path("data"), &copy).expect("copy");
+    for node in cluster.nodes().iter().rev() {
+        node.umount();
+    }
+    let backing = std::fs::read(cluster.backing().join("data")).expect("read the backing");
+    assert!(backing == std::fs::read(&copy).expect("read"), "{model:?}: the backing differs");
+    copy
+}
+
+fn may_run(needed: &[&str]) -> bool {
+    // SAFETY: no arguments, no memory.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("SKIPPED: mount namespaces for the ranks need root");
+    }
+    root && available(needed)
+}
+
+fn mpi_io(part: &str, models: &[&str]) {
+    if !may_run(&["mpicc.mpich", "mpiexec.mpich", "unshare"]) {
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("tempdir");
+    let program = compile("mpicc.mpich", "mpiio.c", scratch.path());
+    for model in models {
+        on_two_nodes(model, &program, Some(part), scratch.path());
+    }
+}
+
+/// Sync, barrier, sync, through ROMIO, which leaves the reader's sync out (docs/semantics.md).
+#[test]
+fn independent_writes_with_sync() {
+    mpi_io("independent", &["romio", "commit", "posix"]);
+}
+
+#[test]
+fn collective_writes() {
+    mpi_io("collective", &ALL);
+}
+
+/// Read-modify-write of stretches that hold other ranks' bytes, under byte-range locks.
+#[test]
+fn data_sieving() {
+    mpi_io("sieving", &ALL);
+}
+
+#[test]
+fn atomic_mode() {
+    mpi_io("atomic", &ALL);
+}
+
+#[test]
+fn shared_file_pointers() {
+    mpi_io("shared", &ALL);
+}
+
+#[test]
+fn parallel_hdf5() {
+    if !may_run(&["h5pcc.mpich", "mpiexec.mpich", "unshare", "h5dump"]) {
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("tempdir");
+    let program = compile("h5pcc.mpich", "phdf5.c", scratch.path());
+    for model in ALL {
+        let file = on_two_nodes(model, &program, None, scratch.path());
+        let header = shell(scratch.path(), &format!("h5dump -H '{}'", file.display()), LIMIT);
+        assert!(header.contains("DATASET \"chunked\""), "{header}");
+    }
+}
