@@ -5,10 +5,11 @@
 
 use ebb_testkit::{Cluster, Disk, Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
-use ebb_tests::tools::{amount, wait_until};
+use ebb_tests::tools::{amount, available, wait_until};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,12 +19,24 @@ const RECOVERS_WITHIN: Duration = Duration::from_secs(90);
 /// What the job has written, newest content by name.
 type Written = BTreeMap<String, Vec<u8>>;
 
-fn setup(flush: &str) -> Option<(Disk, Cluster)> {
+/// How a disk fails.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// New blocks cannot be had any more, as on a thin volume: ENOSPC at fsync.
+    Thin,
+    /// Every write is EIO.
+    Broken,
+}
+
+fn setup(kind: Kind, flush: &str) -> Option<(Disk, Cluster)> {
     if let Some(why) = skip_reason() {
         println!("SKIPPED: {why}");
         return None;
     }
-    let disk = match Disk::new(192) {
+    if kind == Kind::Broken && !available(&["nbdkit", "nbdfuse"]) {
+        return None;
+    }
+    let disk = match if kind == Kind::Thin { Disk::new(192) } else { Disk::faulty(192) } {
         Ok(disk) => disk,
         Err(why) => {
             println!("SKIPPED: {why}");
@@ -44,7 +57,10 @@ fn write_some(node: &Node, written: &mut Written, round: u64) {
         written.insert(name, content);
     }
     let content = bytes(9, round, 0, 300_000);
-    fs::write(node.path("again"), &content).expect("the buffer takes it");
+    // Without a cut, which is written through: that would have to wait for the disk.
+    let mut options = fs::File::options();
+    let again = options.write(true).create(true).truncate(false).open(node.path("again"));
+    again.expect("open").write_all_at(&content, 0).expect("the buffer takes it");
     written.insert("again".to_owned(), content);
 }
 
@@ -78,8 +94,17 @@ fn recovers(node: &Node) {
 }
 
 #[test]
-fn errors_full_disks_and_hangs_lose_nothing() {
-    let Some((disk, cluster)) = setup("immediate") else { return };
+fn a_disk_without_new_blocks_now_and_then_loses_nothing() {
+    errors_and_full_disks_lose_nothing(Kind::Thin);
+}
+
+#[test]
+fn a_disk_with_errors_now_and_then_loses_nothing() {
+    errors_and_full_disks_lose_nothing(Kind::Broken);
+}
+
+fn errors_and_full_disks_lose_nothing(kind: Kind) {
+    let Some((disk, cluster)) = setup(kind, "immediate") else { return };
     let node = cluster.node(0);
     let mut written = Written::new();
     for round in 0..2 {
@@ -89,6 +114,10 @@ fn errors_full_disks_and_hangs_lose_nothing() {
         disk.fail();
         write_some(node, &mut written, 10 * round + 1);
         is_told(node, 10 * round + 1, 3, "60s");
+        if kind == Kind::Broken {
+            let text = format!("{:#}", node.status()["errors"]);
+            assert!(text.contains("Input/output error"), "{text}");
+        }
         let status = node.status();
         assert!(!unsafe_files(&status).is_empty(), "{status:#}");
         assert!(status["ledger"]["failed_bytes"].as_u64() > Some(0), "{status:#}");
@@ -113,7 +142,7 @@ fn errors_full_disks_and_hangs_lose_nothing() {
 
 #[test]
 fn a_hanging_disk_holds_up_no_application_and_loses_nothing() {
-    let Some((disk, cluster)) = setup("immediate") else { return };
+    let Some((disk, cluster)) = setup(Kind::Thin, "immediate") else { return };
     let node = cluster.node(0);
     let mut written = Written::new();
     write_some(node, &mut written, 0);
@@ -134,7 +163,7 @@ fn a_hanging_disk_holds_up_no_application_and_loses_nothing() {
 
 #[test]
 fn an_unmount_from_a_failing_disk_says_so_and_can_be_repeated() {
-    let Some((disk, cluster)) = setup("end") else { return };
+    let Some((disk, cluster)) = setup(Kind::Thin, "end") else { return };
     let node = cluster.node(0);
     let mut written = Written::new();
     write_some(node, &mut written, 0);

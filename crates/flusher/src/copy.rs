@@ -83,6 +83,10 @@ pub(crate) fn move_grant(
     let Some(span) = span(&pieces) else { return Ok(Moved::default()) };
     proceed(Step::Open);
     let file = backend.open(&grant.backing_path, grant.backing_ino, Access::Write)?;
+    // Pages that are left from a write that failed earlier (perhaps of a daemon before us) must
+    // not be written into: ext4 takes their blocks for allocated and written, says yes to the
+    // next fsync, and reads zeros once the pages are gone. Without such pages this costs one call.
+    let _ = file.drop_cached(span);
     buf.resize(plan::PIECE as usize, 0);
     let mut sums = Vec::with_capacity(if how.verify.is_some() { pieces.len() } else { 0 });
     let mut moved = Moved::default();

@@ -3,6 +3,7 @@
 use crate::copy::{How, Moved, Step, Unmoved, move_grant};
 use crate::engine::{Shared, State};
 use crate::nice;
+use crate::options::ReadBack;
 use crate::plan;
 use crate::queue::{Ask, Ended, Lane};
 use crate::source::{FlushError, Grant};
@@ -235,8 +236,13 @@ impl Worker {
         let (shared, slot) = (&self.shared, &self.slot);
         let label: Arc<str> = Arc::from(grant.label.as_str());
         let verify = slot.lane == Lane::Drain || shared.options.verify_background;
+        // After a failure memory and storage may differ, whatever the next fsync says.
+        let read_back = match shared.state.lock().errors.has(ask.ino) {
+            true => Some(ReadBack::Storage),
+            false => verify.then_some(shared.options.read_back),
+        };
         let how = How {
-            verify: verify.then_some(shared.options.read_back),
+            verify: read_back,
             eager: ask.interrupt.is_none(),
         };
         let mut proceed = |step: Step| {
