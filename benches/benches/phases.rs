@@ -240,8 +240,8 @@ fn watched_run(cluster: &Cluster, shape: Shape, work: Work, title: String) -> Pa
     let sum = |statuses: &[Value], at: &str| {
         statuses.iter().filter_map(|s| s.pointer(at)?.as_f64()).sum::<f64>()
     };
+    let start = Instant::now();
     std::thread::scope(|scope| {
-        let start = Instant::now();
         let watcher = scope.spawn(|| {
             let (mut looks, mut first) = (Vec::new(), None);
             while !over.load(Ordering::Relaxed) {

@@ -58,7 +58,9 @@ pub fn svg(panels: &[Panel]) -> String {
 /// Bytes per second between two looks, at the later one.
 fn rates(looks: &[Look]) -> Vec<(f64, f64)> {
     let pairs = looks.windows(2);
-    pairs.map(|w| (w[1].at, (w[1].flushed - w[0].flushed) / (w[1].at - w[0].at).max(1e-3))).collect()
+    pairs
+        .map(|w| (w[1].at, (w[1].flushed - w[0].flushed) / (w[1].at - w[0].at).max(1e-3)))
+        .collect()
 }
 
 fn draw(panel: &Panel, seconds: f64, dirty: f64, rate: f64, out: &mut String) {

@@ -81,7 +81,11 @@ fn a_file_larger_than_the_buffer_arrives_intact() {
 
 #[test]
 fn so_it_does_without_background_flushing_and_in_posix() {
-    a_large_file_goes_through(&[("--flush", "end"), ("--consistency", "posix"), ("--evict", "mru")]);
+    a_large_file_goes_through(&[
+        ("--flush", "end"),
+        ("--consistency", "posix"),
+        ("--evict", "mru"),
+    ]);
 }
 
 #[test]

@@ -36,7 +36,10 @@ fn scrape(text: &str) -> BTreeMap<String, f64> {
                 let inner = labels.strip_prefix('{').and_then(|l| l.strip_suffix('}'));
                 for label in inner.expect("braces").split(',') {
                     let (key, quoted) = label.split_once('=').expect("a label has a value");
-                    assert!(is_name(key) && quoted.starts_with('"') && quoted.ends_with('"'), "{line}");
+                    assert!(
+                        is_name(key) && quoted.starts_with('"') && quoted.ends_with('"'),
+                        "{line}"
+                    );
                 }
             }
             let value: f64 = value.parse().unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -121,7 +124,9 @@ fn top_prints_one_frame() {
     let output = node.ebb("top", &["--once", "--interval", "100ms"], &[]);
     assert!(output.status.success(), "{}", describe(&output));
     let frame = String::from_utf8_lossy(&output.stdout).into_owned();
-    for part in ["policy end", "flush waiting", "3MiB dirty", "3MiB absorbed", "large-one", "flushing |"] {
+    for part in
+        ["policy end", "flush waiting", "3MiB dirty", "3MiB absorbed", "large-one", "flushing |"]
+    {
         assert!(frame.contains(part), "{part} in\n{frame}");
     }
     assert!(!frame.contains('\x1b'), "plain text only:\n{frame}");

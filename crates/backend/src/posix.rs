@@ -258,17 +258,13 @@ impl BackingFile for PosixFile {
 
     fn start_writing(&self, range: ByteRange) {
         use std::os::fd::AsRawFd;
-        let (Ok(offset), Ok(len)) = (i64::try_from(range.start()), i64::try_from(range.len())) else {
+        let (Ok(offset), Ok(len)) = (i64::try_from(range.start()), i64::try_from(range.len()))
+        else {
             return;
         };
         // SAFETY: a descriptor that we own, and numbers. An error shows at the sync.
         unsafe {
-            libc::sync_file_range(
-                self.file.as_raw_fd(),
-                offset,
-                len,
-                libc::SYNC_FILE_RANGE_WRITE,
-            );
+            libc::sync_file_range(self.file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
         }
     }
 

@@ -241,10 +241,7 @@ impl Worker {
             true => Some(ReadBack::Storage),
             false => verify.then_some(shared.options.read_back),
         };
-        let how = How {
-            verify: read_back,
-            eager: ask.interrupt.is_none(),
-        };
+        let how = How { verify: read_back, eager: ask.interrupt.is_none() };
         let mut proceed = |step: Step| {
             if let Step::Write(bytes) = step {
                 // Waiting for the bandwidth cap is not hanging.

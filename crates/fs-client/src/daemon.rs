@@ -13,8 +13,8 @@ use crate::drain::Drain;
 use crate::exposition;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
-use crate::leftover;
 use crate::ledger::Ledger;
+use crate::leftover;
 use crate::memory;
 use crate::node::{Node, Parts};
 use crate::peer_source::PeerSource;
@@ -274,8 +274,9 @@ fn start(
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
     let source = Arc::new(NodeSource(Arc::downgrade(&node)));
-    let engine = Engine::start(flush_options(&node), policy(&node.config), activity, backing, source)
-        .map_err(local("cannot start the flusher"))?;
+    let engine =
+        Engine::start(flush_options(&node), policy(&node.config), activity, backing, source)
+            .map_err(local("cannot start the flusher"))?;
     let flusher = Arc::new(engine);
     let _ = node.flusher.set(Arc::clone(&flusher));
     let config = &node.config;

@@ -41,12 +41,7 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
             "From the first foreground operation to a stopped flusher, 99 of 100",
             seconds(stop.map(|l| l.p99_us)),
         ),
-        (
-            "flush_stop_max_seconds",
-            Gauge,
-            "The same, longest",
-            seconds(stop.map(|l| l.max_us)),
-        ),
+        ("flush_stop_max_seconds", Gauge, "The same, longest", seconds(stop.map(|l| l.max_us))),
         (
             "flush_stops_total",
             Counter,

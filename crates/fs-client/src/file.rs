@@ -14,8 +14,8 @@ use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use tokio::sync::watch;
 
 /// What changes together under the state lock.

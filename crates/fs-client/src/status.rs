@@ -1,7 +1,7 @@
 //! What a daemon says about itself: the object of `ebb status --json`.
 
-use crate::node::Node;
 use crate::ledger::Ledger;
+use crate::node::Node;
 use ebb_flusher::{Engine, StopLatency, Working};
 use serde::Serialize;
 use std::collections::BTreeMap;

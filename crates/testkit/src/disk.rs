@@ -1,11 +1,7 @@
 //! A small disk of its own, as a backing that can be slow, full, failing or hanging: ext4 without
 //! a journal on a loop device over an image in memory. Needs root, loop devices and mkfs.ext4; to
-//! be slow also the v1 blkio controller of cgroups. Everything goes when it is dropped.
-//!
-//! How it fails: one made by [`Disk::faulty`] (with the programs nbdkit and nbdfuse) answers writes
-//! with EIO. Any other fails as thin provisioned storage does: its image is sparse and lies on a
-//! tmpfs that can be made too small for it. Writes to new blocks then fail with ENOSPC when they
-//! are written back, hence at fsync, while what was written before stays readable.
+//! be slow also the v1 blkio controller of cgroups; to fail nbdkit and nbdfuse. Everything goes
+//! when it is dropped.
 
 use crate::mounts::wait_until;
 use std::fs;
@@ -16,9 +12,6 @@ use tempfile::TempDir;
 
 /// The throttle of block devices for everybody, write-back included.
 const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
-
-/// Bytes that a failing disk still takes.
-const LAST_BYTES: u64 = 1 << 20;
 
 /// A file system of its own.
 #[derive(Debug)]
@@ -128,40 +121,48 @@ impl Disk {
             .map_err(|e| format!("{THROTTLE}: {e}"))
     }
 
-    /// From now on writes fail: all of them with EIO, or those to new blocks.
+    /// From now on every write fails with EIO.
+    ///
+    /// # Panics
+    /// When it is not one of the faulty ones.
     pub fn fail(&self) {
-        if let Some((_, switch)) = &self.faulty {
-            return fs::write(switch, "").expect("the switch");
-        }
+        // The loop device takes a write that was begun well for done well.
         must("sync", &["-f", &text(&self.path())]);
-        let used = must("du", &["-B1", "-s", &text(&self.pool())]);
-        let used: u64 = used.split_whitespace().next().and_then(|n| n.parse().ok()).expect("du");
-        self.resize_pool(used + LAST_BYTES);
+        fs::write(self.switch(), "").expect("the switch");
     }
 
     /// Ends [`Disk::fail`].
+    ///
+    /// # Panics
+    /// When it does not fail.
     pub fn heal(&self) {
-        if let Some((_, switch)) = &self.faulty {
-            return fs::remove_file(switch).expect("the switch was on");
-        }
-        self.resize_pool(1 << 40);
+        fs::remove_file(self.switch()).expect("the switch was on");
     }
 
-    fn resize_pool(&self, bytes: u64) {
-        let option = format!("remount,size={}k", bytes >> 10);
-        must("mount", &["-o", &option, &text(&self.pool())]);
+    fn switch(&self) -> &Path {
+        &self.faulty.as_ref().expect("a disk made by Disk::faulty").1
     }
 
     /// From now on there is no space left.
     pub fn fill(&self) {
         let free = must("df", &["--output=avail", "-B1", &text(&self.path())]);
         let free: u64 = free.lines().last().and_then(|n| n.trim().parse().ok()).expect("df");
-        must("fallocate", &["-l", &free.to_string(), &text(&self.filler())]);
+        // Most of it at once; the rest in pieces that get smaller, until nothing fits.
+        must("fallocate", &["-l", &(free / 10 * 9).to_string(), &text(&self.filler())]);
+        let mut rest = fs::File::create(self.filler().with_extension("rest")).expect("create");
+        let mut piece = vec![0; 1 << 20];
+        while !piece.is_empty() {
+            if std::io::Write::write_all(&mut rest, &piece).is_err() {
+                piece.truncate(piece.len() / 4);
+            }
+        }
     }
 
     /// Ends [`Disk::fill`].
     pub fn unfill(&self) {
-        fs::remove_file(self.filler()).expect("the filler is there");
+        for file in [self.filler(), self.filler().with_extension("rest")] {
+            fs::remove_file(file).expect("the filler is there");
+        }
     }
 
     fn filler(&self) -> PathBuf {
@@ -193,7 +194,6 @@ impl Drop for Disk {
             let _ = fs::remove_file(switch);
         }
         let _ = run("fsfreeze", &["--unfreeze", &text(&self.path())]);
-        let _ = run("mount", &["-o", "remount,size=1t", &text(&self.pool())]);
         let mount = text(&self.dir.path().join("mnt"));
         if run("umount", &[&mount]).is_err() {
             let _ = run("umount", &["-l", &mount]);

@@ -6,8 +6,8 @@ use crate::node::Node;
 use ebb_consistency::SyncEvent;
 use ebb_meta_client::SetAttr;
 use ebb_types::{ByteRange, Errno, Ino};
-use std::sync::atomic::Ordering::Relaxed;
 use ebb_wire::pb::StatFsReply;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// What `fallocate` was asked to do.
 enum Space {
