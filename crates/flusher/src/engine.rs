@@ -1,7 +1,7 @@
 //! The flusher's threads and what they share. The *conductor* looks at the situation, decides
 //! and starts runs; *workers* (see `worker`) move bytes.
 //!
-//! Progress: a file occupies at most `streams_per_file` workers, so a backing call that hangs
+//! Progress: a file occupies at most `streams_per_file` workers (of its lane), so a backing call that hangs
 //! holds up that file and no other. A worker that hangs longer than `hang_after` is reported in
 //! the error table and replaced, up to twice the configured threads of each lane; when all of
 //! those hang, the backing as a whole does not answer. A grant whose write hangs is never given
@@ -417,7 +417,7 @@ impl Shared {
         }
         let backlog = state.queue.drain_backlog();
         if backlog > 0 {
-            let want = backlog.saturating_mul(self.options.streams_per_file);
+            let want = backlog.saturating_mul(self.options.drain_streams_per_file);
             self.ensure_workers(state, Lane::Drain, want);
         }
         self.work.notify_all();

@@ -33,6 +33,9 @@ pub struct Options {
     /// Grants of one file that are written at the same time. Few, ordered streams keep the
     /// storage servers behind one file from being swamped.
     pub streams_per_file: usize,
+    /// The same for drains, when there are not enough files for all threads: one stream waits for its
+    /// fsync while others write.
+    pub drain_streams_per_file: usize,
     /// Grants end at multiples of this where they can; the stripe size or a multiple of it.
     pub chunk: u64,
     /// Most bytes written under one grant, and so between two fsyncs of a stream.
@@ -67,6 +70,7 @@ impl Default for Options {
         Options {
             threads: 8,
             streams_per_file: 2,
+            drain_streams_per_file: 4,
             chunk: 8 << 20,
             grant_bytes: 64 << 20,
             stop_within: Duration::from_millis(200),
@@ -108,6 +112,7 @@ impl Options {
     pub(crate) fn sane(mut self) -> Options {
         self.threads = self.threads.clamp(1, 256);
         self.streams_per_file = self.streams_per_file.clamp(1, self.threads);
+        self.drain_streams_per_file = self.drain_streams_per_file.clamp(1, self.threads);
         self.chunk = self.chunk.max(crate::plan::PIECE);
         self.grant_bytes = self.grant_bytes.max(crate::plan::PIECE);
         self.drain_attempts = self.drain_attempts.max(1);
