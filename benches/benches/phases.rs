@@ -78,14 +78,14 @@ fn main() {
         Ok(disk) => disk,
         Err(why) => return println!("SKIPPED: no disk to slow down: {why}"),
     };
-    let rate = number("EBB_BENCH_BACKING_MIB_S", 40) << 20;
+    let rate = number("EBB_BENCH_BACKING_MIB_S", 80) << 20;
     if let Err(why) = disk.throttle(rate) {
         return println!("SKIPPED: the disk cannot be slowed: {why}");
     }
     let work = Work {
-        bursts: number("EBB_BENCH_BURSTS", 5),
+        bursts: number("EBB_BENCH_BURSTS", 6),
         burst_mib: number("EBB_BENCH_BURST_MIB", 128),
-        gap: Duration::from_millis(number("EBB_BENCH_GAP_MS", 1000)),
+        gap: Duration::from_millis(number("EBB_BENCH_GAP_MS", 400)),
     };
     let mpi = mpi_program(disk.path().parent().expect("it is in a directory"));
     let mut report = Report::new(work, rate);

@@ -123,7 +123,9 @@ impl Engine {
         };
         let shared = Arc::new(Shared {
             throttle: Throttle::new(options.bandwidth_cap),
-            grant_size: AtomicU64::new(options.chunk.min(options.grant_bytes)),
+            // Small at first: until something is known of the backing's speed, the first stop must
+            // not have to wait for eight large grants.
+            grant_size: AtomicU64::new(crate::plan::PIECE),
             options,
             policy,
             activity,
