@@ -300,7 +300,6 @@ fn conflicts_are_listed_and_left_alone() {
     let (node, backing) = (cluster.node(0), cluster.backing());
     std::thread::sleep(Duration::from_millis(20));
     std::fs::write(backing.join("changed"), vec![9; 5000]).expect("write");
-    std::fs::remove_file(backing.join("replaced")).expect("remove");
     std::fs::write(backing.join("replaced-new"), vec![8; 5000]).expect("write");
     std::fs::rename(backing.join("replaced-new"), backing.join("replaced")).expect("rename");
     std::fs::write(backing.join("occupied"), "theirs").expect("write");

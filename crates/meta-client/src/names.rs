@@ -79,6 +79,8 @@ pub struct MakeRequest {
 
 /// What [`MetaClient::make`] gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
+// It is taken apart as soon as it is there.
+#[allow(clippy::large_enum_variant)]
 pub enum Made {
     /// The inode is there.
     Made(Attr),

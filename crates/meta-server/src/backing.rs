@@ -358,6 +358,19 @@ impl Backing {
                     Err(e) => Err(errno(e)),
                 }
             }
+            Ok(()) if replace == Replace::Yes => {
+                // Between two names of one object a rename does nothing.
+                let id = |dir: &OwnedFd, name: &OsStr| {
+                    let st = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+                    Some((st.st_dev, st.st_ino))
+                };
+                match id(&from_dir, from) {
+                    Some(left) if Some(left) == id(&to_dir, to) => {
+                        rustix::fs::unlinkat(&from_dir, from, AtFlags::empty()).map_err(errno)
+                    }
+                    _ => Ok(()),
+                }
+            }
             other => other.map_err(errno),
         }
     }

@@ -102,7 +102,7 @@ impl Core {
         }
         let before: Vec<NodeId> = state.nodes.keys().copied().collect();
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
-        Ok(Core {
+        let core = Core {
             sessions: Sessions::new(&state),
             desk: Desk::new(config.trust.min(config.lease / 2), &before),
             state: Mutex::new(state),
@@ -120,7 +120,9 @@ impl Core {
             lease: config.lease,
             instance: random(),
             job,
-        })
+        };
+        core.find_published();
+        Ok(core)
     }
 
     /// The state, for a short look or a change; never held across anything that waits.

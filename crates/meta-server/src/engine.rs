@@ -9,7 +9,7 @@
 use crate::backing::{Listing, Look};
 use crate::core::{Checked, Core, Turn};
 use crate::state::{Entry, State};
-use ebb_namespace::{Absence, BackingPath, Home, Inode, Plan, Record, Step};
+use ebb_namespace::{Absence, BackingPath, Home, Inode, Link, Plan, Record, Step};
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
 use std::pin::Pin;
 
@@ -96,6 +96,31 @@ impl Core {
             }
         }
         Err(Errno::EAGAIN)
+    }
+
+    /// Part files that got their names just before the service stopped: their records say that
+    /// they are still parts, and what opens them would look in vain.
+    pub(super) fn find_published(&self) {
+        let parts: Vec<(BackingPath, Link)> = {
+            let state = self.state();
+            let parts = state.ns.inodes().filter(|i| matches!(i.home, Home::Part { .. }));
+            parts
+                .filter_map(|i| Some((state.ns.home_path(i.ino)?, i.links.first()?.clone())))
+                .collect()
+        };
+        for (part, link) in parts {
+            if self.backing.stat(&part).err() != Some(Errno::ENOENT) {
+                continue;
+            }
+            let look = self.place(link.parent).and_then(|place| {
+                let Some(Place { path, asked, .. }) = place else { return Err(Errno::ENOENT) };
+                let look = self.backing.look(&path, &link.name)?;
+                self.take_look(link.parent, &link.name, &look, asked)
+            });
+            if let Err(errno) = look {
+                tracing::warn!(%part, name = %link.name, ?errno, "a part file is gone");
+            }
+        }
     }
 
     /// Where a directory is on the backing, and when that was so; `None` when it is not there.

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::core::Core;
 use crate::journal::StateDir;
 use crate::ops::{Call, OpResult};
-use crate::sessions::Who;
+use crate::sessions::{Line, Who};
 use crate::state::{self, Entry, NodeRecord, State};
 use ebb_namespace::{Home, Namespace, Under};
 use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId};
@@ -20,6 +20,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
 
 const NODE: NodeId = NodeId(1);
 
@@ -103,7 +104,9 @@ impl Overlay {
         core.commit(&mut core.state(), &[Entry::Node(record)]);
         let who = Who { node: NODE, incarnation: Incarnation(1) };
         let stream = core.desk.join(who, 0).0;
-
+        let (out, recalls) = (mpsc::channel(1).0, mpsc::unbounded_channel().0);
+        let line = Line { serial: stream, out, recalls, end: watch::channel(false).0 };
+        core.sessions.attach(who, line);
         let config = (backing.to_owned(), state.to_owned());
         Overlay { core, config, cache: BTreeMap::new(), next: 0, stream }
     }

@@ -248,18 +248,20 @@ async fn pump(
 ) {
     let mut batch = Vec::new();
     let mut notices = Vec::new();
+    let mut recalling = true;
     loop {
         batch.clear();
         notices.clear();
-        let n = tokio::select! {
+        tokio::select! {
             biased;
             // First: somebody waits for their return.
-            n = recalls.recv_many(&mut notices, REPLIES_PER_FRAME) => n,
-            n = outgoing.recv_many(&mut batch, REPLIES_PER_FRAME) => n,
-            () = end_of(&mut ended) => 0,
-        };
-        if n == 0 {
-            return;
+            n = recalls.recv_many(&mut notices, REPLIES_PER_FRAME), if recalling => if n == 0 {
+                // The node has left; what there is for it to hear is sent all the same.
+                recalling = false;
+                continue;
+            },
+            n = outgoing.recv_many(&mut batch, REPLIES_PER_FRAME) => if n == 0 { return },
+            () = end_of(&mut ended) => return,
         }
         let mut frame = pb::ServerFrame { notices: std::mem::take(&mut notices), replies: vec![] };
         for out in batch.drain(..) {

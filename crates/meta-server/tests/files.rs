@@ -339,3 +339,49 @@ async fn a_storm_of_two_nodes_is_answered_and_survives_a_crash() {
         assert_eq!(a.ask(op).await, before);
     }
 }
+
+/// The service stops between the rename of a part file and the note of it.
+#[tokio::test]
+async fn a_part_file_that_got_its_name_unnoted_is_found_at_the_next_start() {
+    let s = Service::start().await;
+    let backing = s.backing();
+    let mut a = s.node("a").await;
+    let dir = a.make(ROOT, "d", libc::S_IFDIR | 0o755).await.unwrap();
+    let file = a.create(dir, "f").await;
+    a.attach(file, 0, 5).await;
+    let link = pb::Link { ino: file, new_parent: dir, new_name: b"g".to_vec() };
+    a.ask(Op::Link(link)).await.unwrap();
+    let grant = a.begin(file, 0, 5).await.unwrap();
+    write_granted(&backing, &grant, b'a');
+    drop(a);
+    let [part] = &parts(&backing.join("d"))[..] else { panic!("one part file") };
+    std::fs::rename(backing.join("d").join(part), backing.join("d/f")).unwrap();
+
+    let s = s.crash_and_restart(|_| {}).await;
+    let mut a = s.node("a").await;
+    a.next = 1000;
+    let opened = a.open(file).await.unwrap();
+    let at = opened.backing.unwrap();
+    assert_eq!(at.path, b"d/f");
+    assert_eq!(at.ino, std::fs::metadata(backing.join("d/f")).unwrap().ino());
+    assert!(a.flush(&backing, file, b'b').await.published);
+    assert_eq!(std::fs::read(backing.join("d/g")).unwrap(), b"bbbbb");
+    assert_eq!(std::fs::metadata(backing.join("d/f")).unwrap().nlink(), 2);
+    assert!(parts(&backing.join("d")).is_empty());
+}
+
+/// rename(2) does nothing between two names of one object.
+#[tokio::test]
+async fn a_name_that_hides_another_name_of_the_object_moved_there_gives_way() {
+    let s = Service::start().await;
+    let backing = s.backing();
+    std::fs::write(backing.join("a"), b"12345").unwrap();
+    std::fs::hard_link(backing.join("a"), backing.join("b")).unwrap();
+    let mut n = s.node("n").await;
+    n.create(ROOT, "new").await;
+    n.rename((ROOT, "new"), (ROOT, "b")).await.unwrap();
+    n.rename((ROOT, "a"), (ROOT, "b")).await.unwrap();
+    assert!(!backing.join("a").exists());
+    assert_eq!(n.names(ROOT).await, ["b"]);
+    assert_eq!(std::fs::read(backing.join("b")).unwrap(), b"12345");
+}

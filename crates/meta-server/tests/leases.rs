@@ -26,7 +26,7 @@ async fn join(service: &Service, name: &str, incarnation: u64) -> Node {
         trust_ms_max: 60_000,
         ..Default::default()
     };
-    let node = Node::join_as(service.address, hello, None).await.unwrap();
+    let node = Node::join_as(service.address, hello, None).await.expect("joined");
     assert_eq!(u128::from(node.welcome.trust_ms), TRUST.as_millis());
     node
 }

@@ -217,7 +217,7 @@ impl<'a> Adopter<'a> {
                 }
             }
             // Published or made by us, but the service stopped before it could note that.
-            Under::Nothing | Under::Older if same && inode.links.len() == 1 => {
+            Under::Nothing | Under::Older if same => {
                 self.at_home(parent, name, inode, f);
                 Ok(Some(d.ino))
             }

@@ -285,3 +285,20 @@ fn removing_while_listing_removes_everything() {
     assert_eq!(removed, 5_000);
     fs::remove_dir(&dir).expect("rmdir");
 }
+
+/// The kernel of the other node still has the directory in its old place, and cannot move it
+/// while a rename between directories looks its last names up.
+#[test]
+fn a_directory_moved_by_another_node_is_in_the_way_of_a_rename_as_a_directory() {
+    let cluster = two();
+    let (here, there) = (cluster.node(0), cluster.node(1));
+    fs::create_dir_all(here.path("a/d")).expect("mkdir");
+    fs::create_dir(here.path("b")).expect("mkdir");
+    fs::write(here.path("b/f"), "x").expect("write");
+    for (from, to) in [("a/d", "d"), ("d", "a/d")] {
+        assert!(fs::metadata(there.path(from)).expect("stat").is_dir());
+        fs::rename(here.path(from), here.path(to)).expect("rename");
+        let moved = fs::rename(there.path("b/f"), there.path(to));
+        assert_eq!(moved.expect_err("a directory").raw_os_error(), Some(libc::EISDIR), "{to}");
+    }
+}

@@ -140,6 +140,13 @@ fn setuid_and_setgid_are_cleared_by_a_write_of_another_user() {
     mode(&cluster.node(0).path("f"), 0o6777);
     fs::write(cluster.node(0).path("f"), "by root").expect("write");
     assert_eq!(bits(1), 0o6777, "root may write without clearing them");
+    fs::File::options()
+        .write(true)
+        .open(cluster.node(0).path("f"))
+        .expect("open")
+        .set_len(3)
+        .expect("truncate");
+    assert_eq!(bits(1), 0o6777, "root may cut it without clearing them");
     chown(cluster.node(0).path("f"), Some(USER), None).expect("chown");
     assert_eq!(bits(1), 0o777, "chown clears them for everybody");
 }

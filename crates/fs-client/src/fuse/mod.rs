@@ -4,6 +4,7 @@
 
 mod convert;
 mod mount;
+mod places;
 
 pub use mount::{MountError, Mounted, mount, unmount};
 
@@ -16,13 +17,14 @@ use crate::ops::names::MakeArgs;
 use crate::virtual_files;
 use convert::{attr, errno, ino, kind};
 use ebb_meta_client::SetAttr;
-use ebb_types::{Errno, Name};
+use ebb_types::{Errno, FileKind, Ino, Name};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek,
     ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
+use places::Places;
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::future::Future;
@@ -50,11 +52,12 @@ thread_local! {
 /// The file system as fuser calls it.
 pub struct Adapter {
     node: Arc<Node>,
+    places: Arc<Places>,
 }
 
 impl Adapter {
     pub fn new(node: Arc<Node>) -> Adapter {
-        Adapter { node }
+        Adapter { node, places: Arc::default() }
     }
 
     /// Runs an operation that may wait, then replies.
@@ -93,6 +96,10 @@ impl Adapter {
         );
     }
 
+    fn places(&self) -> Arc<Places> {
+        Arc::clone(&self.places)
+    }
+
     fn handle(&self, fh: FileHandle) -> Result<Arc<OpenFile>, Errno> {
         self.node.handles.file(fh.0).ok_or(Errno::EBADF)
     }
@@ -109,6 +116,13 @@ fn entry(reply: ReplyEntry) -> impl FnOnce(Result<ebb_types::Attr, Errno>) + Sen
     move |r| match r {
         Ok(a) => reply.entry(&TTL, &attr(&a), Generation(0)),
         Err(e) => reply.error(errno(e)),
+    }
+}
+
+/// A listing with attributes is a look-up of every name but the dots.
+fn note_listed(places: &Places, parent: Ino, name: &[u8], attr: &ebb_types::Attr) {
+    if let (FileKind::Directory, Ok(name)) = (attr.kind, Name::new(name)) {
+        places.note(attr.ino, parent, &name);
     }
 }
 
@@ -212,16 +226,23 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::ENOENT));
         }
         let name = name!(file, reply);
-        let node = Arc::clone(&self.node);
+        let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
         let parent = ino(parent);
         self.spawn(
             Operation::Lookup,
-            async move { node.lookup(parent, &name).await },
+            async move {
+                let found = node.lookup(parent, &name).await?;
+                if found.kind == FileKind::Directory {
+                    places.found(found.ino, parent, &name).await;
+                }
+                Ok(found)
+            },
             entry(reply),
         );
     }
 
     fn forget(&self, _req: &Request, inode: INodeNo, _nlookup: u64) {
+        self.places.forget(ino(inode));
         self.node.forget(ino(inode));
     }
 
@@ -242,7 +263,7 @@ impl Filesystem for Adapter {
 
     fn setattr(
         &self,
-        _req: &Request,
+        req: &Request,
         i: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -265,7 +286,8 @@ impl Filesystem for Adapter {
             size,
             atime: atime.map(convert::time),
             mtime: mtime.map(convert::time),
-            kill_priv: false,
+            // Whoever has CAP_FSETID keeps them when the size changes.
+            kill_priv: size.is_some() && req.uid() != 0,
         };
         let node = Arc::clone(&self.node);
         let i = inode_to_change!(i, reply);
@@ -319,11 +341,15 @@ impl Filesystem for Adapter {
         let name = name_to_change!(parent, file, reply);
         let mode = (mode & 0o7777) | libc::S_IFDIR;
         let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev: 0, target: Vec::new() };
-        let node = Arc::clone(&self.node);
+        let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
         let parent = ino(parent);
         self.spawn(
             Operation::Make,
-            async move { node.make(parent, &name, args).await },
+            async move {
+                let made = node.make(parent, &name, args).await?;
+                places.note(made.ino, parent, &name);
+                Ok(made)
+            },
             entry(reply),
         );
     }
@@ -387,11 +413,16 @@ impl Filesystem for Adapter {
     ) {
         let name = name_to_change!(parent, file, reply);
         let new_name = name_to_change!(new_parent, new_file, reply);
-        let node = Arc::clone(&self.node);
+        let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
         let (parent, new_parent, flags) = (ino(parent), ino(new_parent), flags.bits());
         self.spawn(
             Operation::Rename,
-            async move { node.rename(parent, &name, new_parent, &new_name, flags).await },
+            async move {
+                node.rename(parent, &name, new_parent, &new_name, flags).await?;
+                let exchange = flags & libc::RENAME_EXCHANGE != 0;
+                places.renamed((parent, &name), (new_parent, &new_name), exchange);
+                Ok(())
+            },
             empty(reply),
         );
     }
@@ -653,7 +684,7 @@ impl Filesystem for Adapter {
     fn readdirplus(
         &self,
         req: &Request,
-        _i: INodeNo,
+        i: INodeNo,
         fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
@@ -661,13 +692,14 @@ impl Filesystem for Adapter {
         let Some(dir) = self.node.handles.dir(fh.0) else {
             return reply.error(errno(Errno::EBADF));
         };
-        let node = Arc::clone(&self.node);
+        let (node, places, parent) = (Arc::clone(&self.node), Arc::clone(&self.places), ino(i));
         let work = async move { node.list(&dir, offset).await };
         self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
             Ok(items) => {
                 let rest = items.iter().enumerate().skip(offset as usize);
                 for (at, item) in rest {
                     let name = OsStr::from_bytes(&item.name);
+                    note_listed(&places, parent, &item.name, &item.attr);
                     if reply.add(
                         INodeNo(item.attr.ino.0),
                         at as u64 + 1,

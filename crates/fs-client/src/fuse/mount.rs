@@ -49,7 +49,10 @@ pub fn mount(
     config.acl = if allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(threads.max(1));
     config.clone_fd = true;
-    let session = Session::new(Adapter::new(node), mountpoint, &config).map_err(failed)?;
+    let adapter = Adapter::new(node);
+    let places = adapter.places();
+    let session = Session::new(adapter, mountpoint, &config).map_err(failed)?;
+    places.connect(session.notifier());
     let loops = std::thread::Builder::new()
         .name("fuse".into())
         .spawn(move || session.run())

@@ -76,7 +76,7 @@ impl Node {
         if args.size.is_some_and(|s| s > crate::file::SIZE_MAX) {
             return Err(Errno::EFBIG);
         }
-        args.kill_priv |= args.size.is_some() || args.uid.is_some() || args.gid.is_some();
+        args.kill_priv |= args.uid.is_some() || args.gid.is_some();
         if args.size.is_some() || args.mtime.is_some() {
             self.note_touching(ino);
         }

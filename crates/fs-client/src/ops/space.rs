@@ -93,7 +93,7 @@ impl Node {
     async fn grow(&self, ino: Ino, size: u64) -> Result<(), Errno> {
         let attr = self.getattr(ino).await?;
         if attr.size < size {
-            let args = SetAttr { size: Some(size), ..SetAttr::default() };
+            let args = SetAttr { size: Some(size), kill_priv: true, ..SetAttr::default() };
             self.setattr(ino, args).await?;
         }
         Ok(())

@@ -151,17 +151,21 @@ impl Core {
         } else {
             None
         };
-        match self.publish_once(ino).await {
-            Err(Errno::EEXIST | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {
-                // Others changed something there, or we did and could not note it.
-                let links = self.state().ns.inode(ino)?.links.clone();
-                for link in links {
-                    self.look_again(link.parent, &link.name).await?;
-                }
-                self.publish_once(ino).await
+        let errno = match self.publish_once(ino).await {
+            Err(errno) => errno,
+            done => return done,
+        };
+        // Others changed something there, or we did and could not note it.
+        let surprise =
+            matches!(errno, Errno::EEXIST | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
+        let links = self.state().ns.inode(ino)?.links.clone();
+        for link in links {
+            match self.look_again(link.parent, &link.name).await {
+                Err(e) if surprise => return Err(e),
+                _ => {}
             }
-            other => other,
         }
+        if surprise { self.publish_once(ino).await } else { Err(errno) }
     }
 
     async fn publish_once(&self, ino: Ino) -> Result<bool, Errno> {

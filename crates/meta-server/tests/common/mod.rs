@@ -95,7 +95,7 @@ pub struct Node {
     from: Streaming<pb::ServerFrame>,
     replies: HashMap<u64, pb::Reply>,
     pub notices: Vec<pb::Notice>,
-    next: u64,
+    pub next: u64,
 }
 
 pub async fn connect(address: SocketAddr) -> MetadataClient<tonic::transport::Channel> {
