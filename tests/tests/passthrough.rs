@@ -374,6 +374,12 @@ fn status_tells_which_way_and_why() {
     assert_eq!(opens(two, "daemon:not-local"), 1);
     assert_eq!(opens(two, "passthrough-read"), 1);
     assert!(number(&two.status(), "fetched_bytes_peer") >= 10_000);
+    let metrics = std::fs::read_to_string(one.path(".ebb/metrics")).expect("read");
+    let counted = "\nebb_opens_total{path=\"passthrough-write\"} 1\n";
+    assert!(metrics.contains(counted), "{metrics}");
+    let shown = one.ebb("status", &[], &[]);
+    let screen = String::from_utf8_lossy(&shown.stdout);
+    assert!(screen.contains("passthrough-write 1"), "{screen}");
 }
 
 #[test]

@@ -94,11 +94,13 @@ pub enum Reason {
     SetId,
     /// The buffer is nearly full, and writers past the daemon are not slowed.
     BufferNearlyFull,
+    /// The node itself opens it, as for staging: there is no kernel to pass it to.
+    Inside,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::SwitchedOff,
         Reason::Kernel,
         Reason::Privilege,
@@ -111,6 +113,7 @@ impl Reason {
         Reason::Shared,
         Reason::SetId,
         Reason::BufferNearlyFull,
+        Reason::Inside,
     ];
 
     /// Its name in status and metrics.
@@ -129,6 +132,7 @@ impl Reason {
             Reason::Shared => "shared",
             Reason::SetId => "set-id",
             Reason::BufferNearlyFull => "buffer-nearly-full",
+            Reason::Inside => "inside",
         }
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a failure here is a failed test
 
-use ebb_fs_client::journal::{Header, Image, Journal, Life, Record};
+use ebb_fs_client::journal::{Header, Image, Journal, Kept, Life, Record};
 use ebb_fuzzing::{entries, feed};
 use ebb_transport::wire;
 use ebb_types::{ByteRange, Errno, Ino, Time, Version};
@@ -197,7 +197,6 @@ fn node_seed() -> Vec<u8> {
         home: None,
         under: None,
         shared: false,
-        guessed: true,
     };
     let ranges = vec![ByteRange::at(0, 100), ByteRange::at(4096, 100)];
     let (ino, now) = (Ino(9), Time::default());
@@ -206,6 +205,9 @@ fn node_seed() -> Vec<u8> {
         Record::Attaching(ino, ranges.clone(), Version(1), now),
         Record::Attached(ino, ranges.clone(), Version(2), 5000),
         Record::Durable(ino, ranges.clone()),
+        Record::Guessed(ino, ranges.clone(), Kept::Written, Version(2), now),
+        Record::Again(ino, ranges.clone(), Version(2)),
+        Record::Refused(ino, ranges.clone()),
         Record::Flushed(ino, ranges.iter().map(|r| (*r, Version(2))).collect()),
     ];
     records.iter().for_each(|r| journal.push_about(ino, header, r));

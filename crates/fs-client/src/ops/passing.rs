@@ -84,7 +84,7 @@ impl Node {
                 leased: false,
                 sole: asked.sole,
                 privileged: asked.privileged,
-                obstacle: self.paths.obstacle(),
+                obstacle: self.paths.obstacle().or_else(|| door.obstacle()),
                 crowded,
             },
         );
@@ -249,9 +249,10 @@ impl Node {
             }
             track.look(&cache, now, view)?
         };
-        self.note_stored(new);
+        new.iter().for_each(|range| self.note_stored(file, *range));
         self.list_dirty(file);
-        self.metrics.bytes_written.fetch_add(new, std::sync::atomic::Ordering::Relaxed);
+        let bytes = new.iter().map(|r| r.len()).sum();
+        self.metrics.bytes_written.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
 

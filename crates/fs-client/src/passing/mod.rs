@@ -13,7 +13,6 @@ use ebb_consistency::{Beside, IoPath, Reason};
 use fuser::BackingId;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -33,6 +32,24 @@ pub struct Passing {
 pub trait Door: Sync {
     /// The kernel's number for `file`.
     fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId>;
+
+    /// Why it cannot.
+    fn obstacle(&self) -> Option<Reason> {
+        None
+    }
+}
+
+/// The door of an open that no kernel has asked for.
+pub struct Inside;
+
+impl Door for Inside {
+    fn register(&self, _: BorrowedFd<'_>) -> io::Result<BackingId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn obstacle(&self) -> Option<Reason> {
+        Some(Reason::Inside)
+    }
 }
 
 /// What an open was answered with.
@@ -147,17 +164,6 @@ impl Paths {
         out
     }
 
-    /// The same as Prometheus text exposition.
-    #[must_use]
-    pub fn prometheus(&self) -> String {
-        let mut out = String::from("# HELP ebb_opens_total Opens by the way of their data.\n");
-        out.push_str("# TYPE ebb_opens_total counter\n");
-        for (way, n) in self.counts() {
-            let _ = writeln!(out, "ebb_opens_total{{path=\"{way}\"}} {n}");
-        }
-        out
-    }
-
     /// The same as lines for people.
     #[must_use]
     pub fn table(&self) -> String {
@@ -201,9 +207,6 @@ mod tests {
         let counts: Vec<_> = paths.counts().into_iter().collect();
         let expected = [("daemon:not-local", 2), ("passthrough-write", 1)];
         assert_eq!(counts, expected.map(|(name, n)| (name.to_string(), n)));
-        let text = paths.prometheus();
-        assert!(text.ends_with("\nebb_opens_total{path=\"passthrough-write\"} 1\n"), "{text}");
-        assert!(text.contains("\nebb_opens_total{path=\"daemon:not-local\"} 2\n"), "{text}");
         assert_eq!(paths.table().lines().count(), 2);
     }
 

@@ -146,8 +146,13 @@ impl Track {
     }
 
     /// Looks at the cache file, of which `now` was the stamp before, and tells the view what was
-    /// written. Returns the number of bytes that are new.
-    pub fn look(&mut self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<u64> {
+    /// written. Returns the blocks that are new.
+    pub fn look(
+        &mut self,
+        cache: &File,
+        now: Stamp,
+        view: &mut FileView,
+    ) -> io::Result<Vec<ByteRange>> {
         let mut changed = match &self.twin {
             Some(twin) => differing(cache, twin, &view.clean(ByteRange::new(0, now.len)))?,
             None => Vec::new(),
@@ -166,7 +171,7 @@ impl Track {
         self.doubtful = !self.fine_times && now.is_young();
         self.seen = now;
         self.due = true;
-        Ok(found.iter().map(|r| r.len()).sum())
+        Ok(found)
     }
 
     fn by_refusal(&self, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
@@ -336,7 +341,7 @@ mod tests {
         let now = Stamp::of(&cache).expect("stamp");
         assert!(track.shows_change(&now));
         let new = track.look(&cache, now, &mut view).expect("look");
-        assert_eq!(new, 11);
+        assert_eq!(new.iter().map(|r| r.len()).sum::<u64>(), 11);
         assert_eq!(view.unattached(ByteRange::ALL), [ByteRange::new(5 * BLOCK, 5 * BLOCK + 11)]);
         assert!(!track.may_have_changed(&Stamp::of(&cache).expect("stamp")));
         assert!(track.take_due() && !track.take_due());
