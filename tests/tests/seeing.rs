@@ -78,7 +78,7 @@ fn metrics_are_valid_and_complete() {
     if let Some(why) = skip_reason() {
         return println!("SKIPPED: {why}");
     }
-    let cluster = Cluster::builder().nodes(2).flush("end").start();
+    let cluster = Cluster::builder().nodes(2).flush("end").option("--io-path", "daemon").start();
     let node = cluster.node(0);
     fs::write(node.path("f"), vec![1; 100_000]).expect("write");
     assert_eq!(fs::read(node.path("f")).expect("read").len(), 100_000);
