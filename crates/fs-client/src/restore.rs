@@ -7,14 +7,17 @@
 //! | published at v, and the service's file is older than v | anybody | dirty (the service forgot them) |
 //! | published | this node, unflushed | owned |
 //! | published | anybody else, or flushed | dropped |
-//! | being published | this node, unflushed | owned |
-//! | being published, or written | this node (else) | dirty |
+//! | being published, or written | this node | dirty |
 //! | being published, or written | another, or nobody, unchanged since | dirty |
 //! | being published, or written | another, or nobody, changed since | kept aside |
 //! | not held, an append was under way | this node, unflushed | owned zeros |
 //! | not held | this node, unflushed | lost |
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
+//!
+//! Bytes that were being published when the daemon died may have reached the service or not. That it
+//! names this node does not tell: it may mean what was there before, of which other nodes may have
+//! copies. So they are published again, at a version that makes the copies stale.
 //!
 //! "Not held" is also what the journal says was held and nothing shows that the device has it:
 //! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
@@ -71,9 +74,7 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
     let trusted = held.filter(|h| h.durable || !case.rebooted);
     match trusted.map(|h| h.kept) {
         Some(Kept::Owned(v)) if v > case.file => Verdict::Dirty,
-        Some(Kept::Owned(_) | Kept::Attaching) if mine && !today.flushed => {
-            Verdict::Owned(today.version)
-        }
+        Some(Kept::Owned(_)) if mine && !today.flushed => Verdict::Owned(today.version),
         Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
         Some(Kept::Owned(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
