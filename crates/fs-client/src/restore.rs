@@ -7,7 +7,8 @@
 //! | published at v, and the service's file is older than v | anybody | dirty (the service forgot them) |
 //! | published | this node, unflushed | owned |
 //! | published | anybody else, or flushed | dropped |
-//! | being published, or written | this node | dirty |
+//! | being published | this node, unflushed | owned |
+//! | being published, or written | this node (else) | dirty |
 //! | being published, or written | another, or nobody, unchanged since | dirty |
 //! | being published, or written | another, or nobody, changed since | kept aside |
 //! | not held, an append was under way | this node, unflushed | owned zeros |
@@ -15,9 +16,8 @@
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
 //!
-//! Bytes that were being published when the daemon died may have reached the service or not. That it
-//! names this node does not tell: it may mean what was there before, of which other nodes may have
-//! copies. So they are published again, at a version that makes the copies stale.
+//! What is owned gets a new version (`renew`): it may have been written again, or a publication of
+//! it may not have arrived, and then the copies that other nodes have are not what is here.
 //!
 //! "Not held" is also what the journal says was held and nothing shows that the device has it:
 //! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
@@ -74,7 +74,9 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
     let trusted = held.filter(|h| h.durable || !case.rebooted);
     match trusted.map(|h| h.kept) {
         Some(Kept::Owned(v)) if v > case.file => Verdict::Dirty,
-        Some(Kept::Owned(_)) if mine && !today.flushed => Verdict::Owned(today.version),
+        Some(Kept::Owned(_) | Kept::Attaching) if mine && !today.flushed => {
+            Verdict::Owned(today.version)
+        }
         Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
         Some(Kept::Owned(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
@@ -217,7 +219,16 @@ async fn one(
         tracing::error!(path = label, bytes = missing, "the cache file is shorter than it was");
         done.lost.push((label.clone(), missing));
     }
-    let judged = judge(note.as_ref(), answer, node.me, rebooted);
+    let mut judged = judge(note.as_ref(), answer, node.me, rebooted);
+    let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
+    let renewed = match here.is_empty() {
+        true => None,
+        false => Some(node.meta.renew(ino, &here).await?),
+    };
+    let answer = renewed.as_ref().unwrap_or(answer);
+    if renewed.is_some() {
+        judged = judge(note.as_ref(), answer, node.me, rebooted);
+    }
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
     if !back.is_empty() {
         node.meta.detach(ino, &back).await?;

@@ -30,8 +30,7 @@ fn every_row_of_the_table() {
         (owned, today(ME, 7, true), GiveBack),
         (owned, today(OTHER, 7, false), Drop),
         (owned, today(NodeId::NOBODY, 7, false), Drop),
-        // The service may mean the bytes that were there before.
-        (held(Kept::Attaching), today(ME, 7, false), Dirty),
+        (held(Kept::Attaching), today(ME, 7, false), Owned(Version(7))),
         (held(Kept::Attaching), today(ME, 7, true), Dirty),
         (held(Kept::Written), today(ME, 7, false), Dirty),
         (held(Kept::Written), today(ME, 7, true), Dirty),

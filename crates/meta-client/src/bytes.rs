@@ -197,6 +197,7 @@ impl MetaClient {
             mtime: attach.mtime.map(time_to_pb),
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
+            renew: false,
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         // Without the answer the view would keep an old map and take it for the new one.
@@ -204,6 +205,25 @@ impl MetaClient {
             return Err(Errno::EPROTO);
         }
         Ok(attached)
+    }
+
+    /// Gives what this node owns unflushed of these bytes a new version, and answers the map of the
+    /// whole file then. Copies that other nodes have are not the newest any more.
+    pub async fn renew(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+    ) -> Result<ebb_consistency::MapAnswer, Errno> {
+        let whole = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
+        let op = Op::Attach(pb::Attach {
+            ino: ino.0,
+            ranges: ranges.iter().copied().map(range_to_pb).collect(),
+            then_query: Some(whole.to_pb()),
+            renew: true,
+            ..pb::Attach::default()
+        });
+        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        attached.map.map(|mapped| mapped.map).ok_or(Errno::EPROTO)
     }
 
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
