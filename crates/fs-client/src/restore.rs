@@ -179,16 +179,27 @@ pub(crate) async fn take_over(
             match answer {
                 // Another job's numbers may mean other files: nothing in this cache is theirs.
                 Ok(_) if !same_job => node.cache.remove(ino)?,
-                Ok(answer) => one(node, ino, note, &answer.map, found.rebooted, &mut done).await?,
-                Err(Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL) => {
-                    tracing::debug!(%ino, "deleted meanwhile");
-                    node.cache.remove(ino)?;
+                Ok(answer) => {
+                    let taken = one(node, ino, note, &answer.map, found.rebooted, &mut done).await;
+                    taken.or_else(|e| unless_deleted(node, ino, e))?;
                 }
-                Err(e) => return Err(e),
+                Err(e) => unless_deleted(node, ino, e)?,
             }
         }
     }
     Ok(done)
+}
+
+/// A file may be gone, also between two questions about it: with the dead daemon went what held
+/// the files that were open and had no name any more.
+fn unless_deleted(node: &Node, ino: Ino, e: Errno) -> Result<(), Errno> {
+    match e {
+        Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL => {
+            tracing::debug!(%ino, "deleted meanwhile");
+            node.cache.remove(ino).map_err(Errno::from)
+        }
+        e => Err(e),
+    }
 }
 
 fn ranges_of<'a>(
@@ -212,6 +223,9 @@ async fn one(
     done: &mut Restored,
 ) -> Result<(), Errno> {
     let place = node.meta.describe(ino).await?;
+    if place.path.is_empty() {
+        return node.cache.remove(ino).map_err(Errno::from);
+    }
     let label = String::from_utf8_lossy(&place.path).into_owned();
     let mut note = note.cloned();
     let missing = note.as_mut().map_or(Ok(0), |n| node.cache.len(ino).map(|len| n.trim(len)))?;
@@ -252,7 +266,7 @@ async fn one(
         })
         .collect();
     let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
-    if owned.is_empty() && dirty.is_empty() || place.path.is_empty() {
+    if owned.is_empty() && dirty.is_empty() {
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));

@@ -6,7 +6,7 @@ use crate::model::close;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 impl Program {
     /// On its own mount, after whatever happened.
@@ -35,8 +35,10 @@ impl Program {
             let got = std::fs::read(&path);
             let got = got.unwrap_or_else(|e| panic!("{what}: {}: {e}", path.display()));
             let layout = self.book.layout(&name);
+            let own = layout.own(got, self.book.files[&name].expected.len());
+            let _shown =
+                ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
             let known = self.book.files.get_mut(&name).expect("a name of the list");
-            let own = layout.own(got, known.expected.len());
             known.expected.settle(&format!("{what}: {}", path.display()), &own);
         }
     }
@@ -114,4 +116,23 @@ fn check_names(what: &str, root: &Path, book: &Book) {
     let wanted: BTreeSet<String> = book.files.keys().filter(|n| *n != SHARED).cloned().collect();
     assert!(wanted.iter().all(|n| NAMES.contains(&n.as_str())), "{wanted:?}");
     assert_eq!(found, wanted, "{what}: names below {}", directory.display());
+}
+
+/// Shows what the nodes say of a file when it is found wrong.
+struct ShowState {
+    paths: [PathBuf; 2],
+}
+
+impl Drop for ShowState {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for path in &self.paths {
+            let mut state = vec![0; 4096];
+            let read = rustix::fs::getxattr(path, "user.ebb.state", &mut state);
+            state.truncate(read.unwrap_or(0));
+            eprintln!("state of {}: {}", path.display(), String::from_utf8_lossy(&state));
+        }
+    }
 }
