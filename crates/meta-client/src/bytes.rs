@@ -233,10 +233,11 @@ impl MetaClient {
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }
 
-    /// Gives up flushed bytes of this node.
-    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
+    /// Gives up flushed bytes of this node; the version of the file then.
+    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
         let ranges = ranges.iter().copied().map(range_to_pb).collect();
-        self.call(Op::Detach(pb::Detach { ino: ino.0, ranges })).await.map(drop)
+        let op = Op::Detach(pb::Detach { ino: ino.0, ranges });
+        Ok(attached_from_pb(expect_body!(self.call(op).await?, Attached))?.version)
     }
 
     /// May this node write these bytes to the backing now? Waits for others that write or cut

@@ -5,7 +5,7 @@ use crate::cache;
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_flusher::DrainScope;
-use ebb_types::{ByteRange, Errno, Version};
+use ebb_types::{ByteRange, Errno};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ impl Node {
         }
         match self.meta.detach(file.ino, &ranges).await {
             // With the turn, none of them can have been attached again since.
-            Ok(()) => file.state.write().view.detached(&ranges, Version(u64::MAX)),
+            Ok(version) => file.state.write().view.detached(&ranges, version),
             Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not detached"),
         }
     }
