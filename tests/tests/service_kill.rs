@@ -48,7 +48,7 @@ fn kill(cluster: &mut Cluster, loads: &mut [Load], dice: &mut impl Rng, round: u
     pause(20..400);
     cluster.kill_meta();
     pause(0..300);
-    if round % DAEMON_KILLED_EVERY == 0 {
+    if round.is_multiple_of(DAEMON_KILLED_EVERY) {
         cluster.node(0).kill9();
     }
     cluster.restart_meta();
@@ -76,7 +76,7 @@ fn rounds(model: Model, flush: &str, mix: Mix) {
     let (mut operations, mut read_elsewhere, mut longest) = (0, 0, 0);
     for round in 1..=kills {
         let what = format!("seed {seed}, {} {flush}, kill {round}", model.name());
-        let kills_daemon = round % DAEMON_KILLED_EVERY == 0;
+        let kills_daemon = round.is_multiple_of(DAEMON_KILLED_EVERY);
         let done = kill(&mut cluster, &mut loads, &mut dice, round);
         for (node, work) in done.iter().enumerate() {
             let may_fail = kills_daemon && node == 0;

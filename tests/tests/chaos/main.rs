@@ -45,7 +45,7 @@ fn chaos() {
     while Instant::now() < end {
         round += 1;
         run.round(round);
-        if round % DRAINED_EVERY == 0 {
+        if round.is_multiple_of(DRAINED_EVERY) {
             run.drain(&format!("seed {seed}, drained after round {round}"));
             run.cluster.nodes().iter().for_each(ebb_testkit::Node::mount);
         }
