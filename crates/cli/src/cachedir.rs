@@ -3,7 +3,6 @@
 //! knows is the business of `left.rs`.
 
 use crate::exit::{Context, Failure};
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -61,9 +60,9 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .or_usage(&what)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match ebb_journal::take_lock(&file) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 let mut holder = String::new();
                 let _ = file.read_to_string(&mut holder);
                 let holder = holder.trim();

@@ -197,6 +197,7 @@ impl MetaClient {
             mtime: attach.mtime.map(time_to_pb),
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
+            renew: false,
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         // Without the answer the view would keep an old map and take it for the new one.
@@ -206,6 +207,25 @@ impl MetaClient {
         Ok(attached)
     }
 
+    /// Gives what this node owns unflushed of these bytes a new version, and answers the map of the
+    /// whole file then. Copies that other nodes have are not the newest any more.
+    pub async fn renew(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+    ) -> Result<ebb_consistency::MapAnswer, Errno> {
+        let whole = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
+        let op = Op::Attach(pb::Attach {
+            ino: ino.0,
+            ranges: ranges.iter().copied().map(range_to_pb).collect(),
+            then_query: Some(whole.to_pb()),
+            renew: true,
+            ..pb::Attach::default()
+        });
+        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        attached.map.map(|mapped| mapped.map).ok_or(Errno::EPROTO)
+    }
+
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
     pub async fn append(&self, ino: Ino, len: u64, mtime: Time) -> Result<Attached, Errno> {
         let op = Op::Append(pb::Append { ino: ino.0, len, mtime: Some(time_to_pb(mtime)) });
@@ -213,10 +233,11 @@ impl MetaClient {
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }
 
-    /// Gives up flushed bytes of this node.
-    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
+    /// Gives up flushed bytes of this node; the version of the file then.
+    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
         let ranges = ranges.iter().copied().map(range_to_pb).collect();
-        self.call(Op::Detach(pb::Detach { ino: ino.0, ranges })).await.map(drop)
+        let op = Op::Detach(pb::Detach { ino: ino.0, ranges });
+        Ok(attached_from_pb(expect_body!(self.call(op).await?, Attached))?.version)
     }
 
     /// May this node write these bytes to the backing now? Waits for others that write or cut

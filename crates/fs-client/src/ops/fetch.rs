@@ -158,13 +158,27 @@ impl Node {
                 Ok(Some(bytes.to_vec()))
             }
             Ok(_) => Err(Errno::EPROTO),
-            Err(ReadError::NotHere) => Ok(None),
-            Err(e) => {
+            Err(ReadError::NotHere) => {
+                // Another daemon may have got the port of one that is gone.
                 self.addresses.lock().remove(&owner);
+                Ok(None)
+            }
+            Err(e) if self.has_moved(owner, &address).await => {
+                tracing::info!(node = %owner, error = %e, "the owner was mounted again elsewhere");
+                Ok(None)
+            }
+            Err(e) => {
                 tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
                 Err(Errno::EIO)
             }
         }
+    }
+
+    /// Whether the service knows another address of this node by now: a daemon that takes over
+    /// what a dead one left listens on a port of its own.
+    async fn has_moved(&self, node: NodeId, known: &str) -> bool {
+        self.addresses.lock().remove(&node);
+        self.address_of(node).await.is_ok_and(|address| address != known)
     }
 
     async fn address_of(&self, node: NodeId) -> Result<String, Errno> {

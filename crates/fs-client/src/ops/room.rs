@@ -10,7 +10,7 @@ use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_flusher::Engine;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -303,7 +303,7 @@ impl Node {
         }
         match self.meta.detach(file.ino, &ranges).await {
             // With the turn, none of them can have been attached again since.
-            Ok(()) => file.state.write().view.detached(&ranges, Version(u64::MAX)),
+            Ok(version) => file.state.write().view.detached(&ranges, version),
             Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not detached"),
         }
     }

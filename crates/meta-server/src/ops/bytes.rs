@@ -2,8 +2,9 @@
 
 use super::{Call, OpResult, ranges, size};
 use crate::state::{Entry, FileOp, Outcome, State};
+use ebb_consistency::FileState;
 use ebb_namespace::{AttrChange, Change, Home, Record};
-use ebb_types::{ByteRange, Errno, Ino, Time, Version};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 
@@ -113,6 +114,10 @@ impl Call {
         if let Some((_, q)) = then {
             state.file(Ino(q.ino))?;
         }
+        let ranges = match op.renew {
+            true => still_owned(state.file(ino)?, self.who.node, &ranges),
+            false => ranges,
+        };
         if ranges.iter().any(|r| !r.is_empty()) {
             let entries = written(&state, ino, FileOp::Attach(self.who.node, ranges), mtime)?;
             self.core.commit(&mut state, &entries);
@@ -177,6 +182,10 @@ impl Call {
         let (version, size) = (file.version().0, file.size());
         Ok(Some(Body::Attached(pb::Attached { version, map: None, size })))
     }
+}
+
+fn still_owned(file: &FileState, node: NodeId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+    file.grantable(node, ranges).into_iter().map(|owned| owned.range).collect()
 }
 
 /// Bytes of a file became new: what happens to them, its times, and what is due on the backing.
