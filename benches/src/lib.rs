@@ -1,6 +1,8 @@
 //! What the benchmarks share: interleaved rounds, medians with their spread, one table and one
 //! CSV file. Every figure stands beside one of the bare directory from the same run.
 
+pub mod timeline;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -37,6 +39,13 @@ pub fn rate(work: impl FnOnce() -> f64) -> f64 {
     let start = Instant::now();
     let amount = work();
     amount / start.elapsed().as_secs_f64()
+}
+
+/// Where reports go; made when missing.
+pub fn out_dir() -> std::io::Result<PathBuf> {
+    let dir = PathBuf::from(std::env::var("EBB_BENCH_OUT").unwrap_or_else(|_| "../out".into()));
+    std::fs::create_dir_all(&dir)?;
+    Ok(dir)
 }
 
 /// One line of the report.
@@ -106,9 +115,7 @@ impl Report {
                 r.mount.most
             );
         }
-        let dir = PathBuf::from(std::env::var("EBB_BENCH_OUT").unwrap_or_else(|_| "../out".into()));
-        std::fs::create_dir_all(&dir)?;
-        let path = dir.join(format!("{}.csv", self.name));
+        let path = out_dir()?.join(format!("{}.csv", self.name));
         std::fs::write(&path, csv)?;
         Ok(path)
     }

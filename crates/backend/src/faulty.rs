@@ -215,6 +215,10 @@ impl BackingFile for FaultyFile {
         self.inner.identity()
     }
 
+    fn start_writing(&self, range: ByteRange) {
+        self.inner.start_writing(range);
+    }
+
     fn drop_cached(&self, range: ByteRange) -> Result<(), BackendError> {
         self.inner.drop_cached(range)
     }

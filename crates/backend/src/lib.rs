@@ -89,6 +89,10 @@ pub trait BackingFile: Send + Sync {
     /// Returns when content and length are on stable storage.
     fn sync_data(&self) -> Result<(), BackendError>;
 
+    /// Asks for written pages of `range` to be sent to the storage soon, without waiting for it: a
+    /// sync that comes later has less to do. Advice: what cannot does nothing.
+    fn start_writing(&self, _range: ByteRange) {}
+
     /// Which file this is, and its state now.
     fn identity(&self) -> Result<Identity, BackendError>;
 

@@ -256,6 +256,18 @@ impl BackingFile for PosixFile {
         self.retrying(Operation::Sync, || self.file.sync_data().map(|()| 0)).map(|_| ())
     }
 
+    fn start_writing(&self, range: ByteRange) {
+        use std::os::fd::AsRawFd;
+        let (Ok(offset), Ok(len)) = (i64::try_from(range.start()), i64::try_from(range.len()))
+        else {
+            return;
+        };
+        // SAFETY: a descriptor that we own, and numbers. An error shows at the sync.
+        unsafe {
+            libc::sync_file_range(self.file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
+        }
+    }
+
     fn identity(&self) -> Result<Identity, BackendError> {
         let stat =
             rustix::fs::fstat(&self.file).map_err(|e| io_error(Operation::Stat, &self.name, e))?;

@@ -49,12 +49,32 @@ pub struct MountOptions {
     /// Threads that copy to the backing [default: 8]
     #[arg(long, value_name = "N")]
     pub flush_threads: Option<String>,
+    /// Most bytes per second of background flushing, in B, KiB, MiB, GiB, TiB (like 200MiB);
+    /// drains are not held back [default: no cap]
+    #[arg(long, value_name = "SIZE")]
+    pub flush_bandwidth: Option<String>,
+    /// CPU niceness of background flushing, 0 to 19 [default: 10]
+    #[arg(long, value_name = "N")]
+    pub flush_nice: Option<String>,
+    /// How the disk scheduler ranks background flushing: normal, low (last in line) or idle (only
+    /// when the disk has nothing else to do) [default: low]
+    #[arg(long, value_name = "RANK")]
+    pub flush_io: Option<String>,
+    /// From where a drain reads back what it wrote, to compare it: memory (the kernel's, after the
+    /// fsync) or storage (everything is read once from the backing) [default: memory]
+    #[arg(long, value_name = "WHERE")]
+    pub verify: Option<String>,
     /// Share of the buffer, in %, where watermark flushing stops [default: 10%]
     #[arg(long, value_name = "SHARE")]
     pub low_watermark: Option<String>,
     /// Share of the buffer, in %, where watermark flushing starts [default: 50%]
     #[arg(long, value_name = "SHARE")]
     pub high_watermark: Option<String>,
+    /// Which bytes that are on the backing leave a full buffer first: lru (used longest ago), mru
+    /// (used last: for reading more than fits, again and again), fifo (oldest) or lfu (seldom
+    /// used) [default: lru]
+    #[arg(long, value_name = "WHICH")]
+    pub evict: Option<String>,
     /// Jobs that write to the backing at the same time, this one included: on Lustre the stripe
     /// count of new files is chosen from it (`ebb ost-load --advise`). For the embedded metadata
     /// service; with --meta, give it to `ebb meta` [default: striping is left to the backing]
@@ -113,8 +133,13 @@ impl MountOptions {
             ("flush", self.flush),
             ("wait-interval", self.wait_interval),
             ("flush-threads", self.flush_threads),
+            ("flush-bandwidth", self.flush_bandwidth),
+            ("flush-nice", self.flush_nice),
+            ("flush-io", self.flush_io),
+            ("verify", self.verify),
             ("low-watermark", self.low_watermark),
             ("high-watermark", self.high_watermark),
+            ("evict", self.evict),
             ("jobs-hint", self.jobs_hint),
             ("durability", self.durability),
             ("transport", self.transport),

@@ -63,8 +63,13 @@ impl Plan {
             wait_interval: wait.interval,
             waiting: wait.waiting,
             flush_threads: required(settings, "flush-threads")?,
+            flush_bandwidth: parsed(settings, "flush-bandwidth")?,
+            flush_nice: required(settings, "flush-nice")?,
+            flush_io: from_word(&required::<String>(settings, "flush-io")?)?,
+            verify: from_word(&required::<String>(settings, "verify")?)?,
             low_watermark: required(settings, "low-watermark")?,
             high_watermark: required(settings, "high-watermark")?,
+            evict: from_word(&required::<String>(settings, "evict")?)?,
             durability: from_word(&required::<String>(settings, "durability")?)?,
             token_file: path(settings, "token-file")?,
             allow_other: required(settings, "allow-other")?,
@@ -159,7 +164,7 @@ pub fn host_name() -> String {
 mod tests {
     use super::*;
     use crate::settings::Origin;
-    use ebb_fs_client::config::{Durability, FlushPolicy, Waiting};
+    use ebb_fs_client::config::{Durability, EvictPolicy, FlushIo, FlushPolicy, Waiting};
 
     fn plan(pairs: &[(&'static str, &str)]) -> Result<Plan, Failure> {
         let mut settings = Settings::new();
@@ -186,6 +191,9 @@ mod tests {
     fn words_and_units_arrive_typed_and_survive_the_hand_over() {
         let p = plan(&[
             ("flush", "watermark"),
+            ("evict", "mru"),
+            ("flush-bandwidth", "20MiB"),
+            ("flush-io", "idle"),
             ("durability", "none"),
             ("wait-interval", "adaptive:250ms"),
             ("jobs-hint", "7"),
@@ -195,6 +203,8 @@ mod tests {
         .unwrap();
         assert_eq!(p.config.flush, FlushPolicy::Watermark);
         assert_eq!(p.config.durability, Durability::None);
+        assert_eq!((p.config.evict, p.config.flush_io), (EvictPolicy::Mru, FlushIo::Idle));
+        assert_eq!(p.config.flush_bandwidth.map(|s| s.0), Some(20 << 20));
         assert_eq!(p.config.rules[0], Rule { glob: "a=b".into(), model: "posix".into() });
         let text = serde_json::to_string(&p).unwrap();
         let back: Plan = serde_json::from_str(&text).unwrap();

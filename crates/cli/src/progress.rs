@@ -1,8 +1,9 @@
-//! Shows how far a drain is, and how it ended: a bar on a terminal, one line at the end
+//! Shows how far a drain or a staging is, and how it ended: a bar on a terminal, one line at the end
 //! elsewhere, and every path that is not on the backing.
 
 use crate::exit::{Code, Failure};
 use ebb_fs_client::control::{Event, Outcome, Remaining};
+use ebb_fs_client::ledger::Ledger;
 use ebb_types::units::Size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
@@ -18,6 +19,8 @@ pub struct Progress {
     began: Instant,
     /// Most bytes and files that were reported as done.
     done: Cell<(u64, u64)>,
+    /// The books of the node, when it has sent them.
+    ledger: Cell<Option<Ledger>>,
 }
 
 impl Progress {
@@ -34,14 +37,17 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
-        Progress { bar, began: Instant::now(), done: Cell::default() }
+        Progress { bar, began: Instant::now(), done: Cell::default(), ledger: Cell::default() }
     }
 
     /// Takes one event of the daemon.
     pub fn update(&self, event: &Event) {
+        if let Event::Summary { ledger } = event {
+            self.ledger.set(Some(*ledger));
+        }
         if let Event::Progress { bytes_done, bytes_total, files_done, files_total, stage } = event {
             // Names are counted as well, in a stage of their own.
-            if stage == "flushing" {
+            if stage != "namespace" {
                 let (bytes, files) = self.done.get();
                 self.done.set((bytes.max(*bytes_done), files.max(*files_done)));
             }
@@ -54,12 +60,25 @@ impl Progress {
 
     /// Takes the bar away and says how it ended.
     pub fn finish(self, what: &str, outcome: Outcome) -> Result<(), Failure> {
+        self.finish_as(what, "brought to the backing", outcome)
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
         self.bar.finish_and_clear();
+    }
+
+    /// The same for something else than a drain.
+    pub fn finish_as(self, what: &str, done: &str, outcome: Outcome) -> Result<(), Failure> {
+        self.clear();
+        if let Some(ledger) = self.ledger.get() {
+            eprintln!("{what}: job summary: {ledger}");
+        }
         let (bytes, files) = judge(what, outcome)?;
         // The answer to an unmount counts only what came after the drain before it.
         let (bytes, files) = (bytes.max(self.done.get().0), files.max(self.done.get().1));
         let (size, seconds) = (Size(bytes), self.began.elapsed().as_secs_f64());
-        eprintln!("{what}: {size} of {files} file(s) brought to the backing in {seconds:.1} s");
+        eprintln!("{what}: {size} of {files} file(s) {done} in {seconds:.1} s");
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! What is compared is the checksum of the very buffer that was written. The cache file may
 //! change while it is read; such bytes are dirty again and their turn comes again.
 
+use crate::options::ReadBack;
 use crate::plan;
 use crate::source::{FlushError, Grant};
 use ebb_backend::{Access, Backend, BackingFile};
@@ -33,6 +34,19 @@ impl Step {
     }
 }
 
+/// How a grant is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct How {
+    /// Read back and compare, from there.
+    pub(crate) verify: Option<ReadBack>,
+    /// Nobody may want the disk back soon: written pages are sent to it at once, so that the
+    /// fsync finds little left to do. Otherwise they wait for the fsync, which can be left out.
+    pub(crate) eager: bool,
+}
+
+/// How many written bytes are sent to the storage together.
+const SEND_BYTES: u64 = 8 << 20;
+
 /// All bytes of the grant are on stable storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
@@ -59,7 +73,7 @@ impl<E: Into<FlushError>> From<E> for Unmoved {
 pub(crate) fn move_grant(
     backend: &dyn Backend,
     grant: &Grant,
-    verify: bool,
+    how: How,
     buf: &mut Vec<u8>,
     proceed: &mut dyn FnMut(Step) -> bool,
 ) -> Result<Moved, Unmoved> {
@@ -69,34 +83,43 @@ pub(crate) fn move_grant(
     let Some(span) = span(&pieces) else { return Ok(Moved::default()) };
     proceed(Step::Open);
     let file = backend.open(&grant.backing_path, grant.backing_ino, Access::Write)?;
+    // Pages that are left from a write that failed earlier (perhaps of a daemon before us) must
+    // not be written into: ext4 takes their blocks for allocated and written, says yes to the
+    // next fsync, and reads zeros once the pages are gone. Without such pages this costs one call.
+    let _ = file.drop_cached(span);
     buf.resize(plan::PIECE as usize, 0);
-    let mut sums = Vec::with_capacity(if verify { pieces.len() } else { 0 });
+    let mut sums = Vec::with_capacity(if how.verify.is_some() { pieces.len() } else { 0 });
     let mut moved = Moved::default();
+    let mut sent = 0;
     for piece in &pieces {
         if !proceed(Step::Write(piece.len())) {
             return Err(Unmoved::Stopped);
         }
         let bytes = &mut buf[..piece.len() as usize];
         read_cache(&grant.cache, bytes, piece.start())?;
-        if verify {
+        if how.verify.is_some() {
             sums.push(xxh3_64(bytes));
         }
         file.write_all_at(bytes, piece.start())?;
         moved.bytes += piece.len();
+        if how.eager && moved.bytes - sent >= SEND_BYTES {
+            file.start_writing(span);
+            sent = moved.bytes;
+        }
     }
     proceed(Step::Sync);
     file.sync_data()?;
-    // The pages are the application's: what is on the backing is in the cache file too. It
-    // also makes the read-back one of the storage, not of memory.
-    let advised = file.drop_cached(span);
-    if verify {
-        advised?;
+    if let Some(from) = how.verify {
         proceed(Step::Verify);
+        if from == ReadBack::Storage {
+            file.drop_cached(span)?;
+        }
         read_back(file.as_ref(), &pieces, &sums, span, buf)?;
         moved.verified = moved.bytes;
-        // Again best effort only: the bytes are safe.
-        let _ = file.drop_cached(span);
     }
+    // The pages are the application's: what is on the backing is in the cache file too. Best
+    // effort only: the bytes are safe.
+    let _ = file.drop_cached(span);
     Ok(moved)
 }
 

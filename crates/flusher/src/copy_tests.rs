@@ -46,9 +46,13 @@ impl Fixture {
 
     fn move_it(&self, ranges: &[ByteRange], verify: bool) -> Result<Moved, Unmoved> {
         let mut buf = Vec::new();
-        move_grant(self.faulty.as_ref(), &self.grant(ranges), verify, &mut buf, &mut |_| true)
+        let how = How { verify: verify.then_some(ReadBack::Storage), eager: verify };
+        move_grant(self.faulty.as_ref(), &self.grant(ranges), how, &mut buf, &mut |_| true)
     }
 }
+
+const PLAIN: How = How { verify: None, eager: false };
+const VERIFIED: How = How { verify: Some(ReadBack::Memory), eager: true };
 
 fn failure(outcome: Result<Moved, Unmoved>) -> FlushError {
     match outcome {
@@ -125,7 +129,7 @@ fn a_file_that_changed_hands_is_left_alone() {
     let mut grant = fixture.grant(&[ByteRange::at(0, 100)]);
     grant.backing_ino += 1;
     let outcome =
-        move_grant(fixture.faulty.as_ref(), &grant, false, &mut Vec::new(), &mut |_| true);
+        move_grant(fixture.faulty.as_ref(), &grant, PLAIN, &mut Vec::new(), &mut |_| true);
     let e = failure(outcome);
     assert!(matches!(e, FlushError::Backing(BackendError::Moved { .. })), "{e}");
     assert_eq!(fixture.stored(), b"");
@@ -154,7 +158,7 @@ fn a_stop_comes_between_pieces_and_never_after_the_last() {
             writes <= allowed
         };
         let outcome =
-            move_grant(fixture.faulty.as_ref(), &grant, true, &mut Vec::new(), &mut proceed);
+            move_grant(fixture.faulty.as_ref(), &grant, VERIFIED, &mut Vec::new(), &mut proceed);
         if allowed < 3 {
             assert!(matches!(outcome, Err(Unmoved::Stopped)), "{outcome:?}");
             assert_eq!(steps.len(), allowed + 2);

@@ -1,7 +1,7 @@
 //! The flusher's threads and what they share. The *conductor* looks at the situation, decides
 //! and starts runs; *workers* (see `worker`) move bytes.
 //!
-//! Progress: a file occupies at most `streams_per_file` workers, so a backing call that hangs
+//! Progress: a file occupies at most `streams_per_file` workers (of its lane), so a backing call that hangs
 //! holds up that file and no other. A worker that hangs longer than `hang_after` is reported in
 //! the error table and replaced, up to twice the configured threads of each lane; when all of
 //! those hang, the backing as a whole does not answer. A grant whose write hangs is never given
@@ -23,7 +23,7 @@ use crate::options::Options;
 use crate::policy::{Decision, Halt, Policy, Scope, Situation, decide};
 use crate::queue::{Ended, Lane, Queue};
 use crate::source::{FileUse, FlushError, FlushSource};
-use crate::status::{Counters, FlushState, Status, StopTimes};
+use crate::status::{Counters, FlushState, Status, StopTimes, Working};
 use crate::throttle::Throttle;
 use crate::worker::{self, Slot};
 use ebb_backend::Backend;
@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     pub(crate) paused: AtomicBool,
     /// The conductor sleeps until something is dirty, so a kick must wake it.
     wants_kick: AtomicBool,
+    /// Writers that wait for room: there is pressure, whatever the watermarks say.
+    hurried: AtomicUsize,
     /// Drains going on; nothing is held back meanwhile.
     pub(crate) drains: AtomicUsize,
     /// Size of grants in runs that must give way; follows the speed of the backing.
@@ -121,7 +123,9 @@ impl Engine {
         };
         let shared = Arc::new(Shared {
             throttle: Throttle::new(options.bandwidth_cap),
-            grant_size: AtomicU64::new(options.chunk.min(options.grant_bytes)),
+            // Small at first: until something is known of the backing's speed, the first stop must
+            // not have to wait for eight large grants.
+            grant_size: AtomicU64::new(crate::plan::PIECE),
             options,
             policy,
             activity,
@@ -135,6 +139,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             wants_kick: AtomicBool::new(false),
+            hurried: AtomicUsize::new(0),
             drains: AtomicUsize::new(0),
         });
         let conductor = Arc::clone(&shared);
@@ -165,6 +170,23 @@ impl Engine {
     pub fn resume(&self) {
         self.shared.paused.store(false, Ordering::SeqCst);
         self.shared.look_now();
+    }
+
+    /// From a yes to the no that belongs to it there is pressure: somebody cannot go on before
+    /// something is on the backing.
+    pub fn hurry(&self, yes: bool) {
+        if yes {
+            self.shared.hurried.fetch_add(1, Ordering::SeqCst);
+            self.shared.look_now();
+        } else {
+            self.shared.hurried.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Bytes brought to the backing since the start.
+    #[must_use]
+    pub fn flushed_bytes(&self) -> u64 {
+        Counters::get(&self.shared.counters.flushed_bytes)
     }
 
     /// What the flusher is doing.
@@ -260,7 +282,7 @@ impl Shared {
             && self.source.dirty_files().iter().any(|f| f.in_use == FileUse::Closed);
         let idle_for = self.activity.idle_for();
         let mut state = self.state.lock();
-        state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
+        state.pressed = self.is_pressed(state.pressed, dirty_bytes, capacity);
         self.replace_hanging(&mut state);
         let wait = self.observe(&mut state, epoch, idle_for);
         if state.queue.run_halt().is_some() {
@@ -360,11 +382,16 @@ impl Shared {
     pub(crate) fn relieve(self: &Arc<Self>) {
         let (dirty_bytes, capacity) = (self.source.dirty_bytes(), self.source.capacity());
         let mut state = self.state.lock();
-        state.pressed = self.policy.pressed(state.pressed, dirty_bytes, capacity);
+        state.pressed = self.is_pressed(state.pressed, dirty_bytes, capacity);
         if state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed {
             state.queue.stop_run();
             self.settle(&mut state);
         }
+    }
+
+    fn is_pressed(&self, was: bool, dirty_bytes: u64, capacity: u64) -> bool {
+        let hurried = dirty_bytes > 0 && self.hurried.load(Ordering::SeqCst) > 0;
+        hurried || self.policy.pressed(was, dirty_bytes, capacity)
     }
 
     fn pace(&self) -> Next {
@@ -392,7 +419,7 @@ impl Shared {
         }
         let backlog = state.queue.drain_backlog();
         if backlog > 0 {
-            let want = backlog.saturating_mul(self.options.streams_per_file);
+            let want = backlog.saturating_mul(self.options.drain_streams_per_file);
             self.ensure_workers(state, Lane::Drain, want);
         }
         self.work.notify_all();
@@ -446,11 +473,20 @@ impl Shared {
     }
 
     fn status(&self) -> Status {
-        let dirty_bytes = self.source.dirty_bytes();
-        let (in_flight, errors, stop_latency) = {
+        let dirty = self.source.dirty_files();
+        let dirty_bytes = dirty.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
+        let (in_flight, errors, stop_latency, stuck) = {
             let state = self.state.lock();
-            (state.queue.in_flight(), state.errors.records(), state.stop_times.summary())
+            let stuck: Vec<_> = state.slots.iter().filter_map(|s| s.working()).collect();
+            (state.queue.in_flight(), state.errors.records(), state.stop_times.summary(), stuck)
         };
+        let failing: HashSet<Ino> = errors.iter().map(|(ino, _)| *ino).collect();
+        let failing = dirty.iter().filter(|f| failing.contains(&f.ino)).map(|f| f.bytes);
+        let working = stuck.into_iter().map(|s| Working {
+            path: self.source.label(s.ino),
+            operation: s.operation,
+            seconds: s.since.elapsed().as_secs_f64(),
+        });
         let named = |(ino, e)| ErrorRecord { path: self.source.label(ino), ..e };
         let errors = errors.into_iter().map(named).collect();
         let state_now = if in_flight > 0 {
@@ -471,6 +507,9 @@ impl Shared {
             verified_bytes: Counters::get(&self.counters.verified_bytes),
             grants: Counters::get(&self.counters.grants),
             runs: Counters::get(&self.counters.runs),
+            failed_grants: Counters::get(&self.counters.failed_grants),
+            failing_bytes: failing.sum(),
+            working: working.collect(),
             in_flight,
             errors,
             stop_latency,

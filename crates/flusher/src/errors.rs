@@ -59,6 +59,11 @@ impl ErrorTable {
         self.entries.remove(&ino);
     }
 
+    /// It failed and is not well yet.
+    pub(crate) fn has(&self, ino: Ino) -> bool {
+        self.entries.contains_key(&ino)
+    }
+
     /// Forgets files that are not dirty any more (removed, overtaken).
     pub(crate) fn keep_only(&mut self, dirty: &HashSet<Ino>) {
         self.entries.retain(|ino, _| dirty.contains(ino));

@@ -14,6 +14,17 @@ pub enum IoClass {
     Idle,
 }
 
+/// From where written bytes are read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadBack {
+    /// As this node's kernel has the backing file after the fsync: finds what went wrong on the
+    /// way there and whatever another writer did. Costs no storage bandwidth. The default.
+    Memory,
+    /// The pages are dropped first, so that the bytes come from the storage: finds a storage that
+    /// lost what it said to have, at the cost of reading everything once.
+    Storage,
+}
+
 /// How the flusher works; when it does is the policy's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -22,6 +33,9 @@ pub struct Options {
     /// Grants of one file that are written at the same time. Few, ordered streams keep the
     /// storage servers behind one file from being swamped.
     pub streams_per_file: usize,
+    /// The same for drains, when there are not enough files for all threads: one stream waits for its
+    /// fsync while others write.
+    pub drain_streams_per_file: usize,
     /// Grants end at multiples of this where they can; the stripe size or a multiple of it.
     pub chunk: u64,
     /// Most bytes written under one grant, and so between two fsyncs of a stream.
@@ -29,6 +43,8 @@ pub struct Options {
     /// How long one grant should take at most while activity may return: an fsync cannot be
     /// interrupted, so grants shrink until one takes no longer than this.
     pub stop_within: Duration,
+    /// From where bytes are read back to be compared.
+    pub read_back: ReadBack,
     /// Read back and compare what background runs write. Drains always do.
     pub verify_background: bool,
     /// Most bytes per second of all background threads together. Drains are not held back.
@@ -54,9 +70,11 @@ impl Default for Options {
         Options {
             threads: 8,
             streams_per_file: 2,
+            drain_streams_per_file: 4,
             chunk: 8 << 20,
             grant_bytes: 64 << 20,
             stop_within: Duration::from_millis(200),
+            read_back: ReadBack::Memory,
             verify_background: false,
             bandwidth_cap: None,
             nice: 10,
@@ -94,6 +112,7 @@ impl Options {
     pub(crate) fn sane(mut self) -> Options {
         self.threads = self.threads.clamp(1, 256);
         self.streams_per_file = self.streams_per_file.clamp(1, self.threads);
+        self.drain_streams_per_file = self.drain_streams_per_file.clamp(1, self.threads);
         self.chunk = self.chunk.max(crate::plan::PIECE);
         self.grant_bytes = self.grant_bytes.max(crate::plan::PIECE);
         self.drain_attempts = self.drain_attempts.max(1);

@@ -110,7 +110,6 @@ pub(crate) struct Queue {
     drains: BTreeMap<DrainId, Drain>,
     /// Counts passes and drains, so that it can be told which began first.
     clock: u64,
-    streams: usize,
     options: Options,
 }
 
@@ -121,7 +120,6 @@ impl Queue {
             run: None,
             drains: BTreeMap::new(),
             clock: 0,
-            streams: options.streams_per_file,
             options: options.clone(),
         }
     }
@@ -228,7 +226,7 @@ impl Queue {
         let ino = self
             .joinable(lane, 1)
             .or_else(|| self.start_pass(lane, now))
-            .or_else(|| self.joinable(lane, self.streams))?;
+            .or_else(|| self.joinable(lane, self.streams(lane)))?;
         let interrupt = match (&self.run, lane) {
             (Some(run), Lane::Background) if run.halt == Halt::OnActivity => Some(run.epoch),
             _ => None,
@@ -236,6 +234,13 @@ impl Queue {
         let pass = self.passes.get_mut(&ino)?;
         pass.asking = true;
         Some(Ask { ino, from: pass.from, interrupt })
+    }
+
+    fn streams(&self, lane: Lane) -> usize {
+        match lane {
+            Lane::Background => self.options.streams_per_file,
+            Lane::Drain => self.options.drain_streams_per_file,
+        }
     }
 
     /// The oldest pass of `lane` with fewer than `streams` grants that wants another one.

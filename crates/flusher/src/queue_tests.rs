@@ -11,7 +11,12 @@ use std::time::Duration;
 const GRANTS: u64 = 4;
 
 fn options(streams: usize) -> Options {
-    Options { streams_per_file: streams, drain_attempts: 3, ..Options::default() }
+    Options {
+        streams_per_file: streams,
+        drain_streams_per_file: streams,
+        drain_attempts: 3,
+        ..Options::default()
+    }
 }
 
 fn io_error() -> FlushError {

@@ -64,12 +64,29 @@ pub struct Status {
     pub grants: u64,
     /// Background runs started.
     pub runs: u64,
+    /// Grants that failed; each was tried again or is going to be.
+    pub failed_grants: u64,
+    /// Bytes of the files in `errors` that are not on the backing.
+    pub failing_bytes: u64,
     /// Grants being written now.
     pub in_flight: usize,
+    /// What the flusher's threads are doing.
+    pub working: Vec<Working>,
     /// The files whose bytes could not be brought to the backing, and why.
     pub errors: Vec<ErrorRecord>,
     /// None when the flusher was never stopped by activity.
     pub stop_latency: Option<StopLatency>,
+}
+
+/// What a thread of the flusher is doing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Working {
+    /// The file.
+    pub path: String,
+    /// The call that it is in.
+    pub operation: &'static str,
+    /// For how long.
+    pub seconds: f64,
 }
 
 /// Counters that only grow.
@@ -78,6 +95,7 @@ pub(crate) struct Counters {
     pub(crate) flushed_bytes: AtomicU64,
     pub(crate) verified_bytes: AtomicU64,
     pub(crate) grants: AtomicU64,
+    pub(crate) failed_grants: AtomicU64,
     pub(crate) runs: AtomicU64,
 }
 

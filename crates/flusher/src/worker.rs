@@ -1,8 +1,9 @@
 //! One flushing thread: takes the next step from the queue, gets a grant, moves it, reports.
 
-use crate::copy::{Moved, Step, Unmoved, move_grant};
+use crate::copy::{How, Moved, Step, Unmoved, move_grant};
 use crate::engine::{Shared, State};
 use crate::nice;
+use crate::options::ReadBack;
 use crate::plan;
 use crate::queue::{Ask, Ended, Lane};
 use crate::source::{FlushError, Grant};
@@ -64,6 +65,11 @@ impl Slot {
         let busy = busy.as_mut().filter(|b| !b.reported && b.since.elapsed() > after)?;
         busy.reported = true;
         Some(self.stuck(busy))
+    }
+
+    /// The call that this worker is in.
+    pub(crate) fn working(&self) -> Option<Stuck> {
+        self.busy.lock().as_ref().map(|b| self.stuck(b))
     }
 
     /// The call that this worker is in, when it is for `ino`.
@@ -215,6 +221,7 @@ impl Worker {
             Err(Unmoved::Stopped) => self.report(|state, now| state.queue.interrupted(ino, now)),
             Err(Unmoved::Failed(e)) => {
                 tracing::warn!("flusher: {label}: {e}");
+                Counters::add(&self.shared.counters.failed_grants, 1);
                 self.report(|state, now| state.queue.failed(ino, e, now));
             }
         }
@@ -229,6 +236,12 @@ impl Worker {
         let (shared, slot) = (&self.shared, &self.slot);
         let label: Arc<str> = Arc::from(grant.label.as_str());
         let verify = slot.lane == Lane::Drain || shared.options.verify_background;
+        // After a failure memory and storage may differ, whatever the next fsync says.
+        let read_back = match shared.state.lock().errors.has(ask.ino) {
+            true => Some(ReadBack::Storage),
+            false => verify.then_some(shared.options.read_back),
+        };
+        let how = How { verify: read_back, eager: ask.interrupt.is_none() };
         let mut proceed = |step: Step| {
             if let Step::Write(bytes) = step {
                 // Waiting for the bandwidth cap is not hanging.
@@ -240,7 +253,7 @@ impl Worker {
             slot.begins(ask.ino, &label, step.name());
             true
         };
-        let moved = move_grant(shared.backend.as_ref(), grant, verify, &mut self.buf, &mut proceed);
+        let moved = move_grant(shared.backend.as_ref(), grant, how, &mut self.buf, &mut proceed);
         slot.rests();
         moved
     }

@@ -1,6 +1,7 @@
 //! Everything a daemon is told at start, already checked for form. The command line makes it;
 //! nothing here reads files or the environment.
 
+pub use crate::evict::EvictPolicy;
 pub use ebb_flusher::Waiting;
 use ebb_types::units::{Percent, Size};
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,34 @@ pub enum FlushPolicy {
     Periodic,
     /// Only at drain and unmount.
     End,
+}
+
+/// How the disk scheduler should rank background flushing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlushIo {
+    /// As everybody else.
+    Normal,
+    /// Best effort, last in line.
+    #[default]
+    Low,
+    /// Only when the disk is otherwise idle.
+    Idle,
+}
+
+fn usual_nice() -> i32 {
+    ebb_flusher::Options::default().nice
+}
+
+/// From where a drain reads back what it wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// From the kernel's memory of the backing file, after the fsync.
+    #[default]
+    Memory,
+    /// From the storage.
+    Storage,
 }
 
 /// One `--rule GLOB=MODEL`.
@@ -82,10 +111,25 @@ pub struct MountConfig {
     pub waiting: Waiting,
     /// Threads that copy to the backing.
     pub flush_threads: usize,
+    /// Most bytes per second of background flushing; none: no cap. Drains are not held back.
+    #[serde(default)]
+    pub flush_bandwidth: Option<Size>,
+    /// CPU niceness of the threads that flush in the background.
+    #[serde(default = "usual_nice")]
+    pub flush_nice: i32,
+    /// How the disk scheduler ranks them.
+    #[serde(default)]
+    pub flush_io: FlushIo,
+    /// From where a drain reads back what it wrote.
+    #[serde(default)]
+    pub verify: Verify,
     /// Where watermark flushing stops.
     pub low_watermark: Percent,
     /// Where watermark flushing starts.
     pub high_watermark: Percent,
+    /// Which clean bytes leave a full buffer first.
+    #[serde(default)]
+    pub evict: EvictPolicy,
     /// What fsync promises.
     pub durability: Durability,
     /// File with the job's secret.

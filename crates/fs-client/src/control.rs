@@ -4,6 +4,7 @@
 //! `CACHE/control.sock` with mode 0600; a record of it stands in the user's registry
 //! (`registry.rs`), so that a mount point leads to its daemon even when the mount is dead.
 
+use crate::ledger::Ledger;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -23,6 +24,13 @@ pub enum Request {
     /// Push dirty bytes to the backing, wait, verify.
     Drain {
         /// Paths in the mount, relative to its root; empty: everything.
+        paths: Vec<PathBuf>,
+        /// Give up after so many milliseconds.
+        timeout_ms: Option<u64>,
+    },
+    /// Bring files into the buffer before they are read.
+    StageIn {
+        /// Paths in the mount, relative to its root.
         paths: Vec<PathBuf>,
         /// Give up after so many milliseconds.
         timeout_ms: Option<u64>,
@@ -57,8 +65,13 @@ pub enum Event {
         files_done: u64,
         /// Files to do.
         files_total: u64,
-        /// What it is at: `flushing`, `verifying`, `namespace`, `unmounting`.
+        /// What it is at: `flushing`, `staging`, `namespace`, `unmounting`.
         stage: String,
+    },
+    /// The books of the node, at the end of its job.
+    Summary {
+        /// What became of every byte.
+        ledger: Ledger,
     },
     /// Any other answer, as text or JSON.
     Reply {

@@ -5,6 +5,7 @@
 use crate::control::{Event, Outcome, Request};
 use crate::daemon::Daemon;
 use crate::drain::{Drain, Progress};
+use crate::stage::Stage;
 use ebb_transport::gate::Gate;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
-/// Longest request line: a drain with many paths.
-const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Longest request line: paths of some hundred thousand files to stage.
+const REQUEST_BYTES_MAX: u64 = 64 << 20;
 
 /// Clients that have not said yet what they want.
 const SILENT_MAX: usize = 64;
@@ -110,8 +111,10 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
             Err(e) => Outcome::Failed { text: e.to_string() },
         },
         Request::Stats { prometheus } => {
-            let metrics = &daemon.node.metrics;
-            let text = if prometheus { metrics.prometheus() } else { metrics.table() };
+            let text = match prometheus {
+                true => daemon.prometheus().await,
+                false => daemon.node.metrics.table(),
+            };
             reply(serde_json::Value::String(text))
         }
         Request::Config => match serde_json::to_value(&daemon.node.config) {
@@ -121,15 +124,28 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
         Request::Drain { paths, timeout_ms } => {
             drain(&daemon, &paths, timeout_ms, events.clone()).await
         }
+        Request::StageIn { paths, timeout_ms } => {
+            let progress = sender(events.clone());
+            let stage = Stage { node: Arc::clone(&daemon.node), progress };
+            stage.run(&paths, timeout_ms.map(Duration::from_millis)).await
+        }
         Request::Unmount { drain: false, .. } => daemon.unmount(false).await,
         Request::Unmount { drain: true, timeout_ms } => {
-            match drain(&daemon, &[], timeout_ms, events.clone()).await {
+            let outcome = match drain(&daemon, &[], timeout_ms, events.clone()).await {
                 Outcome::Ok { .. } => daemon.unmount(true).await,
                 other => other,
-            }
+            };
+            let _ = events.send(Event::Summary { ledger: daemon.ledger() });
+            outcome
         }
     };
     let _ = events.send(Event::Done(outcome));
+}
+
+fn sender(events: mpsc::UnboundedSender<Event>) -> Progress {
+    Arc::new(move |event| {
+        let _ = events.send(event);
+    })
 }
 
 async fn drain(
@@ -138,9 +154,7 @@ async fn drain(
     timeout_ms: Option<u64>,
     events: mpsc::UnboundedSender<Event>,
 ) -> Outcome {
-    let progress: Progress = Arc::new(move |event| {
-        let _ = events.send(event);
-    });
+    let progress = sender(events);
     let drain =
         Drain { node: Arc::clone(&daemon.node), flusher: Arc::clone(&daemon.flusher), progress };
     drain.run(paths, timeout_ms.map(Duration::from_millis)).await

@@ -6,12 +6,14 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
-use crate::config::{FlushPolicy, MountConfig};
+use crate::config::{FlushIo, FlushPolicy, MountConfig, Verify};
 use crate::control::Outcome;
 use crate::control_server;
 use crate::drain::Drain;
+use crate::exposition;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
+use crate::ledger::Ledger;
 use crate::leftover;
 use crate::memory;
 use crate::node::{Node, Parts};
@@ -21,7 +23,7 @@ use crate::rules::Rules;
 use crate::status::{self, Status};
 use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
-use ebb_flusher::{Activity, Engine, Options, Policy, PolicyKind};
+use ebb_flusher::{Activity, Engine, IoClass, Options, Policy, PolicyKind, ReadBack};
 use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
@@ -123,6 +125,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// The books of this node.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        Ledger::of(&self.node, &self.flusher.status())
+    }
+
+    /// Everything that can be measured, as Prometheus text.
+    pub async fn prometheus(&self) -> String {
+        exposition::text(&self.status().await, &self.node.metrics)
+    }
+
     /// The status object.
     pub async fn status(&self) -> Status {
         status::collect(&self.node, &self.flusher, self.peers.stats().bytes_sent).await
@@ -256,13 +269,14 @@ fn start(
         config,
     });
     takeover::take_over(runtime, &node, &left, &welcome)?;
+    node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
-    let options = Options { threads: node.config.flush_threads, ..Options::default() };
     let source = Arc::new(NodeSource(Arc::downgrade(&node)));
-    let engine = Engine::start(options, policy(&node.config), activity, backing, source)
-        .map_err(local("cannot start the flusher"))?;
+    let engine =
+        Engine::start(flush_options(&node), policy(&node.config), activity, backing, source)
+            .map_err(local("cannot start the flusher"))?;
     let flusher = Arc::new(engine);
     let _ = node.flusher.set(Arc::clone(&flusher));
     let config = &node.config;
@@ -374,6 +388,28 @@ pub(crate) fn check_same_backing(config: &MountConfig, of_service: u64) -> Resul
         )));
     }
     Ok(())
+}
+
+/// How the flusher works on this node.
+fn flush_options(node: &Node) -> Options {
+    let (config, usual) = (&node.config, Options::default());
+    Options {
+        threads: config.flush_threads,
+        bandwidth_cap: config.flush_bandwidth.map(|s| s.0),
+        nice: config.flush_nice,
+        io_class: match config.flush_io {
+            FlushIo::Normal => IoClass::Normal,
+            FlushIo::Low => IoClass::Low,
+            FlushIo::Idle => IoClass::Idle,
+        },
+        // Room is made grant by grant: a small buffer needs small ones.
+        read_back: match config.verify {
+            Verify::Memory => ReadBack::Memory,
+            Verify::Storage => ReadBack::Storage,
+        },
+        grant_bytes: usual.grant_bytes.min(node.capacity() / 16),
+        ..usual
+    }
 }
 
 pub(crate) fn policy(config: &MountConfig) -> Policy {

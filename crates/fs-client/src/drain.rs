@@ -4,9 +4,8 @@
 use crate::control::{Event, Outcome, Remaining};
 use crate::node::Node;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
-use ebb_types::{Errno, FileKind, Ino, Name};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use ebb_types::{Errno, Ino};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// Things asked of the service at once.
 const MATERIALIZE_STEP: u32 = 256;
+
+/// Names are asked for even when the bytes took all the time; that is quick when nothing hangs.
+const LEAST_FOR_NAMES: Duration = Duration::from_secs(1);
 
 /// Where a drain tells how far it is.
 pub type Progress = Arc<dyn Fn(Event) + Send + Sync>;
@@ -99,7 +101,10 @@ impl Drain {
         let mut failures: Vec<Remaining> = Vec::new();
         let mut done = 0;
         loop {
-            let step = self.node.patient_meta().materialize(MATERIALIZE_STEP).await?;
+            let meta = self.node.patient_meta();
+            let asked = meta.materialize(MATERIALIZE_STEP);
+            let Some(step) = before(deadline, asked).await else { return Ok(Err(failures)) };
+            let step = step?;
             done += step.done;
             for failure in &step.failures {
                 let path = String::from_utf8_lossy(&failure.path).into_owned();
@@ -139,33 +144,21 @@ impl Drain {
         }
         let mut files = Vec::new();
         for path in paths {
-            self.collect(path, &mut files)
-                .await
-                .map_err(|e| Outcome::Failed { text: format!("{}: {e}", path.display()) })?;
+            let found = self.node.files_under(path).await;
+            let found =
+                found.map_err(|e| Outcome::Failed { text: format!("{}: {e}", path.display()) })?;
+            files.extend(found.into_iter().map(|f| f.ino));
         }
         Ok(Some(files))
     }
+}
 
-    async fn collect(&self, path: &Path, files: &mut Vec<Ino>) -> Result<(), Errno> {
-        let mut attr = self.node.getattr(Ino::ROOT).await?;
-        for part in path.components() {
-            let Component::Normal(name) = part else { continue };
-            attr = self.node.lookup(attr.ino, &Name::new(name.as_bytes())?).await?;
-        }
-        let mut dirs = vec![attr];
-        while let Some(at) = dirs.pop() {
-            match at.kind {
-                FileKind::Regular => files.push(at.ino),
-                FileKind::Directory => {
-                    let dir = crate::handles::DirHandle::new(at.ino);
-                    let items = self.node.list(&dir, 0).await?;
-                    dirs.extend(items.iter().skip(2).map(|i| i.attr));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
+/// What comes of `work`, if that comes before the deadline. A backing that hangs also holds up the
+/// service; what is there by then must be told all the same.
+async fn before<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    let Some(deadline) = deadline else { return Some(work.await) };
+    let end = deadline.max(Instant::now() + LEAST_FOR_NAMES);
+    tokio::time::timeout_at(end.into(), work).await.ok()
 }
 
 /// What is at or below `paths`: the service speaks of everything, the user asked for these.

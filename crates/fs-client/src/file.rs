@@ -3,7 +3,7 @@
 //!
 //! Lock order: `CachedFile::turn` (async, a queue for sync events, held across RPCs and guarding
 //! no data) before `CachedFile::state` (short, never across an RPC or fsync) before
-//! `CachedFile::fetching` (short).
+//! `CachedFile::fetching` and `CachedFile::held` (short).
 
 use crate::cache::{self, CacheDir};
 use crate::journal::Home;
@@ -14,8 +14,8 @@ use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use tokio::sync::watch;
 
 /// What changes together under the state lock.
@@ -60,7 +60,10 @@ pub struct CachedFile {
     pub listed: AtomicBool,
     /// The cache file's name is on stable storage.
     pub name_synced: AtomicBool,
+    /// One more than the number of the chunk that was used last, for the eviction order; 0: none.
+    pub last_chunk: AtomicU64,
     fetching: Mutex<Vec<InFlight>>,
+    held: Mutex<Vec<ByteRange>>,
     /// The kernel let go of it while it was still open here: whoever releases it last looks
     /// whether it has a name.
     pub forgotten: AtomicBool,
@@ -86,6 +89,23 @@ impl Drop for FetchTicket {
         let mut fetching = self.file.fetching.lock();
         if let Some(at) = fetching.iter().position(|f| f.range == self.range) {
             fetching.swap_remove(at);
+        }
+    }
+}
+
+/// While this lives, these bytes of the cache file are not given up to make room.
+pub struct HeldBytes {
+    file: Arc<CachedFile>,
+    ranges: Vec<ByteRange>,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        let mut held = self.file.held.lock();
+        for range in &self.ranges {
+            if let Some(at) = held.iter().position(|h| h == range) {
+                held.swap_remove(at);
+            }
         }
     }
 }
@@ -122,7 +142,9 @@ impl CachedFile {
             }),
             listed: AtomicBool::new(false),
             name_synced: AtomicBool::new(false),
+            last_chunk: AtomicU64::new(0),
             fetching: Mutex::new(Vec::new()),
+            held: Mutex::new(Vec::new()),
             forgotten: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),
@@ -161,6 +183,20 @@ impl CachedFile {
         } else {
             String::from_utf8_lossy(&state.path).into_owned()
         }
+    }
+
+    /// Keeps bytes of the cache file from being given up. Whoever asks under the state lock
+    /// afterwards finds them here for as long as the answer lives, or not here now.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, ranges: &[ByteRange]) -> HeldBytes {
+        self.held.lock().extend_from_slice(ranges);
+        HeldBytes { file: Arc::clone(self), ranges: ranges.to_vec() }
+    }
+
+    /// Somebody holds some of these bytes.
+    #[must_use]
+    pub fn is_held(&self, range: ByteRange) -> bool {
+        self.held.lock().iter().any(|h| h.overlaps(range))
     }
 
     /// Asks for the right to fetch `range`.

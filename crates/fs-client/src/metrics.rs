@@ -43,6 +43,14 @@ pub struct Metrics {
     pub fetched_peer: AtomicU64,
     /// Bytes fetched from the backing.
     pub fetched_backing: AtomicU64,
+    /// Bytes made zeros by applications (holes punched, zeros written).
+    pub zeroed: AtomicU64,
+    /// Dirty bytes that an earlier daemon left in the cache.
+    pub taken_over: AtomicU64,
+    /// Bytes and files that were staged.
+    pub staged_bytes: AtomicU64,
+    #[allow(missing_docs)]
+    pub staged_files: AtomicU64,
     /// Bytes that another node took over before they were flushed here.
     pub overtaken: AtomicU64,
 }
@@ -55,6 +63,10 @@ impl Default for Metrics {
             bytes_read: AtomicU64::new(0),
             fetched_peer: AtomicU64::new(0),
             fetched_backing: AtomicU64::new(0),
+            zeroed: AtomicU64::new(0),
+            taken_over: AtomicU64::new(0),
+            staged_bytes: AtomicU64::new(0),
+            staged_files: AtomicU64::new(0),
             overtaken: AtomicU64::new(0),
         }
     }
@@ -81,10 +93,8 @@ impl Metrics {
         ]
     }
 
-    /// Prometheus text exposition.
-    #[must_use]
-    pub fn prometheus(&self) -> String {
-        let mut out = String::new();
+    /// The counters and histograms as Prometheus text; `exposition` adds what a status says.
+    pub(crate) fn write_prometheus(&self, out: &mut String) {
         for (name, help, value) in self.totals() {
             let _ = writeln!(out, "# HELP ebb_{name}_total {help}.");
             let _ = writeln!(out, "# TYPE ebb_{name}_total counter\nebb_{name}_total {value}");
@@ -92,13 +102,15 @@ impl Metrics {
         out.push_str("# HELP ebb_operation_seconds Time of mount operations.\n");
         out.push_str("# TYPE ebb_operation_seconds histogram\n");
         for (name, h) in NAMES.iter().zip(&self.operations) {
-            let count = h.count.load(Relaxed);
+            // One look at each bucket: operations that end meanwhile must not make the sums differ.
+            let buckets: Vec<u64> = h.buckets.iter().map(|b| b.load(Relaxed)).collect();
+            let count: u64 = buckets.iter().sum();
             if count == 0 {
                 continue;
             }
             let mut below = 0;
-            for (i, bucket) in h.buckets.iter().enumerate().take(BUCKETS - 1) {
-                below += bucket.load(Relaxed);
+            for (i, bucket) in buckets.iter().enumerate().take(BUCKETS - 1) {
+                below += bucket;
                 let le = (1u64 << i) as f64 / 1e6;
                 let _ = writeln!(
                     out,
@@ -111,7 +123,6 @@ impl Metrics {
             let _ = writeln!(out, "ebb_operation_seconds_sum{{op=\"{name}\"}} {sum}");
             let _ = writeln!(out, "ebb_operation_seconds_count{{op=\"{name}\"}} {count}");
         }
-        out
     }
 
     /// A table for people.
@@ -158,7 +169,8 @@ mod tests {
         let metrics = Metrics::default();
         metrics.finished(Operation::Write, Instant::now());
         metrics.bytes_written.fetch_add(42, Relaxed);
-        let text = metrics.prometheus();
+        let mut text = String::new();
+        metrics.write_prometheus(&mut text);
         assert!(text.contains("ebb_bytes_written_total 42"), "{text}");
         assert!(text.contains("ebb_operation_seconds_count{op=\"write\"} 1"), "{text}");
         assert!(metrics.table().contains("write"), "{}", metrics.table());

@@ -9,6 +9,7 @@ use crate::interrupt::Interrupts;
 use crate::journal::Journal;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
+use crate::ops::room::Room;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
 use ebb_backend::Backend;
@@ -19,10 +20,9 @@ use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An operation that still held a file when the kernel forgot it has ended by then.
 const FORGET_AGAIN: Duration = Duration::from_millis(100);
@@ -70,10 +70,8 @@ pub struct Node {
     pub journal: OnceLock<Arc<Journal>>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
-    /// Upper bound of the bytes in the buffer.
-    pub used: AtomicU64,
-    /// Whoever makes room has this; when room was made last.
-    pub making_room: tokio::sync::Mutex<Option<Instant>>,
+    /// What is in the buffer, and which of it goes first.
+    pub room: Room,
     /// Files that may have bytes which are not on the backing.
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
     capacity: OnceLock<u64>,
@@ -108,6 +106,7 @@ impl Node {
     #[must_use]
     pub fn new(parts: Parts) -> Arc<Node> {
         let node = Arc::new_cyclic(|this: &Weak<Node>| Node {
+            room: Room::new(parts.config.evict),
             config: parts.config,
             me: parts.me,
             meta: parts.meta,
@@ -125,8 +124,6 @@ impl Node {
             flusher: OnceLock::new(),
             journal: OnceLock::new(),
             daemon: OnceLock::new(),
-            used: AtomicU64::new(0),
-            making_room: tokio::sync::Mutex::new(None),
             capacity: OnceLock::new(),
             dirty: Mutex::new(HashMap::new()),
             this: this.clone(),
@@ -183,7 +180,10 @@ impl Node {
                 let daemon = self.daemon.get().and_then(Weak::upgrade).ok_or(Errno::EAGAIN)?;
                 json(serde_json::to_vec_pretty(&daemon.status().await))?
             }
-            VirtualFile::Metrics => self.metrics.prometheus().into_bytes(),
+            VirtualFile::Metrics => {
+                let daemon = self.daemon.get().and_then(Weak::upgrade).ok_or(Errno::EAGAIN)?;
+                daemon.prometheus().await.into_bytes()
+            }
             VirtualFile::Config => json(serde_json::to_vec_pretty(&self.config))?,
         };
         Ok(self.handles.insert_content(content))
@@ -237,6 +237,7 @@ impl Node {
             drop(shard);
             file.iter().for_each(|f| self.return_lease(f));
             self.note_gone(ino);
+            self.room.forget_file(ino);
             if let Err(e) = self.cache.remove(ino) {
                 tracing::warn!(%ino, error = %e, "cannot remove a cache file");
             }
@@ -266,6 +267,7 @@ impl Node {
         if bytes == 0 && Arc::strong_count(file) == 1 {
             let file = shard.remove(&ino);
             drop(shard);
+            self.room.forget_file(ino);
             file.iter().for_each(|f| self.return_lease(f));
             let _ = self.cache.remove(ino);
         } else if let Some(node) = self.me_arc() {

@@ -1,5 +1,6 @@
 //! What this node lends to its peers: the bytes that are in its cache files.
 
+use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_transport::{ByteSource, Lent, SourceError};
 use ebb_types::{ByteRange, Ino};
@@ -9,14 +10,19 @@ use std::sync::{Arc, Weak};
 pub struct PeerSource(pub Weak<Node>);
 
 impl PeerSource {
+    fn file(&self, ino: Ino) -> Option<(Arc<Node>, Arc<CachedFile>)> {
+        let node = self.0.upgrade()?;
+        let file = node.file(ino)?;
+        Some((node, file))
+    }
+
     fn with<T>(
         &self,
         ino: Ino,
         ranges: &[ByteRange],
         then: impl FnOnce(Arc<std::fs::File>) -> T,
     ) -> Option<T> {
-        let node = self.0.upgrade()?;
-        let file = node.file(ino)?;
+        let (node, file) = self.file(ino)?;
         let all_here = {
             let state = file.state.read();
             ranges.iter().all(|r| state.view.local(*r))
@@ -30,7 +36,13 @@ impl PeerSource {
 
 impl ByteSource for PeerSource {
     fn open_read(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
-        self.with(ino, ranges, Lent::copied).ok_or(SourceError::NotHere)
+        // Held before the look whether they are here, so that they cannot be given up in between.
+        // Other nodes' writes and truncates still take bytes away in place, so they are copied
+        // and looked at again afterwards, not sent from the page cache.
+        let (_, file) = self.file(ino).ok_or(SourceError::NotHere)?;
+        let held = file.hold(ranges);
+        self.with(ino, ranges, |cache| Lent::copied_under(cache, Box::new(held)))
+            .ok_or(SourceError::NotHere)
     }
 
     fn still_here(&self, ino: Ino, ranges: &[ByteRange]) -> bool {

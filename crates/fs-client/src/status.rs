@@ -1,7 +1,8 @@
 //! What a daemon says about itself: the object of `ebb status --json`.
 
+use crate::ledger::Ledger;
 use crate::node::Node;
-use ebb_flusher::Engine;
+use ebb_flusher::{Engine, StopLatency, Working};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,7 +36,36 @@ pub struct Status {
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
+    pub ledger: Ledger,
+    pub flush: Flush,
+    pub dirty_files: Vec<DirtyEntry>,
+    pub dirty_files_total: usize,
 }
+
+/// What the flusher is doing, in detail.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Flush {
+    pub runs: u64,
+    pub grants: u64,
+    pub failed_grants: u64,
+    pub verified_bytes: u64,
+    pub in_flight: usize,
+    pub working: Vec<Working>,
+    /// From the first foreground operation to a flusher that has stopped.
+    pub stop_latency: Option<StopLatency>,
+}
+
+/// A file with bytes that are not on the backing.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct DirtyEntry {
+    pub path: String,
+    pub bytes: u64,
+}
+
+/// Largest dirty files that a status names.
+const DIRTY_SHOWN: usize = 50;
 
 /// What this node need not ask the metadata service.
 #[derive(Clone, Debug, Serialize)]
@@ -82,6 +112,11 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
     let flush = flusher.status();
     let asked = node.meta.nodes(None);
     let peers = tokio::time::timeout(std::time::Duration::from_secs(2), asked).await;
+    let mut files = node.dirty_files();
+    files.sort_by_key(|f| std::cmp::Reverse(f.bytes));
+    let named = |f: &ebb_flusher::DirtyFile| {
+        Some(DirtyEntry { path: node.file(f.ino)?.label(), bytes: f.bytes })
+    };
     let mut errors: Vec<StatusError> = flush
         .errors
         .iter()
@@ -134,6 +169,18 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         peers,
         errors,
         resident_bytes: resident_bytes(),
+        ledger: Ledger::of(node, &flush),
+        dirty_files: files.iter().take(DIRTY_SHOWN).filter_map(named).collect(),
+        dirty_files_total: files.len(),
+        flush: Flush {
+            runs: flush.runs,
+            grants: flush.grants,
+            failed_grants: flush.failed_grants,
+            verified_bytes: flush.verified_bytes,
+            in_flight: flush.in_flight,
+            working: flush.working,
+            stop_latency: flush.stop_latency,
+        },
     }
 }
 

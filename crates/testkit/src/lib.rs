@@ -6,6 +6,7 @@
 //! there is nobody to handle them.
 
 pub mod cluster;
+pub mod disk;
 pub mod environment;
 pub mod mounts;
 pub mod node;
@@ -13,6 +14,7 @@ pub mod random;
 pub mod steps;
 
 pub use cluster::{Builder, Cluster};
+pub use disk::Disk;
 pub use environment::{ebb_binary, skip_reason};
 pub use node::Node;
 pub use steps::Steps;

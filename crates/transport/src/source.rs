@@ -23,6 +23,8 @@ pub type Hold = Box<dyn Send + Sync>;
 pub struct Lent {
     pub(crate) file: Arc<File>,
     pub(crate) hold: Option<Hold>,
+    /// Kept only while the bytes are copied.
+    _while_copied: Option<Hold>,
 }
 
 impl Lent {
@@ -30,7 +32,14 @@ impl Lent {
     /// [`ByteSource::still_here`] is asked.
     #[must_use]
     pub fn copied(file: Arc<File>) -> Lent {
-        Lent { file, hold: None }
+        Lent { file, hold: None, _while_copied: None }
+    }
+
+    /// The same; `hold` lives until they are copied out, and tells the source that somebody is at
+    /// it: not to give them up just now, if it has the choice.
+    #[must_use]
+    pub fn copied_under(file: Arc<File>, hold: Hold) -> Lent {
+        Lent { file, hold: None, _while_copied: Some(hold) }
     }
 
     /// As long as `hold` lives the source itself does not zero, cut or replace the lent bytes in
@@ -39,7 +48,7 @@ impl Lent {
     /// is dropped when the peer has said that it has the bytes.
     #[must_use]
     pub fn held(file: Arc<File>, hold: Hold) -> Lent {
-        Lent { file, hold: Some(hold) }
+        Lent { file, hold: Some(hold), _while_copied: None }
     }
 }
 

@@ -51,7 +51,7 @@ impl Args {
 
 /// A path relative to the mount's root. The last component is taken as it is: it may be a
 /// symbolic link, which is drained itself.
-fn inside(point: &Path, path: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn inside(point: &Path, path: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(path).or_usage(path.display())?;
     if let Ok(rest) = absolute.strip_prefix(point)
         && !rest.components().any(|c| c == std::path::Component::ParentDir)

@@ -191,7 +191,7 @@ fn as_text(table: &Table) -> String {
     let mut text = format!("{}\n{:>8}  in use  required    load\n", table.title, table.of);
     for l in table.loads.iter().filter(|l| is_shown(l.jobs, last)) {
         let _ =
-            writeln!(text, "{:>8} {:>7.2} {:>9} {:>7.2}", l.jobs, l.in_use, l.required, l.load());
+            writeln!(text, "{:>8} {:>7.2} {:>9} {:>7.3}", l.jobs, l.in_use, l.required, l.load());
     }
     text
 }

@@ -32,16 +32,16 @@ fn ten_jobs_of_160_stripes() {
         "\
 480 targets, 160 stripes for each job
     jobs  in use  required    load
-       1  160.00       160    1.00
-       2  266.67       320    1.20
-       3  337.78       480    1.42
-       4  385.19       640    1.66
-       5  416.79       800    1.92
-       6  437.86       960    2.19
-       7  451.91      1120    2.48
-       8  461.27      1280    2.77
-       9  467.51      1440    3.08
-      10  471.68      1600    3.39
+       1  160.00       160   1.000
+       2  266.67       320   1.200
+       3  337.78       480   1.421
+       4  385.19       640   1.662
+       5  416.79       800   1.919
+       6  437.86       960   2.192
+       7  451.91      1120   2.478
+       8  461.27      1280   2.775
+       9  467.51      1440   3.080
+      10  471.68      1600   3.392
 "
     );
 }
@@ -53,15 +53,15 @@ fn four_jobs_of_64_and_of_32_stripes() {
         "\
 480 targets, 64 stripes for each job
     jobs  in use  required    load
-       1   64.00        64    1.00
-       2  119.47       128    1.07
-       3  167.54       192    1.15
-       4  209.20       256    1.22
+       1   64.00        64   1.000
+       2  119.47       128   1.071
+       3  167.54       192   1.146
+       4  209.20       256   1.224
 "
     );
     assert!(
         text("--targets 480 --stripes 32 --jobs 4")
-            .ends_with("       4  115.76       128    1.11\n")
+            .ends_with("       4  115.76       128   1.106\n")
     );
 }
 
@@ -71,9 +71,9 @@ fn logs_of_4096_ranks() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "480 targets, a log of 2 stripes for each rank");
     for line in [
-        "     512  423.40      1024    2.42",
-        "    2048  479.91      4096    8.53",
-        "    4096  480.00      8192   17.07",
+        "     512  423.40      1024   2.419",
+        "    2048  479.91      4096   8.535",
+        "    4096  480.00      8192  17.067",
     ] {
         assert!(lines.contains(&line), "no '{line}' in:\n{text}");
     }
@@ -88,12 +88,12 @@ fn unequal_jobs_and_both_tables_at_once() {
         "\
 480 targets, jobs of 160, 64, 32 stripes
     jobs  in use  required    load
-       1  160.00       160    1.00
-       2  202.67       224    1.11
-       3  221.16       256    1.16
+       1  160.00       160   1.000
+       2  202.67       224   1.105
+       3  221.16       256   1.158
 480 targets, a log of 2 stripes for each rank
    ranks  in use  required    load
-       1    2.00         2    1.00
+       1    2.00         2   1.000
 "
     );
 }

@@ -52,11 +52,14 @@ const fn computed(name: &'static str, form: Form, when_empty: &'static str) -> K
 }
 
 const FLUSH: &[&str] = &["idle", "immediate", "close", "watermark", "periodic", "end"];
+const FLUSH_IO: &[&str] = &["normal", "low", "idle"];
+const EVICT: &[&str] = &["lru", "mru", "fifo", "lfu"];
+const VERIFY: &[&str] = &["memory", "storage"];
 const DURABILITY: &[&str] = &["local", "backing", "none"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 24] = [
+pub static KEYS: [Key; 29] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -68,8 +71,13 @@ pub static KEYS: [Key; 24] = [
     key("flush", Form::Word(FLUSH), "idle"),
     key("wait-interval", Form::Wait, "1s"),
     key("flush-threads", Form::Count(1, 256), "8"),
+    computed("flush-bandwidth", Form::Size, "no cap"),
+    key("flush-nice", Form::Count(0, 19), "10"),
+    key("flush-io", Form::Word(FLUSH_IO), "low"),
+    key("verify", Form::Word(VERIFY), "memory"),
     key("low-watermark", Form::Percent, "10%"),
     key("high-watermark", Form::Percent, "50%"),
+    key("evict", Form::Word(EVICT), "lru"),
     computed("jobs-hint", Form::Count(1, 100_000), "striping is left to the backing"),
     key("durability", Form::Word(DURABILITY), "local"),
     key("transport", Form::Word(TRANSPORT), "tcp"),

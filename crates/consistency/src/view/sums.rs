@@ -56,6 +56,19 @@ impl FileView {
         self.local.bytes(Class::Clean) + self.local.bytes(Class::Flushed)
     }
 
+    /// The same within `within`.
+    #[must_use]
+    pub fn clean_bytes_in(&self, within: ByteRange) -> u64 {
+        let of = |class| self.local.of_class(class, within).iter().map(|r| r.len()).sum::<u64>();
+        of(Class::Clean) + of(Class::Flushed)
+    }
+
+    /// True when some byte of `within` is in the cache file.
+    #[must_use]
+    pub fn holds_any(&self, within: ByteRange) -> bool {
+        self.local.overlapping(within).next().is_some()
+    }
+
     /// Owned flushed ranges within `within`: those that a detach would make droppable.
     #[must_use]
     pub fn detachable(&self, within: ByteRange) -> Vec<ByteRange> {

@@ -63,7 +63,7 @@ impl Node {
             Err(Errno::ENOSPC) => return no_room(),
             stored => stored?,
         };
-        self.note_stored(range.len());
+        self.note_stored(file, range);
         self.list_dirty(file);
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(match attach {
@@ -91,8 +91,6 @@ impl Node {
                 self.make_room().await?;
                 match self.write_local(handle, offset, append, false, &data)? {
                     Written::Done(n) => Ok(n),
-                    // Not even now: the disk is full of something else.
-                    Written::Then(Rest::NoRoom(..)) => Err(Errno::ENOSPC),
                     Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
                 }
             }
@@ -103,6 +101,9 @@ impl Node {
     /// hears of the bytes before they are stored asks again (see `fetch.rs`).
     async fn append(&self, handle: &OpenFile, data: &[u8]) -> Result<u32, Errno> {
         let file = &handle.file;
+        if self.is_over_capacity() {
+            self.make_room().await?;
+        }
         let _turn = file.turn.lock().await;
         self.note_appending(file)?;
         let now = Time::now();
@@ -120,6 +121,7 @@ impl Node {
             self.note_changes(file, &changes);
         }
         self.write_notes()?;
+        self.note_stored(file, range);
         self.list_dirty(file);
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(data.len() as u32)
@@ -154,6 +156,8 @@ impl Node {
             }
             filled = at + piece.range.len() as usize;
         }
+        drop(state);
+        self.note_used(&handle.file, ByteRange::at(offset, filled as u64));
         self.metrics.bytes_read.fetch_add(filled as u64, Relaxed);
         Ok(Some(filled))
     }

@@ -57,6 +57,7 @@ impl Node {
 
     async fn gather_once(&self, file: &Arc<CachedFile>, range: ByteRange) -> Result<Round, Errno> {
         let (mut bytes, missing) = self.local_part(file, range)?;
+        self.note_used(file, ByteRange::at(range.start(), bytes.len() as u64));
         if missing.iter().any(is_unknown) {
             return Ok(Round::Again);
         }
@@ -126,14 +127,15 @@ impl Node {
             Source::Backing => Some(self.fetch_from_backing(file, piece.range).await?),
             Source::Local | Source::Zero => return Err(Errno::EIO),
         };
-        // A full buffer is for writers: readers do without a copy.
-        let full = self.is_over_capacity();
+        // A buffer full of dirty bytes is for writers: readers do without a copy.
         if let Some(bytes) = &got
-            && !full
-            && let Err(e) = file.keep(&self.cache, piece.range, piece.as_of, bytes)
+            && (!self.is_over_capacity() || self.make_room_to_keep().await)
         {
-            // The reader has its bytes; only the copy for later is missing.
-            tracing::debug!(ino = %file.ino, error = %e, "fetched bytes not kept");
+            match file.keep(&self.cache, piece.range, piece.as_of, bytes) {
+                Ok(()) => self.note_stored(file, piece.range),
+                // The reader has its bytes; only the copy for later is missing.
+                Err(e) => tracing::debug!(ino = %file.ino, error = %e, "fetched bytes not kept"),
+            }
         }
         Ok(got)
     }

@@ -1,95 +1,303 @@
-//! Room in the buffer. When it is full, clean bytes are given up first, then dirty ones are
-//! brought to the backing; writers wait for that and fail only when the backing is full too.
+//! Room in the buffer. Clean bytes are given up first, in the order of the eviction policy; when
+//! that is not enough the flusher is told to hurry, and writers wait for what it brings to the
+//! backing. They are slowed, and fail only when the backing takes nothing for a long time.
+//!
+//! Never given up: bytes that are not on the backing, and bytes that somebody holds
+//! ([`CachedFile::hold`]): a peer that is reading them, a kernel that reads the cache file.
 
 use crate::cache;
+use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_flusher::DrainScope;
-use ebb_types::{ByteRange, Errno};
+use ebb_flusher::Engine;
+use ebb_types::{ByteRange, Errno, Ino};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
-/// A buffer that overflowed is emptied to this share, so that it does not overflow at once again.
-const KEEP_PERCENT: u64 = 75;
+/// Shares of the capacity, in 64ths. Beyond `FULL` writers wait; they go on at `ENOUGH`, so that
+/// a slow backing slows them in small steps; eviction goes on down to `ROOMY`, so that it is
+/// not needed at once again.
+const FULL: u64 = 63;
+const ENOUGH: u64 = 60;
+const ROOMY: u64 = 48;
 
-/// How long a writer waits for room. Long: a slow backing slows writers, it does not fail them.
+/// A disk with less free space than this counts as full.
+const SPARE_BYTES: u64 = 16 << 20;
+
+/// Places of the order that are looked at under one hold of its lock.
+const BATCH: usize = 256;
+
+/// Files whose bytes are given up at the same time: each costs a request.
+const FILES_AT_ONCE: usize = 16;
+
+/// Between two looks at what the flusher has brought to the backing.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A backing that refuses everything for so long fails the writers that wait for it: sooner when
+/// it says that it is full, which seldom passes by itself.
+const FULL_BACKING_PATIENCE: Duration = Duration::from_secs(5);
+const FAILING_BACKING_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a writer waits when nothing fails and nothing moves either.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-impl Node {
-    /// True when the buffer holds more than it may. The sum is an upper bound that is made exact
-    /// when it matters.
-    pub(crate) fn is_over_capacity(&self) -> bool {
-        let capacity = self.capacity();
-        if self.used.load(Relaxed) <= capacity {
-            return false;
+/// What the node keeps for making room.
+pub struct Room {
+    /// A leaf: held for a few map operations only.
+    order: Mutex<Order>,
+    /// Upper bound of the bytes in the buffer.
+    used: AtomicU64,
+    /// Bytes given up so far.
+    evicted: AtomicU64,
+    /// Whoever makes room has this; when room was made last.
+    making: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Room {
+    /// For an empty buffer.
+    #[must_use]
+    pub fn new(policy: EvictPolicy) -> Room {
+        Room {
+            order: Mutex::new(Order::new(policy)),
+            used: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            making: tokio::sync::Mutex::new(None),
         }
+    }
+
+    /// Bytes given up so far.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
+    }
+
+    /// Nothing of the file is in the buffer any more.
+    pub fn forget_file(&self, ino: Ino) {
+        self.order.lock().take_file(ino);
+    }
+}
+
+/// The flusher hurries while this lives.
+struct Hurry(Arc<Engine>);
+
+impl Hurry {
+    fn new(flusher: Arc<Engine>) -> Hurry {
+        flusher.hurry(true);
+        Hurry(flusher)
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        self.0.hurry(false);
+    }
+}
+
+impl Node {
+    fn share(&self, sixty_fourths: u64) -> u64 {
+        (u128::from(self.capacity()) * u128::from(sixty_fourths) / 64) as u64
+    }
+
+    /// True when the buffer holds more than it should. The sum is an upper bound that is made
+    /// exact when it matters.
+    pub(crate) fn is_over_capacity(&self) -> bool {
+        let full = self.share(FULL);
+        self.room.used.load(Relaxed) > full && self.count_used() > full
+    }
+
+    /// How many clean bytes can stay in the buffer beside so many dirty ones.
+    pub(crate) fn room_for_clean(&self, dirty: u64) -> u64 {
+        self.share(FULL).saturating_sub(dirty)
+    }
+
+    fn count_used(&self) -> u64 {
         let (dirty, clean) = self.local_bytes();
-        self.used.store(dirty + clean, Relaxed);
-        dirty + clean > capacity
+        self.room.used.store(dirty + clean, Relaxed);
+        dirty + clean
     }
 
-    /// Notes that so many bytes more may be in the buffer.
-    pub(crate) fn note_stored(&self, bytes: u64) {
-        self.used.fetch_add(bytes, Relaxed);
+    /// Notes that bytes of a file came into the buffer.
+    pub(crate) fn note_stored(&self, file: &CachedFile, range: ByteRange) {
+        self.room.used.fetch_add(range.len(), Relaxed);
+        self.note_used(file, range);
     }
 
-    /// Makes room. One caller works, the others wait for it.
+    /// Notes that bytes of a file that are in the buffer were used.
+    pub(crate) fn note_used(&self, file: &CachedFile, range: ByteRange) {
+        for chunk in Chunk::of(file.ino, range) {
+            // Uses in a row count once: most operations cost a load here.
+            if file.last_chunk.load(Acquire) != chunk.index + 1 {
+                file.last_chunk.swap(chunk.index + 1, AcqRel);
+                self.room.order.lock().touch(chunk);
+            }
+        }
+    }
+
+    /// Makes room for writers. One caller works, the others wait for it.
     pub(crate) async fn make_room(&self) -> Result<(), Errno> {
         let asked = Instant::now();
-        let mut last = self.making_room.lock().await;
+        let mut last = self.room.making.lock().await;
         // Somebody has just made room.
         if last.is_some_and(|at| at > asked) {
             return Ok(());
         }
-        let wanted = self.capacity() / 100 * KEEP_PERCENT;
-        self.give_up_clean(wanted).await;
-        if self.local_sum() > wanted {
-            self.flush_for_room().await?;
-            self.give_up_clean(wanted).await;
+        let full_disk = self.cache.space().is_ok_and(|(_, free)| free < SPARE_BYTES);
+        if !full_disk && !self.is_over_capacity() {
+            return Ok(());
         }
-        let used = self.local_sum();
-        self.used.store(used, Relaxed);
+        let used = self.count_used();
+        if used == 0 {
+            return Err(Errno::ENOSPC);
+        }
+        // A disk that something else fills is relieved of a quarter of what is here.
+        let bound = |share| self.share(share).min(if full_disk { used / 64 * share } else { used });
+        let (enough, roomy) = (bound(ENOUGH), bound(ROOMY));
+        self.evict(roomy).await;
+        if self.count_used() > enough {
+            self.wait_for_flusher(enough, roomy).await?;
+        }
         *last = Some(Instant::now());
         Ok(())
     }
 
-    fn local_sum(&self) -> u64 {
-        let (dirty, clean) = self.local_bytes();
-        dirty + clean
+    /// Gives up clean bytes for a reader that found the buffer full; false when somebody is at it
+    /// already, or when it is full of dirty bytes.
+    pub(crate) async fn make_room_to_keep(&self) -> bool {
+        let Ok(mut last) = self.room.making.try_lock() else { return false };
+        self.evict(self.share(ROOMY)).await;
+        *last = Some(Instant::now());
+        self.count_used() <= self.share(FULL)
     }
 
-    async fn flush_for_room(&self) -> Result<(), Errno> {
+    /// Waits until the flusher has made bytes clean and these are given up.
+    async fn wait_for_flusher(&self, enough: u64, roomy: u64) -> Result<(), Errno> {
         let flusher = self.flusher.get().cloned().ok_or(Errno::ENOSPC)?;
-        let deadline = Instant::now() + PATIENCE;
-        let work = move || flusher.drain(&DrainScope::All, deadline, &mut |_| {});
-        let report = tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)?;
-        match report.failures.first() {
-            Some(failure) if report.bytes == 0 => {
-                tracing::error!(path = %failure.path, error = %failure.text, "the buffer is full");
-                Err(Errno::ENOSPC)
+        let _hurry = Hurry::new(Arc::clone(&flusher));
+        let began = Instant::now();
+        let mut moved = (flusher.flushed_bytes(), began);
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let flushed = flusher.flushed_bytes();
+            let still = flushed == moved.0;
+            if !still {
+                moved = (flushed, Instant::now());
+                self.evict(roomy).await;
             }
-            _ => Ok(()),
+            // Bytes also go when files are deleted or cut.
+            if self.count_used() <= enough {
+                return Ok(());
+            }
+            if still && let Some(errno) = hopeless(&flusher, moved.1.elapsed()) {
+                // What became clean without us having seen it.
+                self.evict(roomy).await;
+                return if self.count_used() <= enough { Ok(()) } else { Err(errno) };
+            }
         }
     }
 
-    /// Gives up clean bytes until no more than `wanted` bytes are here: closed files first.
-    async fn give_up_clean(&self, wanted: u64) {
-        let mut files = self.all_files();
-        files.sort_by_key(|f| f.state.read().opens);
-        for file in files {
-            if self.local_sum() <= wanted {
+    /// Gives up clean bytes, in the order of the policy, until no more than `wanted` bytes are
+    /// here or none is left that may go.
+    async fn evict(&self, wanted: u64) {
+        for remembered in [false, true] {
+            let used = self.count_used();
+            let (_, clean) = self.local_bytes();
+            let excess = used.saturating_sub(wanted).min(clean);
+            if excess == 0 {
                 return;
             }
-            self.detach_flushed(&file).await;
-            self.drop_clean(&file);
+            if remembered {
+                // Clean bytes that the order does not know, as after a takeover.
+                self.remember_all();
+            }
+            let victims = self.victims(excess);
+            self.give_up(victims).await;
+        }
+        self.count_used();
+    }
+
+    fn remember_all(&self) {
+        for file in self.all_files() {
+            let (clean, size) = {
+                let state = file.state.read();
+                (state.view.clean_bytes(), state.view.size())
+            };
+            if clean > 0 {
+                let mut order = self.room.order.lock();
+                Chunk::of(file.ino, ByteRange::new(0, size)).for_each(|c| order.remember(c));
+            }
+        }
+    }
+
+    /// The first chunks of the order with `excess` clean bytes together, by file.
+    fn victims(&self, excess: u64) -> BTreeMap<Ino, Vec<Chunk>> {
+        let (mut found, mut bytes) = (BTreeMap::<Ino, Vec<Chunk>>::new(), 0);
+        let mut at: Option<Place> = None;
+        while bytes < excess {
+            let places = self.room.order.lock().behind(at, BATCH);
+            let Some(last) = places.last() else { break };
+            at = Some(*last);
+            for chunk in places.into_iter().map(Place::chunk) {
+                if bytes >= excess {
+                    break;
+                }
+                let Some(file) = self.file(chunk.ino) else {
+                    self.room.order.lock().take(chunk);
+                    continue;
+                };
+                if file.is_held(chunk.range()) {
+                    continue;
+                }
+                let clean = file.state.read().view.clean_bytes_in(chunk.range());
+                if clean > 0 {
+                    bytes += clean;
+                    found.entry(chunk.ino).or_default().push(chunk);
+                }
+            }
+        }
+        found
+    }
+
+    async fn give_up(&self, victims: BTreeMap<Ino, Vec<Chunk>>) {
+        let Some(node) = self.me_arc() else { return };
+        let mut tasks = tokio::task::JoinSet::new();
+        for (ino, chunks) in victims {
+            if tasks.len() >= FILES_AT_ONCE {
+                tasks.join_next().await;
+            }
+            let node = Arc::clone(&node);
+            tasks.spawn(async move { node.give_up_of_file(ino, &chunks).await });
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    async fn give_up_of_file(&self, ino: Ino, chunks: &[Chunk]) {
+        let Some(file) = self.file(ino) else { return };
+        self.detach_flushed(&file, chunks).await;
+        for chunk in chunks {
+            self.drop_clean(&file, *chunk);
+        }
+        let is_empty = {
+            let state = file.state.read();
+            state.opens == 0 && state.view.clean_bytes() + state.view.unflushed_bytes() == 0
+        };
+        drop(file);
+        if is_empty {
+            self.forget(ino);
         }
     }
 
     /// What is flushed is the backing's again, so that nobody asks this node for it.
-    async fn detach_flushed(&self, file: &Arc<CachedFile>) {
+    async fn detach_flushed(&self, file: &Arc<CachedFile>, chunks: &[Chunk]) {
         let _turn = file.turn.lock().await;
-        let ranges = file.state.read().view.detachable(ByteRange::ALL);
+        let ranges: Vec<ByteRange> = {
+            let state = file.state.read();
+            let free = chunks.iter().map(|c| c.range()).filter(|r| !file.is_held(*r));
+            joined(free.flat_map(|r| state.view.detachable(r)))
+        };
         if ranges.is_empty() {
             return;
         }
@@ -100,19 +308,73 @@ impl Node {
         }
     }
 
-    /// Drops the clean bytes of a file and frees their space.
-    fn drop_clean(&self, file: &CachedFile) {
+    /// Drops the clean bytes of a chunk and frees their space.
+    fn drop_clean(&self, file: &CachedFile, chunk: Chunk) {
         let Ok(cache) = file.cache(&self.cache) else { return };
+        // Out of the order before the bytes go: whoever uses the chunk from now on puts it in
+        // again, because the next line makes that use a new one.
+        let Some(old) = self.room.order.lock().take(chunk) else { return };
+        file.last_chunk.swap(0, AcqRel);
         let mut state = file.state.write();
+        // Asked under the lock that whoever holds bytes must take to see that they are here.
         // That they were flushed must be written first: a journal that still has them for ours
         // would take the holes for bytes.
-        if self.write_notes().is_err() {
-            return;
+        if file.is_held(chunk.range()) || self.write_notes().is_err() {
+            drop(state);
+            return self.put_back(chunk, old);
         }
-        for part in state.view.drop_clean(ByteRange::ALL) {
+        let mut freed = 0;
+        for part in state.view.drop_clean(chunk.range()) {
+            freed += part.len();
             if let Err(e) = cache::punch(&cache, part) {
                 tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
             }
         }
+        let is_left = state.view.holds_any(chunk.range());
+        drop(state);
+        self.room.evicted.fetch_add(freed, Relaxed);
+        if is_left {
+            self.put_back(chunk, old);
+        }
     }
+
+    fn put_back(&self, chunk: Chunk, old: Use) {
+        self.room.order.lock().put_back(chunk, old);
+    }
+}
+
+/// Why waiting for the flusher makes no sense any more, when it has brought nothing to the backing
+/// for so long.
+fn hopeless(flusher: &Engine, stuck: Duration) -> Option<Errno> {
+    if stuck < FULL_BACKING_PATIENCE {
+        return None;
+    }
+    let errors = flusher.status().errors;
+    let is_full = |e: i32| matches!(Errno(e), Errno::ENOSPC | Errno::EDQUOT);
+    if let Some(full) = errors.iter().find(|e| is_full(e.errno)) {
+        tracing::error!(path = %full.path, error = %full.text, "buffer and backing are full");
+        return Some(Errno(full.errno));
+    }
+    let patience = if errors.is_empty() { PATIENCE } else { FAILING_BACKING_PATIENCE };
+    if stuck < patience {
+        return None;
+    }
+    let first = errors.first();
+    let text = first.map_or("nothing moves", |e| e.text.as_str());
+    tracing::error!(error = %text, "the buffer is full and the backing takes nothing");
+    Some(Errno::EIO)
+}
+
+/// Sorted ranges with neighbours as one.
+fn joined(ranges: impl Iterator<Item = ByteRange>) -> Vec<ByteRange> {
+    let mut out: Vec<ByteRange> = Vec::new();
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if last.end() == range.start() => {
+                *last = ByteRange::new(last.start(), range.end());
+            }
+            _ => out.push(range),
+        }
+    }
+    out
 }

@@ -7,6 +7,7 @@ use ebb_consistency::SyncEvent;
 use ebb_meta_client::SetAttr;
 use ebb_types::{ByteRange, Errno, Ino};
 use ebb_wire::pb::StatFsReply;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// What `fallocate` was asked to do.
 enum Space {
@@ -58,6 +59,8 @@ impl Node {
                 let zeroed = if keep_size { inside } else { range };
                 if !zeroed.is_empty() {
                     file.store_zeros(&self.cache, zeroed)?;
+                    self.note_stored(file, zeroed);
+                    self.metrics.zeroed.fetch_add(zeroed.len(), Relaxed);
                     self.list_dirty(file);
                     self.event(file, SyncEvent::Write, zeroed, false).await?;
                 }
@@ -71,6 +74,10 @@ impl Node {
     }
 
     async fn reserve(&self, handle: &OpenFile, range: ByteRange) -> Result<(), Errno> {
+        // More than the buffer may hold goes through it piece by piece: nothing to reserve.
+        if range.len() > self.room_for_clean(0) {
+            return Ok(());
+        }
         let cache = handle.file.cache(&self.cache)?;
         let reserved = tokio::task::spawn_blocking(move || {
             let keep = rustix::fs::FallocateFlags::KEEP_SIZE;

@@ -1,0 +1,94 @@
+//! Everything that can be measured of a node, as Prometheus text: the gauges and counters of its
+//! status in one table, then the histograms of its operations.
+
+use crate::metrics::Metrics;
+use crate::status::Status;
+use std::fmt::Write as _;
+
+/// What a number means to Prometheus.
+#[derive(Clone, Copy)]
+enum Kind {
+    Gauge,
+    Counter,
+}
+
+use Kind::{Counter, Gauge};
+
+/// The states of the flusher, as `flush_state` names them.
+const FLUSH_STATES: [&str; 4] = ["idle", "waiting", "flushing", "paused"];
+
+/// Name, kind, help and value; the unit stands in the name.
+fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
+    let (ledger, flush) = (&s.ledger, &s.flush);
+    let stop = flush.stop_latency;
+    let seconds = |us: Option<u64>| us.map_or(0.0, |us| us as f64 / 1e6);
+    vec![
+        ("dirty_bytes", Gauge, "Bytes that are not on the backing", s.dirty_bytes as f64),
+        ("clean_bytes", Gauge, "Bytes in the buffer that are elsewhere too", s.clean_bytes as f64),
+        ("cache_bytes", Gauge, "Bytes in the buffer", s.cache_bytes as f64),
+        ("cache_capacity_bytes", Gauge, "Bytes it may hold", s.cache_capacity_bytes as f64),
+        ("dirty_files", Gauge, "Files with dirty bytes", s.dirty_files_total as f64),
+        ("open_files", Gauge, "Open files", s.open_files as f64),
+        ("activity", Gauge, "Foreground operations in flight", s.activity as f64),
+        ("errors", Gauge, "Files that cannot be brought to the backing", s.errors.len() as f64),
+        ("failed_bytes", Gauge, "Dirty bytes of these files", ledger.failed_bytes as f64),
+        ("resident_bytes", Gauge, "Memory of the daemon", s.resident_bytes as f64),
+        ("peers", Gauge, "Other nodes that are alive", alive(s) as f64),
+        ("flush_in_flight", Gauge, "Grants being written", flush.in_flight as f64),
+        (
+            "flush_stop_p99_seconds",
+            Gauge,
+            "From the first foreground operation to a stopped flusher, 99 of 100",
+            seconds(stop.map(|l| l.p99_us)),
+        ),
+        ("flush_stop_max_seconds", Gauge, "The same, longest", seconds(stop.map(|l| l.max_us))),
+        (
+            "flush_stops_total",
+            Counter,
+            "Runs stopped by activity",
+            stop.map_or(0, |l| l.count) as f64,
+        ),
+        ("flush_runs_total", Counter, "Background runs", flush.runs as f64),
+        ("flush_grants_total", Counter, "Grants written", flush.grants as f64),
+        ("flush_failed_grants_total", Counter, "Grants that failed", flush.failed_grants as f64),
+        ("absorbed_bytes_total", Counter, "Bytes taken in", ledger.absorbed_bytes as f64),
+        ("flushed_bytes_total", Counter, "Bytes brought to the backing", s.flushed_bytes as f64),
+        ("verified_bytes_total", Counter, "Of these, compared", flush.verified_bytes as f64),
+        ("evicted_bytes_total", Counter, "Bytes given up for room", ledger.evicted_bytes as f64),
+        ("staged_bytes_total", Counter, "Bytes staged", ledger.staged_bytes as f64),
+        ("staged_files_total", Counter, "Files staged", ledger.staged_files as f64),
+        ("served_bytes_peer_total", Counter, "Bytes sent to peers", s.served_bytes_peer as f64),
+        // Shrinks by what is flushed between the two looks that it is made of.
+        ("skipped_bytes", Gauge, "Bytes that never had to be", ledger.skipped_bytes as f64),
+    ]
+}
+
+fn alive(status: &Status) -> usize {
+    status.peers.iter().filter(|p| p.alive).count()
+}
+
+/// The whole text.
+pub(crate) fn text(status: &Status, metrics: &Metrics) -> String {
+    let mut out = String::new();
+    for (name, kind, help, value) in table(status) {
+        let kind = match kind {
+            Gauge => "gauge",
+            Counter => "counter",
+        };
+        let _ = writeln!(out, "# HELP ebb_{name} {help}.");
+        let _ = writeln!(out, "# TYPE ebb_{name} {kind}\nebb_{name} {value}");
+    }
+    out.push_str("# HELP ebb_flush_state What the flusher is doing: 1 for the state it is in.\n");
+    out.push_str("# TYPE ebb_flush_state gauge\n");
+    for state in FLUSH_STATES {
+        let is_it = u8::from(status.flush_state == state);
+        let _ = writeln!(out, "ebb_flush_state{{state=\"{state}\"}} {is_it}");
+    }
+    out.push_str("# HELP ebb_requests_total Requests to the metadata service.\n");
+    out.push_str("# TYPE ebb_requests_total counter\n");
+    for (name, count) in &status.rpc {
+        let _ = writeln!(out, "ebb_requests_total{{request=\"{name}\"}} {count}");
+    }
+    metrics.write_prometheus(&mut out);
+    out
+}

@@ -1,0 +1,214 @@
+//! A small disk of its own, as a backing that can be slow, full, failing or hanging: ext4 without
+//! a journal on a loop device over an image in memory. Needs root, loop devices and mkfs.ext4; to
+//! be slow also the v1 blkio controller of cgroups; to fail nbdkit and nbdfuse. Everything goes
+//! when it is dropped.
+
+use crate::mounts::wait_until;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The throttle of block devices for everybody, write-back included.
+const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
+
+/// A file system of its own.
+#[derive(Debug)]
+pub struct Disk {
+    dir: TempDir,
+    device: String,
+    throttled: bool,
+    /// What returns the errors, with the file that makes it do so.
+    faulty: Option<(Child, PathBuf)>,
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("{program}: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let error = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program} {}: {}", arguments.join(" "), error.trim()))
+}
+
+fn must(program: &str, arguments: &[&str]) -> String {
+    run(program, arguments).unwrap_or_else(|e| panic!("{e}"))
+}
+
+impl Disk {
+    /// A disk of so many MiB; or why there can be none on this machine.
+    ///
+    /// # Errors
+    /// Not root, no loop devices, no mkfs.ext4.
+    pub fn new(mib: u64) -> Result<Disk, String> {
+        Disk::build(mib, false)
+    }
+
+    /// One that fails with EIO; slower than others. Needs nbdkit and nbdfuse.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn faulty(mib: u64) -> Result<Disk, String> {
+        Disk::build(mib, true)
+    }
+
+    fn build(mib: u64, faulty: bool) -> Result<Disk, String> {
+        let dir = TempDir::with_prefix("ebb-disk-").map_err(|e| e.to_string())?;
+        let pool = dir.path().join("pool");
+        for made in [&pool, &dir.path().join("mnt")] {
+            fs::create_dir(made).map_err(|e| e.to_string())?;
+        }
+        let size = format!("size={}m", mib + 64);
+        run("mount", &["-t", "tmpfs", "-o", &size, "ebb-disk", &text(&pool)])?;
+        let mut disk = Disk { dir, device: String::new(), throttled: false, faulty: None };
+        let image = text(&pool.join("image"));
+        run("truncate", &["-s", &format!("{mib}M"), &image])?;
+        let image = if faulty { disk.interpose(&image)? } else { image };
+        disk.device = run("losetup", &["--find", "--show", &image])?;
+        let options = ["-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"];
+        run("mkfs.ext4", &[&options[..], &[&disk.device]].concat())?;
+        let at = text(&disk.path());
+        run("mount", &["-o", "errors=continue", &disk.device, &at])?;
+        let _ = fs::remove_dir(disk.path().join("lost+found"));
+        Ok(disk)
+    }
+
+    /// Puts something between the image and the device that can return errors; the path of it.
+    fn interpose(&mut self, image: &str) -> Result<String, String> {
+        let (nbd, switch) = (self.dir.path().join("nbd"), self.dir.path().join("fail"));
+        fs::create_dir(&nbd).map_err(|e| e.to_string())?;
+        let file = nbd.join("disk");
+        let child = Command::new("nbdfuse")
+            .arg(&file)
+            .args(["--command", "nbdkit", "-s", "--exit-with-parent", "--filter=error", "file"])
+            .args([image, "error-pwrite=EIO", "error-pwrite-rate=100%"])
+            .arg(format!("error-pwrite-file={}", switch.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("nbdfuse: {e}"))?;
+        self.faulty = Some((child, switch));
+        match wait_until(Duration::from_secs(10), || file.exists()) {
+            true => Ok(text(&file)),
+            false => Err("nbdfuse does not come up".to_owned()),
+        }
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("mnt").canonicalize().unwrap_or_else(|_| self.dir.path().join("mnt"))
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+
+    /// Takes so many bytes per second from now on; or why it cannot be slowed here.
+    ///
+    /// # Errors
+    /// No v1 blkio controller.
+    pub fn throttle(&mut self, bytes_per_second: u64) -> Result<(), String> {
+        self.throttled = true;
+        let number = must("lsblk", &["-ndo", "MAJ:MIN", &self.device]);
+        fs::write(THROTTLE, format!("{} {bytes_per_second}", number.trim()))
+            .map_err(|e| format!("{THROTTLE}: {e}"))
+    }
+
+    /// From now on every write fails with EIO.
+    ///
+    /// # Panics
+    /// When it is not one of the faulty ones.
+    pub fn fail(&self) {
+        // The loop device takes a write that was begun well for done well.
+        // Errors of an earlier failure are told here once more.
+        let _ = run("sync", &["-f", &text(&self.path())]);
+        fs::write(self.switch(), "").expect("the switch");
+    }
+
+    /// Ends [`Disk::fail`].
+    ///
+    /// # Panics
+    /// When it does not fail.
+    pub fn heal(&self) {
+        fs::remove_file(self.switch()).expect("the switch was on");
+    }
+
+    fn switch(&self) -> &Path {
+        &self.faulty.as_ref().expect("a disk made by Disk::faulty").1
+    }
+
+    /// From now on there is no space left.
+    pub fn fill(&self) {
+        let free = must("df", &["--output=avail", "-B1", &text(&self.path())]);
+        let free: u64 = free.lines().last().and_then(|n| n.trim().parse().ok()).expect("df");
+        // Most of it at once; the rest in pieces that get smaller, until nothing fits.
+        must("fallocate", &["-l", &(free / 10 * 9).to_string(), &text(&self.filler())]);
+        let mut rest = fs::File::create(self.filler().with_extension("rest")).expect("create");
+        let mut piece = vec![0; 1 << 20];
+        while !piece.is_empty() {
+            if std::io::Write::write_all(&mut rest, &piece).is_err() {
+                piece.truncate(piece.len() / 4);
+            }
+        }
+    }
+
+    /// Ends [`Disk::fill`].
+    pub fn unfill(&self) {
+        for file in [self.filler(), self.filler().with_extension("rest")] {
+            fs::remove_file(file).expect("the filler is there");
+        }
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path().join(".filler")
+    }
+
+    /// From now on whoever writes hangs.
+    pub fn freeze(&self) {
+        must("fsfreeze", &["--freeze", &text(&self.path())]);
+    }
+
+    /// Ends [`Disk::freeze`].
+    pub fn thaw(&self) {
+        must("fsfreeze", &["--unfreeze", &text(&self.path())]);
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Each of these may find that there is nothing to do.
+        if self.throttled {
+            let _ = self.throttle(0);
+        }
+        if let Some((_, switch)) = &self.faulty {
+            let _ = fs::remove_file(switch);
+        }
+        let _ = run("fsfreeze", &["--unfreeze", &text(&self.path())]);
+        let mount = text(&self.dir.path().join("mnt"));
+        if run("umount", &[&mount]).is_err() {
+            let _ = run("umount", &["-l", &mount]);
+        }
+        if !self.device.is_empty() {
+            let _ = run("losetup", &["-d", &self.device]);
+        }
+        if let Some((child, _)) = &mut self.faulty {
+            let _ = run("umount", &[&text(&self.dir.path().join("nbd"))]);
+            if !wait_until(Duration::from_secs(5), || !matches!(child.try_wait(), Ok(None))) {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+        let _ = run("umount", &["-l", &text(&self.pool())]);
+    }
+}
