@@ -17,7 +17,8 @@
 //! | not held | another, or nobody | dropped |
 //!
 //! What is owned gets a new version (`renew`): it may have been written again, or a publication of
-//! it may not have arrived, and then the copies that other nodes have are not what is here.
+//! it may not have arrived, and then the copies that other nodes have are not what is here. What
+//! is given back gets one too (`detach_anew`): the flush may have taken newer bytes along.
 //!
 //! "Not held" is also what the journal says was held and nothing shows that the device has it:
 //! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
@@ -244,9 +245,16 @@ async fn one(
         judged = judge(note.as_ref(), answer, node.me, rebooted);
     }
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
-    if !back.is_empty() {
-        node.meta.detach(ino, &back).await?;
-    }
+    let given_back = match back.is_empty() {
+        true => None,
+        false => {
+            node.meta.detach_anew(ino, &back).await?;
+            let range = ByteRange::ALL;
+            let query = QueryRequest { ino, range, known: Version::ZERO, lease: false };
+            Some(node.meta.query(query).await?.map)
+        }
+    };
+    let answer = given_back.as_ref().unwrap_or(answer);
     let lost = ranges_of(&judged, |v| v == Verdict::Lost);
     if !lost.is_empty() {
         tracing::error!(path = label, bytes = sum(&lost), "published bytes are lost");

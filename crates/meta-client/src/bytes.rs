@@ -235,8 +235,22 @@ impl MetaClient {
 
     /// Gives up flushed bytes of this node; the version of the file then.
     pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
+        self.detach_how(ino, ranges, false).await
+    }
+
+    /// The same when the backing may have other bytes than others have copied from here.
+    pub async fn detach_anew(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
+        self.detach_how(ino, ranges, true).await
+    }
+
+    async fn detach_how(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+        anew: bool,
+    ) -> Result<Version, Errno> {
         let ranges = ranges.iter().copied().map(range_to_pb).collect();
-        let op = Op::Detach(pb::Detach { ino: ino.0, ranges });
+        let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
         Ok(attached_from_pb(expect_body!(self.call(op).await?, Attached))?.version)
     }
 

@@ -86,7 +86,7 @@ async fn bad_requests_change_nothing() {
         ),
         (Op::Append(pb::Append { ino: f, len: u64::MAX, mtime: None }), Errno::EFBIG),
         (Op::Append(pb::Append { ino: f, len: i64::MAX as u64, mtime: None }), Errno::EFBIG),
-        (Op::Detach(pb::Detach { ino: f, ranges: range(0, 10) }), Errno::EBUSY),
+        (Op::Detach(pb::Detach { ino: f, ranges: range(0, 10), anew: false }), Errno::EBUSY),
         (Op::FlushEnd(pb::FlushEnd { ino: f, grant: 12345, done: true }), Errno::ESTALE),
         (make(ROOT, "", libc::S_IFREG), Errno::ENOENT),
         (make(ROOT, "..", libc::S_IFREG), Errno::EINVAL),

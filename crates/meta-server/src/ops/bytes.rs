@@ -176,8 +176,11 @@ impl Call {
         tried
             .detach(self.who.node, &ranges)
             .map_err(|e| super::OpError::new(Errno::EBUSY, e.to_string()))?;
-        let entry = Entry::File(ino, FileOp::Detach(self.who.node, ranges));
-        self.core.commit(&mut state, &[entry]);
+        let op = match op.anew {
+            true => FileOp::DetachAnew(self.who.node, ranges),
+            false => FileOp::Detach(self.who.node, ranges),
+        };
+        self.core.commit(&mut state, &[Entry::File(ino, op)]);
         let file = state.file(ino)?;
         let (version, size) = (file.version().0, file.size());
         Ok(Some(Body::Attached(pb::Attached { version, map: None, size })))
