@@ -273,7 +273,12 @@ fn kill(pid: u32, signal: Signal) {
 pub fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, None | Some('Z' | 'X'))
+    match state {
+        None | Some('X') => false,
+        // Its first thread has ended; the others may still hold its files and locks.
+        Some('Z') => std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|t| t.count() > 1),
+        Some(_) => true,
+    }
 }
 
 /// Only daemons are ended: a process id may have been taken over by another program.
