@@ -3,7 +3,7 @@
 
 use super::Recovery;
 use crate::file::CachedFile;
-use crate::journal::{Held, Home, Kept, Note};
+use crate::journal::{Home, Note};
 use ebb_backend::{Access, Backend};
 use ebb_consistency::FileView;
 use ebb_meta_client::{MakeRequest, QueryRequest, SetAttr, SetTime};
@@ -12,6 +12,15 @@ use std::sync::Arc;
 
 /// Directories that have to be made anew, and of which nothing but the name is known.
 const DIRECTORY_PERM: u32 = 0o700;
+
+/// The file that recovered bytes go into.
+struct Target {
+    attr: Attr,
+    /// It is made whole: it was not on the backing, or only under another one's name.
+    whole: bool,
+    /// It was made for this, under this name.
+    made: Option<Name>,
+}
 
 impl Recovery<'_> {
     /// Makes a file at its path through the service, with what the cache holds of it.
@@ -39,26 +48,45 @@ impl Recovery<'_> {
         }
         let (name, dirs) = parts.split_last().ok_or("it has no path")?;
         let parent = self.directories(dirs, &note).await.map_err(|e| said("directory", e))?;
-        let (attr, whole) = self.file_at(parent, name, &note).await?;
-        let held = self.take_bytes(old, attr.ino, &note, whole).map_err(|e| e.to_string())?;
-        let query = QueryRequest {
-            ino: attr.ino,
-            range: ByteRange::ALL,
-            known: Version::ZERO,
-            lease: false,
+        let target = self.file_at(parent, name, &note).await?;
+        let ino = target.attr.ino;
+        let filled = self.fill(old, &target, &note).await;
+        let ended = match (filled, &target.made) {
+            (Ok(()), Some(aside)) if aside != name => {
+                // It replaces the older one now that it is whole, and not before.
+                let moved = self.node.meta.rename((parent, aside), (parent, name), 0).await;
+                moved.map_err(|e| said("rename", e))
+            }
+            (filled, _) => filled,
         };
+        if ended.is_err()
+            && let Some(made) = &target.made
+        {
+            // A name without its bytes would be drained as an empty file.
+            if let Err(e) = self.node.meta.unlink(parent, made).await {
+                tracing::error!(error = %e, "a file that could not be recovered has an empty one in its place");
+            }
+        }
+        ended.map(|()| ino)
+    }
+
+    /// Brings the bytes and the attributes into the file that was found or made for them.
+    async fn fill(&self, old: Ino, target: &Target, note: &Note) -> Result<(), String> {
+        let said = |what: &str, e: Errno| format!("{what}: {e}");
+        let ino = target.attr.ino;
+        let held = self.take_bytes(old, target, note)?;
+        let query = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
         let answer = self.node.meta.query(query).await.map_err(|e| said("query", e))?;
-        let file = CachedFile::new(attr.ino, self.node.me, Arc::clone(self.node.rules.job()));
+        let file = CachedFile::new(ino, self.node.me, Arc::clone(self.node.rules.job()));
         {
             let mut state = file.state.write();
             state.view = FileView::restored(self.node.me, &answer.map, &[], &held);
-            state.path.clone_from(path);
+            state.path.clone_from(&note.header.path);
             state.mtime = Some(note.header.mtime);
         }
         self.node.adopt(Arc::new(file));
-        let size = note.header.size.max(attr.size);
-        self.attributes(attr.ino, &note, size).await.map_err(|e| said("attributes", e))?;
-        Ok(attr.ino)
+        let size = note.header.size.max(target.attr.size);
+        self.attributes(ino, note, size).await.map_err(|e| said("attributes", e))
     }
 
     async fn directories(&self, dirs: &[Name], note: &Note) -> Result<Ino, Errno> {
@@ -104,9 +132,8 @@ impl Recovery<'_> {
         }
     }
 
-    /// The file that the bytes go into, and whether it is made whole: one that was not on the
-    /// backing, or only under another one's name.
-    async fn file_at(&self, parent: Ino, name: &Name, note: &Note) -> Result<(Attr, bool), String> {
+    /// The file that the bytes go into.
+    async fn file_at(&self, parent: Ino, name: &Name, note: &Note) -> Result<Target, String> {
         let said = |what: &str, e: Errno| format!("{what}: {e}");
         let in_place = note.header.home.as_ref().is_some_and(|h| !h.is_part());
         let perm = note.header.perm;
@@ -120,57 +147,56 @@ impl Recovery<'_> {
                 Err("something that is not a file has this name on the backing".to_owned())
             }
             Some(attr) if in_place || !covers(note, ByteRange::new(0, note.header.size)) => {
-                Ok((attr, false))
+                Ok(Target { attr, whole: false, made: None })
             }
             None => {
                 let made = self.make(parent, name, FileKind::Regular, perm, note).await;
-                made.map(|attr| (attr, !in_place)).map_err(|e| said("create", e))
+                let made = made.map_err(|e| said("create", e))?;
+                Ok(Target { attr: made, whole: !in_place, made: Some(name.clone()) })
             }
             Some(_) => {
-                // It replaces the older one when it is whole, and not before.
                 let text = [name.as_bytes(), b".ebb-recovered"].concat();
                 let aside = Name::new(&text).map_err(|e| said("temporary name", e))?;
                 let made = self.make(parent, &aside, FileKind::Regular, perm, note).await;
                 let attr = made.map_err(|e| said("create", e))?;
-                let moved = self.node.meta.rename((parent, &aside), (parent, name), 0).await;
-                moved.map(|()| (attr, true)).map_err(|e| said("rename", e))
+                Ok(Target { attr, whole: true, made: Some(aside) })
             }
         }
     }
 
     /// The cache file under the new number, with what the old part file has on top: a file that
     /// is made whole needs every byte.
-    fn take_bytes(
-        &self,
-        old: Ino,
-        new: Ino,
-        note: &Note,
-        whole: bool,
-    ) -> Result<Vec<ByteRange>, String> {
+    fn take_bytes(&self, old: Ino, target: &Target, note: &Note) -> Result<Vec<ByteRange>, String> {
         let shown = |e: std::io::Error| e.to_string();
+        let new = target.attr.ino;
         self.node.cache.link(old, new).map_err(shown)?;
-        let mut held: Vec<ByteRange> = note.held().map(|(r, _)| r).collect();
-        let part = note.header.home.as_ref().filter(|h| whole && h.is_part());
-        if let Some(part) = part {
-            let cache = self.node.cache.file(new).map_err(shown)?;
-            held = self.add_part(part, note, &cache)?;
+        let held: Vec<ByteRange> = note.held().map(|(r, _)| r).collect();
+        let all = ByteRange::new(0, note.header.size);
+        let is_all = held_bytes(note, all) == all.len();
+        let part = note.header.home.as_ref().filter(|h| target.whole && h.is_part());
+        match part.filter(|_| !is_all) {
+            Some(part) => {
+                let cache = self.node.cache.file(new).map_err(shown)?;
+                self.add_part(part, note.header.size, &held, &cache)
+            }
+            None => Ok(held),
         }
-        Ok(held)
     }
 
     fn add_part(
         &self,
         part: &Home,
-        note: &Note,
+        size: u64,
+        held: &[ByteRange],
         cache: &std::fs::File,
     ) -> Result<Vec<ByteRange>, String> {
         use std::os::unix::fs::FileExt;
         let file =
             self.posix.open(&part.path, part.ino, Access::Read).map_err(|e| e.to_string())?;
-        let len = file.identity().map_err(|e| e.to_string())?.size.min(note.header.size);
+        let len = file.identity().map_err(|e| e.to_string())?.size.min(size);
         let mut buf = vec![0; 1 << 20];
         let mut at = 0;
-        for (range, _) in note.held().chain([(ByteRange::at(len, 0), note_end())]) {
+        for range in held.iter().chain([&ByteRange::at(len, 0)]) {
             while at < range.start().min(len) {
                 let n = (range.start().min(len) - at).min(buf.len() as u64) as usize;
                 let got = file.read_full_at(&mut buf[..n], at).map_err(|e| e.to_string())?;
@@ -180,7 +206,7 @@ impl Recovery<'_> {
             }
             at = at.max(range.end());
         }
-        let end = note.held().map(|(r, _)| r.end()).max().unwrap_or(0).max(len);
+        let end = held.last().map_or(0, |r| r.end()).max(len);
         if cache.metadata().map_err(|e| e.to_string())?.len() < end {
             cache.set_len(end).map_err(|e| e.to_string())?;
         }
@@ -218,11 +244,11 @@ impl Recovery<'_> {
     }
 }
 
-fn note_end() -> Held {
-    Held { kept: Kept::Written, durable: false }
+fn held_bytes(note: &Note, range: ByteRange) -> u64 {
+    note.held_in(range).iter().map(|(r, _)| r.len()).sum()
 }
 
 fn covers(note: &Note, range: ByteRange) -> bool {
     let part = note.header.home.as_ref().is_some_and(Home::is_part);
-    part || note.held_in(range).iter().map(|(r, _)| r.len()).sum::<u64>() == range.len()
+    part || held_bytes(note, range) == range.len()
 }
