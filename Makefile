@@ -34,7 +34,7 @@ test: build
 chaos: build
 	EBB_CHAOS_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) \
 	    $(if $(SEED),EBB_SEED=$(SEED)) EBB_REQUIRE_FUSE=1 \
-	    cargo test --release -p ebb-tests --test chaos -- --nocapture
+	    cargo test --release -p ebb-tests --test chaos -- --ignored --nocapture
 
 bench: build
 	EBB_REQUIRE_FUSE=1 cargo bench --workspace

@@ -175,7 +175,7 @@ impl Program {
             known.expected.write(offset, &data);
             for (place, own, len) in layout.pieces(offset, len) {
                 let from = (own - offset) as usize;
-                write_all(&open.file, &data[from..from + len as usize], place)?;
+                open.file.write_all_at(&data[from..from + len as usize], place)?;
             }
             if p.setup.model == Model::Posix {
                 known.expected.acknowledge(offset, len);
@@ -289,19 +289,6 @@ impl Program {
             Ok(())
         });
     }
-}
-
-/// With O_APPEND the kernel chooses the place, which is the same here.
-fn write_all(file: &File, mut data: &[u8], mut offset: u64) -> io::Result<()> {
-    while !data.is_empty() {
-        let n = file.write_at(data, offset)?;
-        if n == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        data = &data[n..];
-        offset += n as u64;
-    }
-    Ok(())
 }
 
 impl Drop for Program {
