@@ -53,7 +53,7 @@ fn json(output: &Output) -> Value {
 fn staged_files_are_read_from_the_backing_once_and_stay_clean() {
     let Some(cluster) = cluster(2, &[]) else { return };
     let all = put_inputs(&cluster);
-    for node in cluster.nodes() {
+    for (node, from_backing) in cluster.nodes().iter().zip([all, 0]) {
         let inputs = node.path("in").display().to_string();
         let report = json(&node.ebb("stage-in", &["--json"], &[&inputs]));
         assert_eq!((number(&report, "files"), number(&report, "bytes")), (21, all), "{report}");
@@ -61,12 +61,59 @@ fn staged_files_are_read_from_the_backing_once_and_stay_clean() {
         assert_eq!(number(&staged, "clean_bytes"), all, "{staged:#}");
         assert_eq!(number(&staged, "dirty_bytes"), 0);
         assert_eq!(staged["ledger"]["staged_bytes"], all);
-        assert_eq!(number(&staged, "fetched_bytes_backing"), all, "each byte once");
+        assert_eq!(number(&staged, "fetched_bytes_backing"), from_backing, "each byte once");
+        assert_eq!(number(&staged, "fetched_bytes_peer"), all - from_backing);
         check_inputs(node);
         let _ = json(&node.ebb("stage-in", &["--json"], &[&inputs]));
         let after = node.status();
-        assert_eq!(number(&after, "fetched_bytes_backing"), all, "reading fetched it again");
+        assert_eq!(number(&after, "fetched_bytes_backing"), from_backing, "fetched it again");
+        assert_eq!(number(&after, "fetched_bytes_peer"), all - from_backing, "fetched it again");
     }
+    cluster.umount_all();
+}
+
+#[test]
+fn nodes_that_stage_at_the_same_time_share_the_reading() {
+    let Some(cluster) = cluster(3, &[]) else { return };
+    let all = put_inputs(&cluster);
+    std::thread::scope(|scope| {
+        for node in cluster.nodes() {
+            scope.spawn(|| {
+                let inputs = node.path("in").display().to_string();
+                json(&node.ebb("stage-in", &["--json"], &[&inputs]));
+            });
+        }
+    });
+    let read = |node: &Node| number(&node.status(), "fetched_bytes_backing");
+    let reads: Vec<u64> = cluster.nodes().iter().map(read).collect();
+    assert_eq!(reads.iter().sum::<u64>(), all, "{reads:?}");
+    cluster.nodes().iter().for_each(check_inputs);
+    cluster.umount_all();
+}
+
+/// A copy is no good when it was written over, or when the file has changed since.
+#[test]
+fn only_good_copies_are_shared() {
+    let Some(cluster) = cluster(2, &[]) else { return };
+    let old = bytes(8, 0, 0, 600_000);
+    fs::write(cluster.backing().join("input"), &old).expect("put");
+    let stage = |node: &Node| {
+        json(&node.ebb("stage-in", &["--json"], &[&node.path("input").display().to_string()]));
+    };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    stage(first);
+    let file = fs::OpenOptions::new().write(true).open(first.path("input")).expect("open");
+    file.write_all_at(b"not published", 1000).expect("write");
+    stage(second);
+    same("staged", &fs::read(second.path("input")).expect("read"), &old);
+    drop(file);
+
+    let new = bytes(9, 0, 0, 600_000);
+    first.drain();
+    fs::write(cluster.backing().join("input"), &new).expect("put");
+    std::thread::sleep(Duration::from_millis(1100));
+    stage(second);
+    same("staged anew", &fs::read(second.path("input")).expect("read"), &new);
     cluster.umount_all();
 }
 
