@@ -5,7 +5,7 @@ use crate::driver::LEFT;
 use crate::map::{Mapped, map_from_pb, owned_from_pb};
 use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
-use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
@@ -252,6 +252,28 @@ impl MetaClient {
         let ranges = ranges.iter().copied().map(range_to_pb).collect();
         let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
         Ok(attached_from_pb(expect_body!(self.call(op).await?, Attached))?.version)
+    }
+
+    /// Who has copies of these unowned bytes; what nobody has (with `take`: all) is this node's to
+    /// fetch. Sorted and disjoint, within `range`.
+    pub async fn share(
+        &self,
+        ino: Ino,
+        range: ByteRange,
+        take: bool,
+    ) -> Result<Vec<(ByteRange, NodeId)>, Errno> {
+        let op = Op::Share(pb::Share { ino: ino.0, range: Some(range_to_pb(range)), take });
+        let shared = expect_body!(self.call(op).await?, Shared);
+        let mut at = range.start();
+        let mut holders = Vec::with_capacity(shared.holders.len());
+        for holder in shared.holders {
+            if holder.start < at || holder.end <= holder.start || holder.end > range.end() {
+                return Err(Errno::EPROTO);
+            }
+            at = holder.end;
+            holders.push((ByteRange::new(holder.start, holder.end), NodeId(holder.node)));
+        }
+        Ok(holders)
     }
 
     /// May this node write these bytes to the backing now? Waits for others that write or cut

@@ -187,6 +187,25 @@ impl Call {
     }
 }
 
+impl Call {
+    pub(super) fn share(&self, op: &pb::Share) -> OpResult {
+        let ino = Ino(op.ino);
+        let state = self.core.state();
+        let file = state.file(ino)?;
+        let range = range_of(op.range)?.intersect(ByteRange::new(0, file.base_len()));
+        let is_there = |node: NodeId| state.nodes.contains_key(&node);
+        let subject = (ino, file.base_version());
+        let mut copies = self.core.copies.lock();
+        let holders = copies.share(subject, range, self.who.node, op.take, is_there);
+        let holders = holders.into_iter().map(|h| pb::Holder {
+            start: h.range.start(),
+            end: h.range.end(),
+            node: h.node.0,
+        });
+        Ok(Some(Body::Shared(pb::Shared { holders: holders.collect() })))
+    }
+}
+
 fn still_owned(file: &FileState, node: NodeId, ranges: &[ByteRange]) -> Vec<ByteRange> {
     file.grantable(node, ranges).into_iter().map(|owned| owned.range).collect()
 }
