@@ -3,6 +3,7 @@
 #
 #   make demo    two nodes on this machine, each step explained (under two minutes once built)
 #   make test    all tests, on real mounts
+#   make chaos SECONDS=60 [SEED=n]   nodes, programs that write, and everything that can break
 #   make bench   the benchmarks
 #   make build   the binary: $(TARGET)/release/ebb
 #   make lint    format, clippy
@@ -10,7 +11,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build demo test bench lint clean tools
+.PHONY: build demo test chaos bench lint clean tools
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -28,6 +29,12 @@ test: build
 	@.ci/test-tools
 	.ci/test-totals env EBB_REQUIRE_FUSE=1 EBB_REQUIRE_TOOLS=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release --workspace --no-fail-fast
+
+# SECONDS is the shell's own name for its age: only a value from the command line counts.
+chaos: build
+	EBB_CHAOS_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) \
+	    $(if $(SEED),EBB_SEED=$(SEED)) EBB_REQUIRE_FUSE=1 \
+	    cargo test --release -p ebb-tests --test chaos -- --ignored --nocapture
 
 bench: build
 	EBB_REQUIRE_FUSE=1 cargo bench --workspace

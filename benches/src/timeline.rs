@@ -1,6 +1,7 @@
 //! A time-line as SVG: when the program wrote, how many bytes were dirty, and how fast they went
 //! to the backing. One panel for each run.
 
+use ebb_workloads::paper::{label, polyline, sheet};
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 900.0;
@@ -40,19 +41,8 @@ pub fn svg(panels: &[Panel]) -> String {
     };
     let (seconds, dirty) = (most(|l| l.at), most(|l| l.dirty));
     let rate = panels.iter().flat_map(|p| rates(&p.looks)).map(|r| r.1).fold(1.0, f64::max);
-    let height = PANEL * panels.len() as f64;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" \
-         fill=\"white\"/>\n"
-    );
-    for (i, panel) in panels.iter().enumerate() {
-        let _ = writeln!(out, "<g transform=\"translate(0 {})\">", PANEL * i as f64);
-        draw(panel, seconds, dirty, rate, &mut out);
-        out.push_str("</g>\n");
-    }
-    out.push_str("</svg>\n");
-    out
+    let drawn: Vec<String> = panels.iter().map(|p| draw(p, seconds, dirty, rate)).collect();
+    sheet(WIDTH, PANEL, 12, &drawn)
 }
 
 /// Bytes per second between two looks, at the later one.
@@ -63,11 +53,12 @@ fn rates(looks: &[Look]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-fn draw(panel: &Panel, seconds: f64, dirty: f64, rate: f64, out: &mut String) {
+fn draw(panel: &Panel, seconds: f64, dirty: f64, rate: f64) -> String {
     const MIB: f64 = (1 << 20) as f64;
     let x = |s: f64| LEFT + s / seconds * (WIDTH - LEFT - RIGHT);
     let y = |share: f64| PANEL - BOTTOM - share * (PANEL - TOP - BOTTOM);
-    let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"18\">{}</text>", panel.title);
+    let mut out = String::new();
+    label(&mut out, LEFT, 18.0, "start", &panel.title);
     for (from, to) in &panel.bursts {
         let _ = writeln!(
             out,
@@ -78,16 +69,11 @@ fn draw(panel: &Panel, seconds: f64, dirty: f64, rate: f64, out: &mut String) {
         );
     }
     let line = |points: Vec<(f64, f64)>, colour: &str, out: &mut String| {
-        let points: Vec<String> =
-            points.iter().map(|(s, share)| format!("{:.1},{:.1}", x(*s), y(*share))).collect();
-        let _ = writeln!(
-            out,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>",
-            points.join(" ")
-        );
+        polyline(out, points.iter().map(|(s, share)| (x(*s), y(*share))), colour);
     };
-    line(panel.looks.iter().map(|l| (l.at, l.dirty / dirty)).collect(), "#1f5fbf", out);
-    line(rates(&panel.looks).into_iter().map(|(s, r)| (s, r / rate)).collect(), "#c0392b", out);
+    line(panel.looks.iter().map(|l| (l.at, l.dirty / dirty)).collect(), "#1f5fbf", &mut out);
+    let rates = rates(&panel.looks).into_iter().map(|(s, r)| (s, r / rate)).collect();
+    line(rates, "#c0392b", &mut out);
     let base = y(0.0);
     let _ = writeln!(
         out,
@@ -104,6 +90,7 @@ fn draw(panel: &Panel, seconds: f64, dirty: f64, rate: f64, out: &mut String) {
         WIDTH - RIGHT,
         PANEL - 8.0
     );
+    out
 }
 
 #[cfg(test)]

@@ -76,6 +76,12 @@ impl Expected {
         self.bytes.len() as u64
     }
 
+    /// What the writer itself must read.
+    #[must_use]
+    pub fn latest(&self) -> Vec<u8> {
+        self.bytes.iter().map(|candidates| *candidates.last().expect("never empty")).collect()
+    }
+
     /// True when nothing was ever written.
     #[must_use]
     pub fn is_empty(&self) -> bool {

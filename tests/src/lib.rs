@@ -1,10 +1,12 @@
 //! What the integration tests share: how a program synchronises under each model, files filled
-//! with content that tells where it came from, trees compared byte for byte, and programs that
-//! are found, bounded in time and loud when they fail.
+//! with content that tells where it came from, trees compared byte for byte, programs that are
+//! found, bounded in time and loud when they fail, and processes that write and know what must
+//! be there afterwards.
 
 pub mod content;
 pub mod crash;
 pub mod grown;
+pub mod load;
 pub mod model;
 pub mod tools;
 pub mod tree;

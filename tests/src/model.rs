@@ -1,12 +1,13 @@
 //! How a correct program publishes and looks up under each model: the "what your program must
 //! do" column of docs/semantics.md.
 
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
 /// The models that every mount knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Model {
     Posix,

@@ -334,7 +334,8 @@ fn a_full_backing_is_told_by_drain_and_made_good_later() {
     for command in ["drain", "umount"] {
         let (output, _) = ebb(node, command, &[]);
         assert_eq!(code(&output), 3, "{}", describe(&output));
-        assert!(said(&output).contains("too-large"), "{}", describe(&output));
+        let named = said(&output).matches("\n  too-large: ").count();
+        assert_eq!(named, 1, "once: {}", describe(&output));
         assert!(mounts::is_mounted(node.mountpoint()));
         same("still there", &read_fresh(&node.path("too-large")).expect("read"), &large);
     }

@@ -50,6 +50,12 @@ fn read(path: impl AsRef<Path>) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("mkdir");
+    let copy = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
+    assert!(copy.expect("cp").success());
+}
+
 /// Every file below a directory, with its content and mtime.
 fn tree(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, i64, i64)> {
     let mut found = BTreeMap::new();
@@ -189,6 +195,8 @@ fn a_dry_run_changes_nothing_and_a_second_run_does_nothing() {
     let elsewhere = cluster.root().join("elsewhere");
     std::fs::create_dir(&elsewhere).expect("mkdir");
     ended_with(&recover_at(&cluster, node.cache(), &elsewhere, &[]), 2, &["not the directory"]);
+    ended_with(&recover_at(&cluster, &elsewhere, cluster.backing(), &[]), 2, &["not a cache"]);
+    assert_eq!(std::fs::read_dir(&elsewhere).expect("list").count(), 0, "nothing is made there");
     ended_with(&recover(&cluster, node, &[]), 0, &[]);
     assert_eq!(read(cluster.backing().join("a/b/f")), [b'x'; 300_000]);
     assert!(cluster.backing().join("a/empty").exists());
@@ -405,6 +413,45 @@ fn after_a_power_loss_what_was_synced_is_there_and_the_rest_is_no_zeros() {
     assert!(!cluster.backing().join("unsynced").exists(), "a file that is not whole has no name");
 }
 
+/// A journal that ends in the middle of the last flush: its part file has become the file since.
+#[test]
+fn what_cannot_be_put_together_leaves_the_file_on_the_backing_alone() {
+    let Some(cluster) = one() else { return };
+    let node = cluster.node(0);
+    // The first half was never written, so the cache alone does not make the file whole.
+    let file = File::create(node.path("f")).expect("create");
+    file.write_all_at(&[7; 5_000], 5_000).expect("write");
+    drop(file);
+    let journal = node.cache().join("journal");
+    let before = read(&journal).len();
+    let _ = node.ebb("drain", &[], &[]);
+    die(node);
+    let all = read(&journal);
+    let target = cluster.backing().join("f");
+    let whole = read(&target);
+    let none = cluster.root().join("none").display().to_string();
+    let mut left = 0;
+    for len in (before..all.len()).step_by(20) {
+        let cache = cluster.root().join(format!("cut{len}"));
+        copy(node.cache(), &cache);
+        std::fs::write(cache.join("journal"), &all[..len]).expect("write");
+        // Another inode: what the journal knows of the file and of its part file is gone.
+        std::fs::remove_file(&target).expect("remove");
+        std::fs::write(&target, &whole).expect("write");
+        let options = ["--force", "--state", &none];
+        let forced = recover_at(&cluster, &cache, cluster.backing(), &options);
+        assert!(read(&target) == whole, "cut at {len}: {}", describe(&forced));
+        if forced.status.code() != Some(0) {
+            ended_with(&forced, 3, &["f: 5000 bytes"]);
+            left += 1;
+        }
+        let names = std::fs::read_dir(cluster.backing()).expect("list").flatten();
+        let names: Vec<_> = names.map(|e| e.file_name()).collect();
+        assert_eq!(names, ["f"], "cut at {len}: {}", describe(&forced));
+    }
+    assert!(left > 0, "no cut was between the two");
+}
+
 /// Damaged journals: an error that names the file, or a prefix; never a wrong byte.
 #[test]
 fn a_damaged_journal_never_leads_to_wrong_bytes() {
@@ -416,11 +463,6 @@ fn a_damaged_journal_never_leads_to_wrong_bytes() {
     }
     let _ = node.ebb("drain", &[], &[&node.path("f0").display().to_string()]);
     die(node);
-    let copy = |from: &Path, to: &Path| {
-        std::fs::create_dir_all(to).expect("mkdir");
-        let copy = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
-        assert!(copy.expect("cp").success());
-    };
     let backing = cluster.backing();
     let saved = cluster.root().join("saved");
     copy(backing, &saved);

@@ -69,7 +69,8 @@ impl Writer<'_> {
             };
             let data = content::bytes(self.round % 200, self.operations, offset, len);
             expected.write(offset, &data);
-            write_all(file, &data, offset)?;
+            // With O_APPEND the kernel chooses the place, which is the same here.
+            file.write_all_at(&data, offset)?;
             if self.model == Model::Posix {
                 expected.acknowledge(offset, len);
             }
@@ -80,19 +81,6 @@ impl Writer<'_> {
         }
         Ok(())
     }
-}
-
-/// With O_APPEND the kernel chooses the place, which is the same here.
-fn write_all(file: &File, mut data: &[u8], mut offset: u64) -> io::Result<()> {
-    while !data.is_empty() {
-        let n = file.write_at(data, offset)?;
-        if n == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        data = &data[n..];
-        offset += n as u64;
-    }
-    Ok(())
 }
 
 fn settle(what: &str, root: &Path, files: &mut Files) {

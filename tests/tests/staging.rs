@@ -8,7 +8,7 @@ use ebb_tests::tools::wait_until;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 fn cluster(nodes: usize, options: &[(&str, &str)]) -> Option<Cluster> {
@@ -53,7 +53,7 @@ fn json(output: &Output) -> Value {
 fn staged_files_are_read_from_the_backing_once_and_stay_clean() {
     let Some(cluster) = cluster(2, &[]) else { return };
     let all = put_inputs(&cluster);
-    for node in cluster.nodes() {
+    for (node, from_backing) in cluster.nodes().iter().zip([all, 0]) {
         let inputs = node.path("in").display().to_string();
         let report = json(&node.ebb("stage-in", &["--json"], &[&inputs]));
         assert_eq!((number(&report, "files"), number(&report, "bytes")), (21, all), "{report}");
@@ -61,12 +61,77 @@ fn staged_files_are_read_from_the_backing_once_and_stay_clean() {
         assert_eq!(number(&staged, "clean_bytes"), all, "{staged:#}");
         assert_eq!(number(&staged, "dirty_bytes"), 0);
         assert_eq!(staged["ledger"]["staged_bytes"], all);
-        assert_eq!(number(&staged, "fetched_bytes_backing"), all, "each byte once");
+        assert_eq!(number(&staged, "fetched_bytes_backing"), from_backing, "each byte once");
+        assert_eq!(number(&staged, "fetched_bytes_peer"), all - from_backing);
         check_inputs(node);
         let _ = json(&node.ebb("stage-in", &["--json"], &[&inputs]));
         let after = node.status();
-        assert_eq!(number(&after, "fetched_bytes_backing"), all, "reading fetched it again");
+        assert_eq!(number(&after, "fetched_bytes_backing"), from_backing, "fetched it again");
+        assert_eq!(number(&after, "fetched_bytes_peer"), all - from_backing, "fetched it again");
     }
+    cluster.umount_all();
+}
+
+#[test]
+fn nodes_that_stage_at_the_same_time_share_the_reading() {
+    let Some(cluster) = cluster(3, &[]) else { return };
+    let all = put_inputs(&cluster);
+    std::thread::scope(|scope| {
+        for node in cluster.nodes() {
+            scope.spawn(|| {
+                let inputs = node.path("in").display().to_string();
+                json(&node.ebb("stage-in", &["--json"], &[&inputs]));
+            });
+        }
+    });
+    let read = |node: &Node| number(&node.status(), "fetched_bytes_backing");
+    let reads: Vec<u64> = cluster.nodes().iter().map(read).collect();
+    assert_eq!(reads.iter().sum::<u64>(), all, "{reads:?}");
+    cluster.nodes().iter().for_each(check_inputs);
+    cluster.umount_all();
+}
+
+/// A copy is no good when it was written over, or when the file has changed since.
+#[test]
+fn only_good_copies_are_shared() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let old = bytes(8, 0, 0, 600_000);
+    fs::write(cluster.backing().join("input"), &old).expect("put");
+    let stage = |node: &Node| {
+        json(&node.ebb("stage-in", &["--json"], &[&node.path("input").display().to_string()]));
+    };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    stage(first);
+    // A process of its own: starting `ebb` would close copies of this one's descriptors, and that
+    // publishes.
+    let mut writer = Command::new("perl")
+        .args([
+            "-e",
+            "open F, '+<', 'input'; syswrite F, 'not published'; print 'x'; close STDOUT; <STDIN>",
+        ])
+        .current_dir(first.mountpoint())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("perl");
+    let written = std::io::read_to_string(writer.stdout.take().expect("piped")).expect("read");
+    assert_eq!(written, "x");
+    stage(second);
+    same("staged", &fs::read(second.path("input")).expect("read"), &old);
+    let fetched = second.status();
+    assert!(number(&fetched, "fetched_bytes_backing") > 0, "{fetched:#}");
+    drop(writer.stdin.take());
+    assert!(writer.wait().expect("perl").success());
+
+    let new = bytes(9, 0, 0, 600_000);
+    first.drain();
+    fs::write(cluster.backing().join("input"), &new).expect("put");
+    std::thread::sleep(Duration::from_millis(1100));
+    stage(second);
+    same("staged anew", &fs::read(second.path("input")).expect("read"), &new);
     cluster.umount_all();
 }
 

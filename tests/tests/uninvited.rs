@@ -222,7 +222,7 @@ fn without_the_token_nobody_joins_and_nobody_reads() {
     assert_eq!(nodes_of_service(node), before);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ino = Ino(std::fs::metadata(node.path("secret")).expect("stat").ino());
-    let request = ReadRequest { ino, ranges: vec![ByteRange::new(0, 10_000)] };
+    let request = ReadRequest::of_owner(ino, vec![ByteRange::new(0, 10_000)]);
     runtime.expect("runtime").block_on(async {
         let wrong = Token::load(&other).expect("token");
         let right = Token::load(cluster.root().join("token")).expect("token");
@@ -313,7 +313,7 @@ fn a_replayed_handshake_is_refused() {
     let (proxy, taken) = record(&peers);
     let token = Token::load(cluster.root().join("token")).expect("token");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let request = ReadRequest { ino: Ino(1), ranges: vec![ByteRange::new(0, 1)] };
+    let request = ReadRequest::of_owner(Ino(1), vec![ByteRange::new(0, 1)]);
     let _ = runtime.expect("runtime").block_on(async {
         PeerPool::new(Some(Arc::new(token)), PoolOptions::default()).read(&proxy, &request).await
     });

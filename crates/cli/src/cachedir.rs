@@ -3,9 +3,8 @@
 //! knows is the business of `left.rs`.
 
 use crate::exit::{Context, Failure};
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -42,6 +41,24 @@ pub fn prepare(dir: &Path) -> Result<(), Failure> {
     std::fs::set_permissions(dir, Permissions::from_mode(0o700)).or_usage(&what)
 }
 
+/// Refuses what was never a cache: to say of it that nothing is missing would be a lie.
+pub fn refuse_others(dir: &Path) -> Result<(), Failure> {
+    if [LOCK, "journal"].iter().any(|name| dir.join(name).is_file()) {
+        return Ok(());
+    }
+    let shown = dir.display();
+    Err(Failure::usage(format!(
+        "{shown}: not a cache of Ebb (it has no `{LOCK}` and no `journal`)"
+    )))
+}
+
+/// In each cache; tells who has it.
+const LOCK: &str = "lock";
+
+/// What is in it begins like this.
+const HOLDER: &str = "process ";
+const HOLDER_BYTES_MAX: u64 = 4096;
+
 /// The right to use a cache directory; ends with the process, however it ends.
 #[derive(Debug)]
 pub struct Lock {
@@ -51,7 +68,7 @@ pub struct Lock {
 impl Lock {
     /// Takes the directory; refuses when another daemon has it.
     pub fn take(dir: &Path, purpose: &str) -> Result<Lock, Failure> {
-        let path = dir.join("lock");
+        let path = dir.join(LOCK);
         let what = format!("{}", path.display());
         let mut file = OpenOptions::new()
             .read(true)
@@ -61,11 +78,16 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .or_usage(&what)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Before anything waits or is written: it may be a file of somebody else's.
+        let mut holder = Vec::new();
+        (&mut file).take(HOLDER_BYTES_MAX).read_to_end(&mut holder).or_usage(&what)?;
+        let holder = String::from_utf8_lossy(&holder);
+        if !holder.is_empty() && !holder.starts_with(HOLDER) {
+            return Err(Failure::usage(format!("{what}: not a lock of Ebb; name another cache")));
+        }
+        match ebb_journal::take_lock(&file) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut holder = String::new();
-                let _ = file.read_to_string(&mut holder);
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 let holder = holder.trim();
                 let shown = dir.display();
                 return Err(Failure::usage(format!("{shown} is in use by {holder}")));
@@ -73,7 +95,8 @@ impl Lock {
             Err(e) => return Err(e).or_failed(&what),
         }
         file.set_len(0).or_failed(&what)?;
-        writeln!(file, "process {} ({purpose})", std::process::id()).or_failed(&what)?;
+        file.rewind().or_failed(&what)?;
+        writeln!(file, "{HOLDER}{} ({purpose})", std::process::id()).or_failed(&what)?;
         Ok(Lock { _file: file })
     }
 }
@@ -172,6 +195,23 @@ mod tests {
         assert!(e.text.contains("/m") && e.text.contains(&std::process::id().to_string()), "{e}");
         drop(first);
         Lock::take(dir.path(), "mount of /n").unwrap();
+    }
+
+    #[test]
+    fn files_and_directories_of_others_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(refuse_others(dir.path()).unwrap_err().status, 2);
+        let lock = dir.path().join(LOCK);
+        std::fs::write(&lock, "mine\n").unwrap();
+        assert_eq!(Lock::take(dir.path(), "test").unwrap_err().status, 2);
+        assert_eq!(std::fs::read(&lock).unwrap(), b"mine\n");
+        std::fs::write(&lock, "").unwrap();
+        for purpose in ["a long purpose", "short"] {
+            Lock::take(dir.path(), purpose).unwrap();
+            let text = std::fs::read_to_string(&lock).unwrap();
+            assert_eq!(text, format!("process {} ({purpose})\n", std::process::id()));
+        }
+        refuse_others(dir.path()).unwrap();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Line charts as SVG text, as plain as can be: one line, two axes, one marked level. No
 //! interaction, no styles beyond what every viewer knows.
 
+use ebb_workloads::paper::{label, polyline, sheet, tick};
 use std::fmt::Write;
 
 const WIDTH: f64 = 640.0;
@@ -9,8 +10,6 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 36.0;
 const BOTTOM: f64 = 48.0;
-/// Steps on each axis, about.
-const TICKS: f64 = 5.0;
 
 /// One chart.
 pub struct Chart {
@@ -27,19 +26,8 @@ pub struct Chart {
 /// The charts one below the other, as a whole SVG file.
 #[must_use]
 pub fn document(charts: &[Chart]) -> String {
-    let height = HEIGHT * charts.len() as f64;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         width=\"{WIDTH}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    for (i, chart) in charts.iter().enumerate() {
-        let _ = writeln!(svg, "<g transform=\"translate(0 {})\">", HEIGHT * i as f64);
-        chart.draw(&mut svg);
-        svg.push_str("</g>\n");
-    }
-    svg.push_str("</svg>\n");
-    svg
+    let panels: Vec<String> = charts.iter().map(Chart::draw).collect();
+    sheet(WIDTH, HEIGHT, 12, &panels)
 }
 
 /// From numbers to places on the paper.
@@ -59,34 +47,32 @@ impl Scale {
 }
 
 impl Chart {
-    fn draw(&self, svg: &mut String) {
+    fn draw(&self) -> String {
+        let mut drawn = String::new();
+        let svg = &mut drawn;
         let most = |of: fn(&(f64, f64)) -> f64| self.points.iter().map(of).fold(0.0, f64::max);
         let marked = self.mark.as_ref().map_or(0.0, |m| m.0);
-        let (x_step, y_step) = (step(most(|p| p.0)), step(most(|p| p.1).max(marked)));
+        let (x_step, y_step) = (tick(most(|p| p.0)), tick(most(|p| p.1).max(marked)));
         let up = |value: f64, step: f64| (value / step).ceil() * step;
         let scale = Scale {
             x_most: up(most(|p| p.0), x_step).max(x_step),
             y_most: up(most(|p| p.1).max(marked), y_step).max(y_step),
         };
-        text(svg, WIDTH / 2.0, TOP - 14.0, "middle", &self.title);
-        text(svg, WIDTH / 2.0, HEIGHT - 10.0, "middle", &self.x_label);
+        label(svg, WIDTH / 2.0, TOP - 14.0, "middle", &self.title);
+        label(svg, WIDTH / 2.0, HEIGHT - 10.0, "middle", &self.x_label);
         axes(svg, &scale, x_step, y_step);
         if let Some((level, name)) = &self.mark {
             let y = scale.y(*level);
             line(svg, (LEFT, y), (WIDTH - RIGHT, y), "#c0392b\" stroke-dasharray=\"5 4");
-            text(svg, WIDTH - RIGHT, y - 4.0, "end", name);
+            label(svg, WIDTH - RIGHT, y - 4.0, "end", name);
         }
         self.draw_line(svg, &scale);
+        drawn
     }
 
     fn draw_line(&self, svg: &mut String, scale: &Scale) {
-        let at = |(x, y): &(f64, f64)| format!("{:.2},{:.2}", scale.x(*x), scale.y(*y));
-        let places: Vec<String> = self.points.iter().map(at).collect();
-        let _ = writeln!(
-            svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"2\"/>",
-            places.join(" ")
-        );
+        let places = self.points.iter().map(|(x, y)| (scale.x(*x), scale.y(*y)));
+        polyline(svg, places, "#1f5fa8");
         // A line of one point would not be seen.
         if let [only] = self.points.as_slice() {
             let (x, y) = (scale.x(only.0), scale.y(only.1));
@@ -100,14 +86,14 @@ fn axes(svg: &mut String, scale: &Scale, x_step: f64, y_step: f64) {
     while x <= scale.x_most + x_step / 2.0 {
         let at = scale.x(x);
         line(svg, (at, TOP), (at, HEIGHT - BOTTOM), "#dddddd");
-        text(svg, at, HEIGHT - BOTTOM + 16.0, "middle", &number(x));
+        label(svg, at, HEIGHT - BOTTOM + 16.0, "middle", &number(x));
         x += x_step;
     }
     let mut y = 0.0;
     while y <= scale.y_most + y_step / 2.0 {
         let at = scale.y(y);
         line(svg, (LEFT, at), (WIDTH - RIGHT, at), "#dddddd");
-        text(svg, LEFT - 6.0, at + 4.0, "end", &number(y));
+        label(svg, LEFT - 6.0, at + 4.0, "end", &number(y));
         y += y_step;
     }
 }
@@ -120,20 +106,6 @@ fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), stroke: &str) {
     );
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
-    let words = words.replace('&', "&amp;").replace('<', "&lt;");
-    let _ =
-        writeln!(svg, "<text x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"{anchor}\">{words}</text>");
-}
-
-/// A round distance between ticks: 1, 2 or 5 times a power of ten.
-fn step(most: f64) -> f64 {
-    let rough = (most / TICKS).max(f64::MIN_POSITIVE);
-    let power = 10f64.powf(rough.log10().floor());
-    let round = [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= rough * 0.999);
-    (round.unwrap_or(10.0) * power).max(1e-3)
-}
-
 fn number(x: f64) -> String {
     let text = format!("{x:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -144,15 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_few() {
-        assert_eq!(step(10.0), 2.0);
-        assert_eq!(step(4096.0), 1000.0);
-        assert_eq!(step(3.39), 1.0);
-        assert_eq!(step(1.2), 0.5);
-        for most in [0.0, 0.01, 1.0, 17.07, 480.0, 99_999.0] {
-            let ticks = most / step(most);
-            assert!(ticks <= 10.0 && step(most) > 0.0, "{most}: {ticks}");
-        }
+    fn numbers_have_no_needless_zeros() {
         assert_eq!(
             (number(2.5), number(100.0), number(0.0)),
             ("2.5".into(), "100".into(), "0".into())

@@ -193,6 +193,22 @@ impl FileState {
         Ok(self.give_to_backing(&pieces))
     }
 
+    /// The same by a node that cannot say whether the backing has what others copied from it: it
+    /// may have written there again before the bytes were flushed. All copies of unowned bytes
+    /// made before are not the newest any more.
+    pub fn detach_anew(
+        &mut self,
+        node: NodeId,
+        ranges: &[ByteRange],
+    ) -> Result<Version, NotFlushed> {
+        let before = self.version;
+        let version = self.detach(node, ranges)?;
+        if version > before {
+            self.base_version = version;
+        }
+        Ok(version)
+    }
+
     /// Sets the size. A cut takes the bytes beyond it from everyone; an extension adds zeros.
     pub fn truncate(&mut self, len: u64) -> Version {
         let version = self.step();

@@ -13,7 +13,8 @@ const UNITS: usize = 40;
 enum Op {
     Attach(u32, Vec<(usize, usize)>),
     Append(u32, usize),
-    Detach(u32, usize, usize),
+    /// The last: anew.
+    Detach(u32, usize, usize, bool),
     Truncate(usize),
     Grant(u32, usize, usize),
     /// Ends the n-th grant that is out; false: it failed.
@@ -33,7 +34,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (node.clone(), prop::collection::vec(span(), 1..3)).prop_map(|(n, r)| Op::Attach(n, r)),
         1 => (node.clone(), 0..3usize).prop_map(|(n, l)| Op::Append(n, l)),
-        2 => (node.clone(), span()).prop_map(|(n, (a, b))| Op::Detach(n, a, b)),
+        2 => (node.clone(), span(), any::<bool>())
+            .prop_map(|(n, (a, b), anew)| Op::Detach(n, a, b, anew)),
         1 => (0..UNITS).prop_map(Op::Truncate),
         4 => (node.clone(), span()).prop_map(|(n, (a, b))| Op::Grant(n, a, b)),
         4 => (0..3usize, prop::bool::weighted(0.8)).prop_map(|(i, ok)| Op::End(i, ok)),
@@ -115,10 +117,15 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                 reference.attach(*node, start, start + len, version);
             }
         }
-        Op::Detach(node, a, b) => {
+        Op::Detach(node, a, b, anew) => {
             let copy = file.clone();
+            let range = [bytes(*a, *b)];
             let unflushed = reference.owned_by(*node, *a, *b, false);
-            match file.detach(NodeId(*node), &[bytes(*a, *b)]) {
+            let done = match anew {
+                true => file.detach_anew(NodeId(*node), &range),
+                false => file.detach(NodeId(*node), &range),
+            };
+            match done {
                 Err(_) => {
                     assert!(!unflushed.is_empty());
                     assert_eq!(*file, copy, "an error changes nothing");
@@ -128,6 +135,10 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                     let given = reference.owned_by(*node, *a, *b, true);
                     assert_eq!(version, if given.is_empty() { before } else { before.next() });
                     reference.give_back(&given);
+                    if *anew && !given.is_empty() {
+                        let unowned = reference.units.iter_mut().filter(|u| u.owner.is_none());
+                        unowned.for_each(|u| u.changed = version.0);
+                    }
                 }
             }
         }

@@ -200,3 +200,35 @@ fn a_restored_view_goes_on_where_the_old_one_stopped() {
     let changes = view.apply(&service.query(ByteRange::ALL, Version::ZERO));
     assert_eq!(changes.overtaken, [ByteRange::new(0, 1)]);
 }
+
+#[test]
+fn a_copy_is_lent_only_while_it_is_the_newest_that_is_known() {
+    let mut service = FileState::new(100);
+    let mut view = FileView::new(ME);
+    let range = ByteRange::new(0, 50);
+    view.apply(&service.query(ByteRange::ALL, Version::ZERO));
+    let first = service.version();
+    assert!(!view.has_copy(range, first), "not here");
+    assert_eq!(view.fetched(range, first), [range]);
+    assert!(view.has_copy(range, first));
+    assert!(!view.has_copy(ByteRange::new(0, 51), first));
+    assert!(!view.has_copy(range, first.next()), "who knows more may know of a change");
+    view.begin_write(ByteRange::new(10, 20));
+    assert!(!view.has_copy(range, first), "being written over");
+    view.abort_write(ByteRange::new(10, 20));
+    assert!(view.has_copy(range, first));
+    view.write(ByteRange::new(10, 20));
+    assert!(!view.has_copy(range, first) && view.has_copy(ByteRange::new(20, 50), first));
+
+    service.attach(A, &all(40, 60));
+    view.apply(&service.query(ByteRange::ALL, Version::ZERO));
+    assert!(view.has_copy(ByteRange::new(20, 40), service.version()));
+    assert!(!view.has_copy(ByteRange::new(20, 50), first), "another node's");
+    service.mark_flushed(A, &service.grantable(A, &[ByteRange::ALL]));
+    service.detach(A, &[ByteRange::ALL]).unwrap();
+    view.apply(&service.query(ByteRange::ALL, Version::ZERO));
+    assert!(
+        !view.has_copy(ByteRange::new(40, 50), service.version()),
+        "changed since it was copied"
+    );
+}

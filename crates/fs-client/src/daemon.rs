@@ -412,11 +412,11 @@ fn flush_options(node: &Node) -> Options {
             FlushIo::Low => IoClass::Low,
             FlushIo::Idle => IoClass::Idle,
         },
-        // Room is made grant by grant: a small buffer needs small ones.
         read_back: match config.verify {
             Verify::Memory => ReadBack::Memory,
             Verify::Storage => ReadBack::Storage,
         },
+        // Room is made grant by grant: a small buffer needs small ones.
         grant_bytes: usual.grant_bytes.min(node.capacity() / 16),
         ..usual
     }

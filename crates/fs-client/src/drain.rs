@@ -5,6 +5,7 @@ use crate::control::{Event, Outcome, Remaining};
 use crate::node::Node;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
 use ebb_types::{Errno, Ino};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,10 +52,10 @@ impl Drain {
         let mut timed_out = report.timed_out;
         // Names go after bytes: what is published by now needs nothing more.
         match self.materialize(deadline).await {
-            Ok(Ok(failures)) => remaining.extend(meant(failures, paths)),
+            Ok(Ok(failures)) => add_unnamed(&mut remaining, meant(failures, paths)),
             Ok(Err(late)) => {
                 timed_out = true;
-                remaining.extend(meant(late, paths));
+                add_unnamed(&mut remaining, meant(late, paths));
             }
             Err(Errno::ETIMEDOUT) => {
                 return Outcome::Unreachable {
@@ -184,6 +185,12 @@ async fn before<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> 
     let Some(deadline) = deadline else { return Some(work.await) };
     let end = deadline.max(Instant::now() + LEAST_FOR_NAMES);
     tokio::time::timeout_at(end.into(), work).await.ok()
+}
+
+/// Each path once, with the first reason: the flusher's, who knows more than the service.
+fn add_unnamed(remaining: &mut Vec<Remaining>, more: impl Iterator<Item = Remaining>) {
+    let known: HashSet<String> = remaining.iter().map(|r| r.path.clone()).collect();
+    remaining.extend(more.filter(|r| !known.contains(&r.path)));
 }
 
 /// What is at or below `paths`: the service speaks of everything, the user asked for these.

@@ -2,7 +2,7 @@
 
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_transport::{ByteSource, Lent, SourceError};
+use ebb_transport::{ByteSource, Lent, SourceError, Subject};
 use ebb_types::{ByteRange, Ino};
 use std::sync::{Arc, Weak};
 
@@ -18,14 +18,17 @@ impl PeerSource {
 
     fn with<T>(
         &self,
-        ino: Ino,
+        subject: Subject,
         ranges: &[ByteRange],
         then: impl FnOnce(Arc<std::fs::File>) -> T,
     ) -> Option<T> {
-        let (node, file) = self.file(ino)?;
+        let (node, file) = self.file(subject.ino)?;
         let all_here = {
             let state = file.state.read();
-            ranges.iter().all(|r| state.view.local(*r))
+            ranges.iter().all(|r| match subject.copy_since {
+                None => state.view.local(*r),
+                Some(version) => state.view.has_copy(*r, version),
+            })
         };
         if !all_here {
             return None;
@@ -35,17 +38,17 @@ impl PeerSource {
 }
 
 impl ByteSource for PeerSource {
-    fn open_read(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
+    fn open_read(&self, subject: Subject, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
         // Held before the look whether they are here, so that they cannot be given up in between.
         // Other nodes' writes and truncates still take bytes away in place, so they are copied
         // and looked at again afterwards, not sent from the page cache.
-        let (_, file) = self.file(ino).ok_or(SourceError::NotHere)?;
+        let (_, file) = self.file(subject.ino).ok_or(SourceError::NotHere)?;
         let held = file.hold(ranges);
-        self.with(ino, ranges, |cache| Lent::copied_under(cache, Box::new(held)))
+        self.with(subject, ranges, |cache| Lent::copied_under(cache, Box::new(held)))
             .ok_or(SourceError::NotHere)
     }
 
-    fn still_here(&self, ino: Ino, ranges: &[ByteRange]) -> bool {
-        self.with(ino, ranges, |_| ()).is_some()
+    fn still_here(&self, subject: Subject, ranges: &[ByteRange]) -> bool {
+        self.with(subject, ranges, |_| ()).is_some()
     }
 }

@@ -16,7 +16,13 @@
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
 //!
-//! "Published" is also what was published and perhaps written again. "Not held" is also what the journal says was held and nothing shows that the device has it:
+//! "Published" is also what was published and perhaps written again.
+//!
+//! What is owned gets a new version (`renew`): it may have been written again, or a publication of
+//! it may not have arrived, and then the copies that other nodes have are not what is here. What
+//! is given back gets one too (`detach_anew`): the flush may have taken newer bytes along.
+//!
+//! "Not held" is also what the journal says was held and nothing shows that the device has it:
 //! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
 //! Owned zeros are bytes of an append that was never answered.
 
@@ -175,16 +181,27 @@ pub(crate) async fn take_over(
             match answer {
                 // Another job's numbers may mean other files: nothing in this cache is theirs.
                 Ok(_) if !same_job => node.cache.remove(ino)?,
-                Ok(answer) => one(node, ino, note, &answer.map, found.rebooted, &mut done).await?,
-                Err(Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL) => {
-                    tracing::debug!(%ino, "deleted meanwhile");
-                    node.cache.remove(ino)?;
+                Ok(answer) => {
+                    let taken = one(node, ino, note, &answer.map, found.rebooted, &mut done).await;
+                    taken.or_else(|e| unless_deleted(node, ino, e))?;
                 }
-                Err(e) => return Err(e),
+                Err(e) => unless_deleted(node, ino, e)?,
             }
         }
     }
     Ok(done)
+}
+
+/// A file may be gone, also between two questions about it: with the dead daemon went what held
+/// the files that were open and had no name any more.
+fn unless_deleted(node: &Node, ino: Ino, e: Errno) -> Result<(), Errno> {
+    match e {
+        Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL => {
+            tracing::debug!(%ino, "deleted meanwhile");
+            node.cache.remove(ino).map_err(Errno::from)
+        }
+        e => Err(e),
+    }
 }
 
 fn ranges_of<'a>(
@@ -216,6 +233,9 @@ async fn one(
     done: &mut Restored,
 ) -> Result<(), Errno> {
     let place = node.meta.describe(ino).await?;
+    if place.path.is_empty() {
+        return node.cache.remove(ino).map_err(Errno::from);
+    }
     let label = String::from_utf8_lossy(&place.path).into_owned();
     let mut note = note.cloned();
     let missing = note.as_mut().map_or(Ok(0), |n| node.cache.len(ino).map(|len| n.trim(len)))?;
@@ -223,11 +243,27 @@ async fn one(
         tracing::error!(path = label, bytes = missing, "the cache file is shorter than it was");
         done.lost.push((label.clone(), missing));
     }
-    let judged = judge(note.as_ref(), answer, node.me, rebooted);
-    let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
-    if !back.is_empty() {
-        node.meta.detach(ino, &back).await?;
+    let mut judged = judge(note.as_ref(), answer, node.me, rebooted);
+    let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
+    let renewed = match here.is_empty() {
+        true => None,
+        false => Some(node.meta.renew(ino, &here).await?),
+    };
+    let answer = renewed.as_ref().unwrap_or(answer);
+    if renewed.is_some() {
+        judged = judge(note.as_ref(), answer, node.me, rebooted);
     }
+    let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
+    let given_back = match back.is_empty() {
+        true => None,
+        false => {
+            node.meta.detach_anew(ino, &back).await?;
+            let range = ByteRange::ALL;
+            let query = QueryRequest { ino, range, known: Version::ZERO, lease: false };
+            Some(node.meta.query(query).await?.map)
+        }
+    };
+    let answer = given_back.as_ref().unwrap_or(answer);
     let lost = ranges_of(&judged, |v| v == Verdict::Lost);
     if !lost.is_empty() {
         tracing::error!(path = label, bytes = sum(&lost), "published bytes are lost");
@@ -247,7 +283,7 @@ async fn one(
         })
         .collect();
     let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
-    if owned.is_empty() && dirty.is_empty() || place.path.is_empty() {
+    if owned.is_empty() && dirty.is_empty() {
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));

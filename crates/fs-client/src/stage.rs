@@ -1,14 +1,16 @@
 //! Staging: the bytes of files come into the buffer before somebody reads them. What is here
-//! already is not fetched again; bytes that another node wrote come from that node. They stay
-//! clean: under pressure they are given up like all others.
+//! already is not fetched again; bytes that another node wrote, or staged, come from that node, so
+//! that nodes which stage the same files read each byte from the backing once. They stay clean:
+//! under pressure they are given up like all others.
 
 use crate::control::{Event, Outcome};
 use crate::drain::Progress;
 use crate::node::Node;
 use crate::passing::Inside;
 use crate::tree::Found;
+use ebb_consistency::{Piece, Source};
 use ebb_types::units::Size;
-use ebb_types::{ByteRange, Errno};
+use ebb_types::{ByteRange, Errno, NodeId};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,6 +26,12 @@ const FILES_AT_ONCE: usize = 8;
 
 /// Steps of one file at the same time: a single large file must not be slower than many.
 const STEPS_AT_ONCE: usize = 4;
+
+/// How long to wait for a node that said that it reads something. One that has given it up
+/// again, or has died, costs this once for each step.
+const COPY_WAIT: Duration = Duration::from_secs(3);
+const COPY_PAUSE_MIN: Duration = Duration::from_millis(2);
+const COPY_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// Failures that are told by name.
 const FAILURES_MAX: usize = 1000;
@@ -205,8 +213,8 @@ impl Node {
         let missing = |view: &ebb_consistency::FileView| -> u64 {
             let plan = view.plan_read(range).into_iter();
             let far = plan.filter(|p| {
-                use ebb_consistency::Source::{Backing, Peer};
-                matches!(p.source, Peer { .. } | Backing) || crate::ops::fetch::is_unknown(p)
+                matches!(p.source, Source::Peer { .. } | Source::Backing)
+                    || crate::ops::fetch::is_unknown(p)
             });
             far.map(|p| p.range.len()).sum()
         };
@@ -214,10 +222,51 @@ impl Node {
         if before == 0 {
             return Ok(());
         }
+        self.share_reading(file, range).await?;
         self.gather(file, range).await?;
         let after = missing(&file.state.read().view);
         self.metrics.staged_bytes.fetch_add(before.saturating_sub(after), Relaxed);
         // Read, but there was no room to keep it.
         if after > 0 { Err(Errno::ENOSPC) } else { Ok(()) }
+    }
+
+    /// What other nodes have read from the backing, or are reading, comes from them. What is left
+    /// is this node's to read.
+    async fn share_reading(
+        &self,
+        file: &Arc<crate::file::CachedFile>,
+        range: ByteRange,
+    ) -> Result<(), Errno> {
+        let plan = file.state.read().view.plan_read(range);
+        let unowned = |p: &Piece| p.source == Source::Backing && !crate::ops::fetch::is_unknown(p);
+        for piece in plan.into_iter().filter(unowned) {
+            // A service that cannot say costs nothing but a second reading.
+            let holders = self.meta.share(file.ino, piece.range, false).await.unwrap_or_default();
+            for (part, holder) in holders.into_iter().filter(|(_, n)| *n != self.me) {
+                let piece = Piece { range: part, ..piece };
+                if !self.wait_for_copy(file, holder, piece).await? {
+                    let _ = self.meta.share(file.ino, part, true).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The holder may still be reading it. False when it does not come to have it.
+    async fn wait_for_copy(
+        &self,
+        file: &Arc<crate::file::CachedFile>,
+        holder: NodeId,
+        piece: Piece,
+    ) -> Result<bool, Errno> {
+        let (asked, mut pause) = (Instant::now(), COPY_PAUSE_MIN);
+        while !self.fetch_copy(file, holder, piece).await? {
+            if asked.elapsed() >= COPY_WAIT {
+                return Ok(false);
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(COPY_PAUSE_MAX);
+        }
+        Ok(true)
     }
 }

@@ -2,9 +2,11 @@
 //! storage they ask for, and a storage that loses its power ([`power`]) to try them on. Knows
 //! nothing of what a record means or when it must be written. `docs/journal.md` is the format.
 
+mod exclusive;
 pub mod power;
 mod storage;
 
+pub use exclusive::take_lock;
 pub use storage::{Directory, Storage, Stored};
 
 /// Length and checksum before each body.

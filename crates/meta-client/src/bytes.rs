@@ -5,7 +5,7 @@ use crate::driver::LEFT;
 use crate::map::{Mapped, map_from_pb, owned_from_pb};
 use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
-use ebb_types::{Attr, ByteRange, Errno, Ino, Name, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
@@ -213,6 +213,7 @@ impl MetaClient {
             mtime: attach.mtime.map(time_to_pb),
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
+            renew: false,
             guessed: attach.guessed.iter().copied().map(range_to_pb).collect(),
             again: attach.again.iter().copied().map(range_to_pb).collect(),
         });
@@ -229,6 +230,25 @@ impl MetaClient {
         Ok(attached)
     }
 
+    /// Gives what this node owns unflushed of these bytes a new version, and answers the map of the
+    /// whole file then. Copies that other nodes have are not the newest any more.
+    pub async fn renew(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+    ) -> Result<ebb_consistency::MapAnswer, Errno> {
+        let whole = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
+        let op = Op::Attach(pb::Attach {
+            ino: ino.0,
+            ranges: ranges.iter().copied().map(range_to_pb).collect(),
+            then_query: Some(whole.to_pb()),
+            renew: true,
+            ..pb::Attach::default()
+        });
+        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        attached.map.map(|mapped| mapped.map).ok_or(Errno::EPROTO)
+    }
+
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
     pub async fn append(&self, ino: Ino, len: u64, mtime: Time) -> Result<Attached, Errno> {
         let op = Op::Append(pb::Append { ino: ino.0, len, mtime: Some(time_to_pb(mtime)) });
@@ -236,10 +256,47 @@ impl MetaClient {
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }
 
-    /// Gives up flushed bytes of this node.
-    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
+    /// Gives up flushed bytes of this node; the version of the file then.
+    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
+        self.detach_how(ino, ranges, false).await
+    }
+
+    /// The same when the backing may have other bytes than others have copied from here.
+    pub async fn detach_anew(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
+        self.detach_how(ino, ranges, true).await
+    }
+
+    async fn detach_how(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+        anew: bool,
+    ) -> Result<Version, Errno> {
         let ranges = ranges.iter().copied().map(range_to_pb).collect();
-        self.call(Op::Detach(pb::Detach { ino: ino.0, ranges })).await.map(drop)
+        let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
+        Ok(attached_from_pb(expect_body!(self.call(op).await?, Attached))?.version)
+    }
+
+    /// Who has copies of these unowned bytes; what nobody has (with `take`: all) is this node's to
+    /// fetch. Sorted and disjoint, within `range`.
+    pub async fn share(
+        &self,
+        ino: Ino,
+        range: ByteRange,
+        take: bool,
+    ) -> Result<Vec<(ByteRange, NodeId)>, Errno> {
+        let op = Op::Share(pb::Share { ino: ino.0, range: Some(range_to_pb(range)), take });
+        let shared = expect_body!(self.call(op).await?, Shared);
+        let mut at = range.start();
+        let mut holders = Vec::with_capacity(shared.holders.len());
+        for holder in shared.holders {
+            if holder.start < at || holder.end <= holder.start || holder.end > range.end() {
+                return Err(Errno::EPROTO);
+            }
+            at = holder.end;
+            holders.push((ByteRange::new(holder.start, holder.end), NodeId(holder.node)));
+        }
+        Ok(holders)
     }
 
     /// May this node write these bytes to the backing now? Waits for others that write or cut

@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 39] = [
+pub(crate) const NAMES: [&str; 40] = [
     "hello",
     "prove",
     "heartbeat",
@@ -44,6 +44,7 @@ pub(crate) const NAMES: [&str; 39] = [
     "cancel",
     "describe",
     "returned",
+    "share",
 ];
 
 /// Index into [`NAMES`].
@@ -85,6 +86,7 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Cancel(_) => 36,
         Op::Describe(_) => 37,
         Op::Returned(_) => 38,
+        Op::Share(_) => 39,
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
+use crate::copies::Copies;
 use crate::grants::{ClaimId, Grants};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
@@ -69,6 +70,8 @@ pub struct Core {
     pub sessions: Sessions,
     /// What they need not ask again.
     pub desk: Desk,
+    /// Who has copies of unowned bytes. A leaf as well.
+    pub copies: Mutex<Copies>,
     /// How new files are spread, when there is a choice.
     pub stripes: Option<Stripes>,
     /// What is counted.
@@ -110,6 +113,7 @@ impl Core {
             journal,
             stripes: Stripes::on(&backing, config.jobs_hint),
             backing: Arc::new(backing),
+            copies: Mutex::default(),
             grants: Mutex::default(),
             grants_changed: Notify::new(),
             checked: Mutex::default(),
@@ -150,6 +154,7 @@ impl Core {
                 return;
             }
             if let Entry::Ns(Record::Free { ino }) = entry {
+                self.copies.lock().forget(*ino);
                 let mut checked = self.checked.lock();
                 checked.remove(&(*ino, Checked::Attributes));
                 checked.remove(&(*ino, Checked::Names));

@@ -101,14 +101,14 @@ impl Core {
     /// Part files that got their names just before the service stopped: their records say that
     /// they are still parts, and what opens them would look in vain.
     pub(super) fn find_published(&self) {
-        let parts: Vec<(BackingPath, Link)> = {
+        let parts: Vec<(Ino, BackingPath, Link)> = {
             let state = self.state();
-            let parts = state.ns.inodes().filter(|i| matches!(i.home, Home::Part { .. }));
+            let parts = state.ns.inodes().filter(|i| is_part(i));
             parts
-                .filter_map(|i| Some((state.ns.home_path(i.ino)?, i.links.first()?.clone())))
+                .filter_map(|i| Some((i.ino, state.ns.home_path(i.ino)?, i.links.first()?.clone())))
                 .collect()
         };
-        for (part, link) in parts {
+        for (ino, part, link) in parts {
             if self.backing.stat(&part).err() != Some(Errno::ENOENT) {
                 continue;
             }
@@ -117,8 +117,8 @@ impl Core {
                 let look = self.backing.look(&path, &link.name)?;
                 self.take_look(link.parent, &link.name, &look, asked)
             });
-            if let Err(errno) = look {
-                tracing::warn!(%part, name = %link.name, ?errno, "a part file is gone");
+            if self.state().ns.get(ino).is_some_and(is_part) {
+                tracing::error!(%part, name = %link.name, ?look, "a part file is gone");
             }
         }
     }
@@ -373,6 +373,10 @@ impl Core {
         let look = self.backing.run(move |b| b.look(&path, &wanted)).await?;
         self.take_look(parent, name, &look, asked)
     }
+}
+
+fn is_part(inode: &Inode) -> bool {
+    matches!(inode.home, Home::Part { .. })
 }
 
 /// Errors that mean that the backing is not what was known.

@@ -282,9 +282,11 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
         Entry::File(ino, op) => match op {
             // Owners stay as they are, or readers find out by asking the owner.
             FileOp::Detach(..) | FileOp::Flushed(..) => (Vec::new(), true),
-            FileOp::State(_) | FileOp::Attach(..) | FileOp::Append(..) | FileOp::Truncate(_) => {
-                (vec![*ino], true)
-            }
+            FileOp::State(_)
+            | FileOp::Attach(..)
+            | FileOp::Append(..)
+            | FileOp::Truncate(_)
+            | FileOp::DetachAnew(..) => (vec![*ino], true),
         },
         Entry::Ns(Record::Attr { ino, .. }) => (vec![*ino], true),
         // A file that comes to the backing is one that others can change from then on.

@@ -9,6 +9,7 @@
 
 mod backing;
 mod config;
+mod copies;
 mod core;
 mod doors;
 mod engine;

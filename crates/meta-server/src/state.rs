@@ -56,6 +56,7 @@ pub enum FileOp {
     Detach(NodeId, Vec<ByteRange>),
     Truncate(u64),
     Flushed(NodeId, Vec<Owned>),
+    DetachAnew(NodeId, Vec<ByteRange>),
 }
 
 /// A node as the journal keeps it.
@@ -210,6 +211,9 @@ impl State {
             }
             FileOp::Detach(node, ranges) => {
                 file.detach(*node, ranges).map_err(|e| e.to_string())?;
+            }
+            FileOp::DetachAnew(node, ranges) => {
+                file.detach_anew(*node, ranges).map_err(|e| e.to_string())?;
             }
             FileOp::Truncate(len) => drop(file.truncate(*len)),
             FileOp::Flushed(node, owned) => drop(file.mark_flushed(*node, owned)),

@@ -59,6 +59,26 @@ async fn a_file_written_by_two_nodes_reaches_the_backing_whole() {
     assert_eq!(opened.map.unwrap().size, 300);
 }
 
+/// As a daemon does that takes over what a dead one left.
+#[tokio::test]
+async fn renewing_takes_nothing_from_others_and_makes_copies_stale() {
+    let s = Service::start().await;
+    let (mut a, mut b) = (s.node("a").await, s.node("b").await);
+    let file = a.create(ROOT, "f").await;
+    a.attach(file, 0, 100).await;
+    let before = b.attach(file, 50, 80).await;
+    let ranges = vec![pb::Range { start: 10, end: 90 }, pb::Range { start: 200, end: 300 }];
+    let renew = pb::Attach { ino: file, ranges, renew: true, ..Default::default() };
+    a.ask(Op::Attach(renew)).await.unwrap();
+    let map = b.query(file).await;
+    assert_eq!(map.size, 100, "nobody had written beyond");
+    let owner = |at| map.ranges.iter().find(|r| r.start <= at && at < r.end).unwrap();
+    for at in [10, 89] {
+        assert!(owner(at).node == a.id && owner(at).version > before, "{at}: {map:?}");
+    }
+    assert_eq!((owner(60).node, owner(60).version), (b.id, before));
+}
+
 #[tokio::test]
 async fn a_checkpoint_replaced_by_rename_stays_until_the_new_one_is_whole() {
     let s = Service::start().await;

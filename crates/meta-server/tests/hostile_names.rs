@@ -159,7 +159,7 @@ async fn bad_ranges_are_refused_in_every_message() {
         let ranges = vec![pb::Range { start, end }];
         let ops = vec![
             Op::Attach(pb::Attach { ino: f, ranges: ranges.clone(), ..Default::default() }),
-            Op::Detach(pb::Detach { ino: f, ranges: ranges.clone() }),
+            Op::Detach(pb::Detach { ino: f, ranges: ranges.clone(), anew: true }),
             Op::FlushBegin(pb::FlushBegin { ino: f, ranges: ranges.clone() }),
         ];
         for op in ops {

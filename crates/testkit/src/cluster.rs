@@ -215,6 +215,15 @@ impl Cluster {
         self.meta.as_ref().map(|m| m.address.as_str())
     }
 
+    /// The process of the separate metadata service.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn meta_pid(&self) -> u32 {
+        self.meta.as_ref().expect("a cluster with a separate service").child.id()
+    }
+
     /// Kills the separate metadata service, as a crash would.
     pub fn kill_meta(&mut self) {
         let meta = self.meta.as_mut().expect("a cluster with a separate service");

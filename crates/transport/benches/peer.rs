@@ -8,6 +8,7 @@ use bytes::BytesMut;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ebb_transport::{
     ByteSource, Lent, PeerPool, PeerServer, PoolOptions, ReadRequest, ServeOptions, SourceError,
+    Subject,
 };
 use ebb_types::{ByteRange, Ino};
 use std::fs::File;
@@ -25,12 +26,12 @@ struct OneFile {
 }
 
 impl ByteSource for OneFile {
-    fn open_read(&self, _: Ino, _: &[ByteRange]) -> Result<Lent, SourceError> {
+    fn open_read(&self, _: Subject, _: &[ByteRange]) -> Result<Lent, SourceError> {
         let file = self.file.clone();
         Ok(if self.held { Lent::held(file, Box::new(())) } else { Lent::copied(file) })
     }
 
-    fn still_here(&self, _: Ino, _: &[ByteRange]) -> bool {
+    fn still_here(&self, _: Subject, _: &[ByteRange]) -> bool {
         true
     }
 }
@@ -92,7 +93,7 @@ fn peer_read(c: &mut Criterion, group: &str, name: &str, held: bool, len: usize)
                 for i in 0..rounds {
                     let start = (i as usize * len % (FILE_BYTES - len + 1)) as u64;
                     let ranges = vec![ByteRange::at(start, len as u64)];
-                    let request = ReadRequest { ino: Ino(2), ranges };
+                    let request = ReadRequest::of_owner(Ino(2), ranges);
                     buffer = pool.read_into(&address, &request, buffer).await.unwrap();
                 }
                 begin.elapsed()
@@ -143,7 +144,7 @@ fn many_small(c: &mut Criterion) {
                         for i in 0..rounds.div_ceil(READERS) {
                             let start = (reader * 997 + i) % 2000 * 8192;
                             let ranges = vec![ByteRange::at(start, 8192)];
-                            let request = ReadRequest { ino: Ino(2), ranges };
+                            let request = ReadRequest::of_owner(Ino(2), ranges);
                             buffer = pool.read_into(&address, &request, buffer).await.unwrap();
                         }
                     });

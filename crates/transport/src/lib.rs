@@ -24,6 +24,6 @@ pub use auth::{Token, TokenError};
 pub use peer::{PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest};
 pub use pool::{PeerPool, PoolOptions};
 pub use server::{PeerServer, ServeError, ServeOptions};
-pub use source::{ByteSource, Hold, Lent, SourceError};
+pub use source::{ByteSource, Hold, Lent, SourceError, Subject};
 pub use stats::{PoolStats, ServerStats};
 pub use tcp::Tcp;

@@ -5,9 +5,10 @@
 //! A request is written by the task that makes it (no hop to another task unless the socket is
 //! full); one task reads the replies, the bytes straight into the buffer that the read brought.
 
+use crate::source::Subject;
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
 use bytes::{Buf, BufMut, BytesMut};
-use ebb_types::{ByteRange, Ino};
+use ebb_types::ByteRange;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
@@ -96,7 +97,7 @@ impl Link {
     /// closed the buffer comes back.
     pub fn submit(
         &self,
-        ino: Ino,
+        subject: Subject,
         ranges: &[ByteRange],
         len: usize,
         into: BytesMut,
@@ -110,7 +111,7 @@ impl Link {
         queue.next_id += 1;
         queue.pending.push_back(Pending { id, len, into, done });
         self.shared.load.fetch_add(len as u64, Relaxed);
-        self.shared.send(&mut queue, |out| wire::put_read(out, id, ino, ranges));
+        self.shared.send(&mut queue, |out| wire::put_read(out, id, subject, ranges));
         Ok(outcome)
     }
 

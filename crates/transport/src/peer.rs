@@ -2,10 +2,10 @@
 //! suite (`tests/conformance`) and the daemon does not know which one it runs on.
 
 use crate::auth::Token;
-use crate::source::{ByteSource, SourceError};
+use crate::source::{ByteSource, SourceError, Subject};
 use crate::stats::ServerStats;
 use bytes::Bytes;
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -19,11 +19,25 @@ pub const READ_BYTES_MAX: u64 = 64 << 20;
 pub struct ReadRequest {
     /// The file.
     pub ino: Ino,
+    /// See [`Subject::copy_since`].
+    pub copy_since: Option<Version>,
     /// What of it, in the order in which the bytes are wanted. Ranges may be empty or overlap.
     pub ranges: Vec<ByteRange>,
 }
 
 impl ReadRequest {
+    /// Bytes that the peer owns.
+    #[must_use]
+    pub fn of_owner(ino: Ino, ranges: Vec<ByteRange>) -> ReadRequest {
+        ReadRequest { ino, copy_since: None, ranges }
+    }
+
+    /// Of which file, on which terms.
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        Subject { ino: self.ino, copy_since: self.copy_since }
+    }
+
     /// How many bytes the answer has; `None` when a range ends beyond the largest file offset
     /// or all together exceed [`READ_BYTES_MAX`].
     #[must_use]

@@ -6,11 +6,11 @@ use crate::auth::Token;
 use crate::handshake::{self, HandshakeError};
 use crate::link::{Link, Outcome};
 use crate::peer::{BoxFuture, PeerReader, ReadError, ReadRequest};
+use crate::source::Subject;
 use crate::split::{PART_BYTES, Part, split};
 use crate::stats::{PoolCells, PoolStats, add};
 use crate::wire::Status;
 use bytes::{Bytes, BytesMut};
-use ebb_types::Ino;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl PeerPool {
         buffer.reserve(total as usize);
         let parts = split(&request.ranges, PART_BYTES);
         let mut flights = Vec::with_capacity(parts.len());
-        let flown = self.fly(address, request.ino, parts, buffer, &mut flights);
+        let flown = self.fly(address, request.subject(), parts, buffer, &mut flights);
         let result = match timeout(self.options.read_timeout, flown).await {
             Ok(result) => result,
             Err(_) => {
@@ -133,7 +133,7 @@ impl PeerPool {
     async fn fly(
         &self,
         address: &str,
-        ino: Ino,
+        subject: Subject,
         parts: Vec<Part>,
         mut rest: BytesMut,
         flights: &mut Vec<Flight>,
@@ -142,12 +142,12 @@ impl PeerPool {
         for part in parts {
             // The parts share one allocation, so that they are one again when all are filled.
             let following = rest.split_off(part.len);
-            flights.push(self.launch(&peer, ino, part, rest).await?);
+            flights.push(self.launch(&peer, subject, part, rest).await?);
             rest = following;
         }
         let mut whole = BytesMut::new();
         for flight in flights {
-            whole.unsplit(self.land(&peer, ino, flight).await?);
+            whole.unsplit(self.land(&peer, subject, flight).await?);
         }
         Ok(whole)
     }
@@ -155,14 +155,14 @@ impl PeerPool {
     async fn launch(
         &self,
         peer: &Peer,
-        ino: Ino,
+        subject: Subject,
         part: Part,
         mut into: BytesMut,
     ) -> Result<Flight, ReadError> {
         for _ in 0..LAUNCHES_MAX {
             let link = self.link(peer).await?;
             let arrived_before = link.arrived();
-            match link.submit(ino, &part.ranges, part.len, into) {
+            match link.submit(subject, &part.ranges, part.len, into) {
                 Ok(outcome) => return Ok(Flight { part, link, arrived_before, outcome }),
                 Err(back) => into = back,
             }
@@ -173,7 +173,7 @@ impl PeerPool {
     async fn land(
         &self,
         peer: &Peer,
-        ino: Ino,
+        subject: Subject,
         flight: &mut Flight,
     ) -> Result<BytesMut, ReadError> {
         if let Ok(result) = outcome_of(flight).await {
@@ -182,7 +182,7 @@ impl PeerPool {
         add(&self.cells.retries, 1);
         let part = flight.part.clone();
         let buffer = BytesMut::with_capacity(part.len);
-        *flight = self.launch(peer, ino, part, buffer).await?;
+        *flight = self.launch(peer, subject, part, buffer).await?;
         match outcome_of(flight).await {
             Ok(result) => result,
             Err(reason) => Err(ReadError::Unreachable(format!("{}: {reason}", peer.address))),

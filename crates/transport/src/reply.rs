@@ -2,9 +2,9 @@
 //! keeps them in place, straight from the page cache otherwise. The runtime's threads never wait
 //! for the disk: pages that are not in memory are read on the blocking pool.
 
-use crate::source::{ByteSource, Hold, Lent, SourceError};
+use crate::source::{ByteSource, Hold, Lent, SourceError, Subject};
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno};
 use rustix::io::ReadWriteFlags;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -28,7 +28,7 @@ const SENDFILE_BYTES: u64 = 512 << 10;
 /// One request, as the source was asked.
 pub(crate) struct Asked<'a> {
     pub id: u64,
-    pub ino: Ino,
+    pub subject: Subject,
     pub ranges: &'a [ByteRange],
     pub total: u64,
 }
@@ -264,7 +264,7 @@ impl Sender {
 
 /// After everything was read: does the source still stand by it?
 fn verdict(source: &Arc<dyn ByteSource>, asked: &Asked<'_>) -> Status {
-    if source.still_here(asked.ino, asked.ranges) { Status::Ok } else { Status::NotHere }
+    if source.still_here(asked.subject, asked.ranges) { Status::Ok } else { Status::NotHere }
 }
 
 impl From<SourceError> for Status {

@@ -290,8 +290,8 @@ impl Connection<'_> {
                 }
                 _ => self.reject(FrameError::Bound("confirmation")).await,
             },
-            Request::Read { id, ino, ranges, total } => {
-                let status = self.read(&Asked { id, ino, ranges: &ranges, total }).await?;
+            Request::Read { id, subject, ranges, total } => {
+                let status = self.read(&Asked { id, subject, ranges: &ranges, total }).await?;
                 self.count(status, total);
                 Ok(())
             }
@@ -300,7 +300,7 @@ impl Connection<'_> {
 
     async fn read(&mut self, asked: &Asked<'_>) -> io::Result<Status> {
         let source = &self.shared.source;
-        let mut lent = match source.open_read(asked.ino, asked.ranges) {
+        let mut lent = match source.open_read(asked.subject, asked.ranges) {
             Ok(lent) => lent,
             Err(e) => {
                 let status = Status::from(e);

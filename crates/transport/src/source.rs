@@ -1,6 +1,6 @@
 //! What a daemon lends to its peers: open cache files and the word that the bytes are in them.
 
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -14,6 +14,23 @@ pub enum SourceError {
     /// They should be, but reading them fails.
     #[error("{0}")]
     Errno(Errno),
+}
+
+/// Which file's bytes are asked for, and on which terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// The file.
+    pub ino: Ino,
+    /// None: the peer owns the bytes, and gives what it has there. Otherwise nobody owns them, and
+    /// the peer gives its copy if it was not written over and no byte has changed since this
+    /// version as far as it knows.
+    pub copy_since: Option<Version>,
+}
+
+impl From<Ino> for Subject {
+    fn from(ino: Ino) -> Subject {
+        Subject { ino, copy_since: None }
+    }
 }
 
 /// Something that the source keeps an eye on while it lives; see [`Lent::held`].
@@ -65,9 +82,9 @@ impl fmt::Debug for Lent {
 /// at a time, and must not wait for the network or the disk.
 pub trait ByteSource: Send + Sync + 'static {
     /// The open cache file that holds every byte of `ranges` now, or why not.
-    fn open_read(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Lent, SourceError>;
+    fn open_read(&self, subject: Subject, ranges: &[ByteRange]) -> Result<Lent, SourceError>;
 
     /// Asked after the bytes were read: were all of them in the cache throughout, since
     /// [`ByteSource::open_read`] lent them? Without a yes the peer gets an error in their place.
-    fn still_here(&self, ino: Ino, ranges: &[ByteRange]) -> bool;
+    fn still_here(&self, subject: Subject, ranges: &[ByteRange]) -> bool;
 }

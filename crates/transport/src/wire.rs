@@ -2,15 +2,16 @@
 //! little-endian.
 //!
 //! ```text
-//! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | count x (start u64, len u64)
+//! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | [since u64] | count x (start u64, len u64)
 //! reply     magic u32 | status u8 | flags u8 | errno u16 | id u64 | len u64 | len bytes | trailer, when len > 0
 //! trailer   magic u32 | status u8 | 0 u8     | errno u16 | id u64
 //! ```
 //!
-//! Replies come in the order of the requests. Only the trailer tells whether the bytes before it
+//! Only a request for copies has `since`. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
 //! are good: a file that was cut while it was sent is filled up to `len` and then disowned.
 
-use ebb_types::{ByteRange, Errno, Ino};
+use crate::source::Subject;
+use ebb_types::{ByteRange, Errno, Ino, Version};
 
 /// Version of the protocol, in both greetings.
 pub const VERSION: u16 = 1;
@@ -34,6 +35,8 @@ const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"EbEn");
 
 const KIND_READ: u16 = 1;
 const KIND_RECEIVED: u16 = 2;
+const KIND_READ_COPY: u16 = 3;
+const SINCE_LEN: usize = 8;
 const FLAG_HELD: u8 = 1;
 
 /// What makes a frame unusable. The connection that carried it is closed.
@@ -92,8 +95,8 @@ pub enum Request {
     Read {
         /// Chosen by the client; comes back in the reply.
         id: u64,
-        /// The file.
-        ino: Ino,
+        /// The file, and on which terms.
+        subject: Subject,
         /// Not empty, each within the largest file offset.
         ranges: Vec<ByteRange>,
         /// Their bytes together, at most [`REPLY_BYTES_MAX`].
@@ -141,10 +144,13 @@ fn put_request(out: &mut Vec<u8>, kind: u16, count: u16, id: u64, ino: u64, tota
 }
 
 /// Appends a read request. The caller keeps to the bounds (asserted: it is our own mistake).
-pub fn put_read(out: &mut Vec<u8>, id: u64, ino: Ino, ranges: &[ByteRange]) {
+pub fn put_read(out: &mut Vec<u8>, id: u64, subject: impl Into<Subject>, ranges: &[ByteRange]) {
+    let Subject { ino, copy_since } = subject.into();
     assert!(!ranges.is_empty() && ranges.len() <= RANGES_MAX, "split before sending");
     let total = ranges.iter().map(|r| r.len()).sum();
-    put_request(out, KIND_READ, ranges.len() as u16, id, ino.0, total);
+    let kind = if copy_since.is_some() { KIND_READ_COPY } else { KIND_READ };
+    put_request(out, kind, ranges.len() as u16, id, ino.0, total);
+    out.extend(copy_since.iter().flat_map(|since| since.0.to_le_bytes()));
     for range in ranges {
         out.extend_from_slice(&range.start().to_le_bytes());
         out.extend_from_slice(&range.len().to_le_bytes());
@@ -172,13 +178,19 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
         KIND_RECEIVED if count == 0 && ino == 0 && total == 0 => {
             Ok(Some((Request::Received { id }, REQUEST_LEN)))
         }
-        KIND_READ if count == 0 || count > RANGES_MAX => Err(FrameError::Bound("range count")),
-        KIND_READ if total > REPLY_BYTES_MAX => Err(FrameError::Bound("total")),
-        KIND_READ => {
-            let len = REQUEST_LEN + count * RANGE_LEN;
-            let Some(list) = bytes.get(REQUEST_LEN..len) else { return Ok(None) };
+        KIND_READ | KIND_READ_COPY if count == 0 || count > RANGES_MAX => {
+            Err(FrameError::Bound("range count"))
+        }
+        KIND_READ | KIND_READ_COPY if total > REPLY_BYTES_MAX => Err(FrameError::Bound("total")),
+        KIND_READ | KIND_READ_COPY => {
+            let is_copy = kind == KIND_READ_COPY;
+            let start = if is_copy { REQUEST_LEN + SINCE_LEN } else { REQUEST_LEN };
+            let len = start + count * RANGE_LEN;
+            let Some(list) = bytes.get(start..len) else { return Ok(None) };
             let ranges = take_ranges(list, total)?;
-            Ok(Some((Request::Read { id, ino: Ino(ino), ranges, total }, len)))
+            let copy_since = is_copy.then(|| Version(u64_at(bytes, REQUEST_LEN)));
+            let subject = Subject { ino: Ino(ino), copy_since };
+            Ok(Some((Request::Read { id, subject, ranges, total }, len)))
         }
         _ => Err(FrameError::Undefined("request")),
     }
@@ -277,14 +289,16 @@ mod tests {
     proptest! {
         #[test]
         fn requests_survive_and_wait_until_they_are_whole(
-            id: u64, ino: u64, ranges in ranges(), ack: u64, cut: prop::sample::Index,
+            id: u64, ino: u64, since: Option<u64>, ranges in ranges(), ack: u64,
+            cut: prop::sample::Index,
         ) {
             let mut bytes = Vec::new();
-            put_read(&mut bytes, id, Ino(ino), &ranges);
+            let subject = Subject { ino: Ino(ino), copy_since: since.map(Version) };
+            put_read(&mut bytes, id, subject, &ranges);
             let len = bytes.len();
             put_received(&mut bytes, ack);
             let total = ranges.iter().map(|r| r.len()).sum();
-            let read = Request::Read { id, ino: Ino(ino), ranges, total };
+            let read = Request::Read { id, subject, ranges, total };
             prop_assert_eq!(take_request(&bytes), Ok(Some((read, len))));
             let ack = (Request::Received { id: ack }, REQUEST_LEN);
             prop_assert_eq!(take_request(&bytes[len..]), Ok(Some(ack)));
@@ -303,10 +317,11 @@ mod tests {
         /// Whatever arrives: no panic, and what is accepted keeps every bound.
         #[test]
         fn mutated_requests_are_refused_or_within_bounds(
-            ranges in ranges(), at: prop::sample::Index, with: [u8; 8],
+            ranges in ranges(), at: prop::sample::Index, with: [u8; 8], since: Option<u64>,
         ) {
             let mut bytes = Vec::new();
-            put_read(&mut bytes, 1, Ino(2), &ranges);
+            let subject = Subject { ino: Ino(2), copy_since: since.map(Version) };
+            put_read(&mut bytes, 1, subject, &ranges);
             let at = at.index(bytes.len());
             for (byte, new) in bytes[at..].iter_mut().zip(with) { *byte = new; }
             check_accepted(&bytes)?;
@@ -353,6 +368,7 @@ mod tests {
         assert_eq!(head(KIND_READ, 0, 0), Err(FrameError::Bound("range count")));
         assert_eq!(head(KIND_READ, 1025, 5), Err(FrameError::Bound("range count")));
         assert_eq!(head(KIND_READ, 1, REPLY_BYTES_MAX + 1), Err(FrameError::Bound("total")));
+        assert_eq!(head(KIND_READ_COPY, 1, REPLY_BYTES_MAX + 1), Err(FrameError::Bound("total")));
         assert_eq!(head(KIND_READ, 1, 5), Ok(None));
         assert_eq!(head(9, 0, 0), Err(FrameError::Undefined("request")));
         assert_eq!(take_request(b"GET "), Err(FrameError::Magic));

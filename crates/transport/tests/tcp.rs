@@ -50,7 +50,7 @@ async fn serve(files: &Arc<Files>, options: ServeOptions) -> PeerServer {
 }
 
 fn request(start: u64, end: u64) -> ReadRequest {
-    ReadRequest { ino: INO, ranges: vec![ByteRange::new(start, end)] }
+    ReadRequest::of_owner(INO, vec![ByteRange::new(start, end)])
 }
 
 /// Past the handshake by hand.

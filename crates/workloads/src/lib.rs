@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod content;
 pub mod crew;
 pub mod measure;
+pub mod paper;
 pub mod remote;
 pub mod report;
 pub mod samples;

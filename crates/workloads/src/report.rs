@@ -1,6 +1,7 @@
 //! What a run measured: a table for the terminal, a CSV file, and one HTML page with charts.
 
-use crate::svg::{Bars, escape, short};
+use crate::paper::escape;
+use crate::svg::{Bars, short};
 use crate::{Measure, Spread, Unit};
 use std::fmt::Write;
 

@@ -2,6 +2,7 @@
 //! scripts, so that it can be put into a paper.
 
 use crate::Spread;
+use crate::paper::{label, sheet, tick};
 use std::fmt::Write;
 
 const HEIGHT: f64 = 260.0;
@@ -39,11 +40,7 @@ impl Bars {
         let step = tick(most);
         let top = (most / step).ceil() * step;
         let y = |value: f64| bottom - value / top * (bottom - TOP);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {HEIGHT}\" \
-             width=\"{width:.0}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-        );
+        let mut svg = String::new();
         label(&mut svg, LEFT, 18.0, "start", &format!("{} ({})", self.title, self.unit));
         let mut value = 0.0;
         while value <= top * 1.0001 {
@@ -74,8 +71,7 @@ impl Bars {
             );
             label(&mut svg, x + 15.0, at + 9.0, "start", name);
         }
-        svg.push_str("</svg>\n");
-        svg
+        sheet(width, HEIGHT, 11, &[svg])
     }
 }
 
@@ -90,25 +86,6 @@ fn draw_bar(svg: &mut String, x: f64, bar: &Spread, colour: &str, y: &impl Fn(f6
         y(bar.least),
         y(bar.most)
     );
-}
-
-fn label(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
-    let words = escape(words);
-    let _ =
-        writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>");
-}
-
-/// Text that may stand in XML.
-#[must_use]
-pub fn escape(words: &str) -> String {
-    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-/// A round distance between ticks: 1, 2 or 5 times a power of ten.
-fn tick(most: f64) -> f64 {
-    let rough = most / 5.0;
-    let power = 10f64.powf(rough.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().find(|m| m * power >= rough).unwrap_or(10.0) * power
 }
 
 /// A number with three digits or so.
@@ -142,8 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round() {
-        assert_eq!((tick(10.0), tick(43.0), tick(0.9)), (2.0, 10.0, 0.2));
+    fn numbers_are_short() {
         assert_eq!((short(0.0).as_str(), short(3.456).as_str()), ("0", "3.46"));
         assert_eq!((short(12_345.6).as_str(), short(123_456.0).as_str()), ("12346", "123k"));
     }

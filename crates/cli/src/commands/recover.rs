@@ -58,6 +58,7 @@ impl Args {
         let backing = self.backing.canonicalize();
         let backing = backing.or_usage(format!("backing {}", self.backing.display()))?;
         crate::logging::start(&self.log_level, None)?;
+        cachedir::refuse_others(&cache)?;
         let _lock = Lock::take(&cache, "ebb recover")?;
         let left = self.look(&cache)?;
         if left.is_empty() {

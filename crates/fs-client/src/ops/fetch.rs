@@ -157,20 +157,63 @@ impl Node {
             return Err(Errno::EIO);
         }
         let address = self.address_of(owner).await?;
-        let request = ReadRequest { ino: file.ino, ranges: vec![range] };
+        let request = ReadRequest::of_owner(file.ino, vec![range]);
         match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => {
                 self.metrics.fetched_peer.fetch_add(range.len(), Relaxed);
                 Ok(Some(bytes.to_vec()))
             }
             Ok(_) => Err(Errno::EPROTO),
-            Err(ReadError::NotHere) => Ok(None),
-            Err(e) => {
+            Err(ReadError::NotHere) => {
+                // Another daemon may have got the port of one that is gone.
                 self.addresses.lock().remove(&owner);
+                Ok(None)
+            }
+            Err(e) if self.has_moved(owner, &address).await => {
+                tracing::info!(node = %owner, error = %e, "the owner was mounted again elsewhere");
+                Ok(None)
+            }
+            Err(e) => {
                 tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
                 Err(Errno::EIO)
             }
         }
+    }
+
+    /// Whether the service knows another address of this node by now: a daemon that takes over
+    /// what a dead one left listens on a port of its own.
+    async fn has_moved(&self, node: NodeId, known: &str) -> bool {
+        self.addresses.lock().remove(&node);
+        self.address_of(node).await.is_ok_and(|address| address != known)
+    }
+
+    /// Unowned bytes from a node that has a copy of them; false when it has none that is good
+    /// enough, or cannot be asked.
+    pub(crate) async fn fetch_copy(
+        &self,
+        file: &Arc<CachedFile>,
+        holder: NodeId,
+        piece: Piece,
+    ) -> Result<bool, Errno> {
+        let Fetch::Mine(_ticket) = file.fetch(piece.range) else { return Ok(false) };
+        let Ok(address) = self.address_of(holder).await else { return Ok(false) };
+        let request =
+            ReadRequest { ino: file.ino, copy_since: Some(piece.as_of), ranges: vec![piece.range] };
+        let bytes = match self.peers.read(&address, &request).await {
+            Ok(bytes) if bytes.len() as u64 == piece.range.len() => bytes,
+            Ok(_) => return Err(Errno::EPROTO),
+            Err(e) => {
+                self.addresses.lock().remove(&holder);
+                tracing::debug!(ino = %file.ino, node = %holder, error = %e, "no copy there");
+                return Ok(false);
+            }
+        };
+        self.metrics.fetched_peer.fetch_add(piece.range.len(), Relaxed);
+        if !self.is_over_capacity() || self.make_room_to_keep().await {
+            file.keep(&self.cache, piece.range, piece.as_of, &bytes)?;
+            self.note_stored(file, piece.range);
+        }
+        Ok(true)
     }
 
     async fn address_of(&self, node: NodeId) -> Result<String, Errno> {

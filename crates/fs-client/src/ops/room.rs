@@ -10,7 +10,7 @@ use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_flusher::Engine;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,8 +34,10 @@ const BATCH: usize = 256;
 /// Files whose bytes are given up at the same time: each costs a request.
 const FILES_AT_ONCE: usize = 16;
 
-/// Between two looks at what the flusher has brought to the backing.
+/// Between two looks at what the flusher has brought to the backing; longer when a look takes long
+/// because there are many files, so that looking never costs more than a tenth of the time.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+const LOOK_SHARE: u32 = 10;
 
 /// A backing that refuses everything for so long fails the writers that wait for it: sooner when
 /// it says that it is full, which seldom passes by itself.
@@ -119,9 +121,15 @@ impl Node {
     }
 
     fn count_used(&self) -> u64 {
+        let (dirty, clean) = self.count();
+        dirty + clean
+    }
+
+    /// Dirty and clean bytes in the buffer; corrects the upper bound.
+    fn count(&self) -> (u64, u64) {
         let (dirty, clean) = self.local_bytes();
         self.room.used.store(dirty + clean, Relaxed);
-        dirty + clean
+        (dirty, clean)
     }
 
     /// Notes that bytes of a file came into the buffer.
@@ -183,8 +191,10 @@ impl Node {
         let _hurry = Hurry::new(Arc::clone(&flusher));
         let began = Instant::now();
         let mut moved = (flusher.flushed_bytes(), began);
+        let mut took = Duration::ZERO;
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(LOOK_EVERY.max(took * LOOK_SHARE)).await;
+            let look = Instant::now();
             let flushed = flusher.flushed_bytes();
             let still = flushed == moved.0;
             if !still {
@@ -200,6 +210,7 @@ impl Node {
                 self.evict(roomy).await;
                 return if self.count_used() <= enough { Ok(()) } else { Err(errno) };
             }
+            took = look.elapsed();
         }
     }
 
@@ -207,9 +218,8 @@ impl Node {
     /// here or none is left that may go.
     async fn evict(&self, wanted: u64) {
         for remembered in [false, true] {
-            let used = self.count_used();
-            let (_, clean) = self.local_bytes();
-            let excess = used.saturating_sub(wanted).min(clean);
+            let (dirty, clean) = self.count();
+            let excess = (dirty + clean).saturating_sub(wanted).min(clean);
             if excess == 0 {
                 return;
             }
@@ -315,7 +325,7 @@ impl Node {
         }
         match self.meta.detach(file.ino, &ranges).await {
             // With the turn, none of them can have been attached again since.
-            Ok(()) => file.state.write().view.detached(&ranges, Version(u64::MAX)),
+            Ok(version) => file.state.write().view.detached(&ranges, version),
             Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not detached"),
         }
     }

@@ -99,12 +99,12 @@ impl StateDir {
             .mode(0o600)
             .open(path.join("lock"))
             .map_err(failed)?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        match ebb_journal::take_lock(&lock) {
             Ok(()) => Ok(StateDir { path: path.to_owned(), _lock: lock }),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 Err(JournalError::Locked { path: path.to_owned() })
             }
-            Err(e) => Err(failed(e.into())),
+            Err(e) => Err(failed(e)),
         }
     }
 

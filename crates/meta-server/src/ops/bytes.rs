@@ -2,9 +2,9 @@
 
 use super::{Call, OpResult, ranges, size};
 use crate::state::{Entry, FileOp, Outcome, State};
-use ebb_consistency::Claim;
+use ebb_consistency::{Claim, FileState};
 use ebb_namespace::{AttrChange, Change, Home, Record};
-use ebb_types::{ByteRange, Errno, Ino, Time, Version};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 
@@ -116,6 +116,10 @@ impl Call {
         if let Some((_, q)) = then {
             state.file(Ino(q.ino))?;
         }
+        ranges = match op.renew {
+            true => still_owned(state.file(ino)?, self.who.node, &ranges),
+            false => ranges,
+        };
         let mut contested = Vec::new();
         for (list, claim) in [(guessed, Claim::Guessed), (again, Claim::Again)] {
             for range in list {
@@ -182,12 +186,38 @@ impl Call {
         tried
             .detach(self.who.node, &ranges)
             .map_err(|e| super::OpError::new(Errno::EBUSY, e.to_string()))?;
-        let entry = Entry::File(ino, FileOp::Detach(self.who.node, ranges));
-        self.core.commit(&mut state, &[entry]);
+        let op = match op.anew {
+            true => FileOp::DetachAnew(self.who.node, ranges),
+            false => FileOp::Detach(self.who.node, ranges),
+        };
+        self.core.commit(&mut state, &[Entry::File(ino, op)]);
         let file = state.file(ino)?;
         let (version, size) = (file.version().0, file.size());
         Ok(Some(Body::Attached(pb::Attached { version, size, ..Default::default() })))
     }
+}
+
+impl Call {
+    pub(super) fn share(&self, op: &pb::Share) -> OpResult {
+        let ino = Ino(op.ino);
+        let state = self.core.state();
+        let file = state.file(ino)?;
+        let range = range_of(op.range)?.intersect(ByteRange::new(0, file.base_len()));
+        let is_there = |node: NodeId| state.nodes.contains_key(&node);
+        let subject = (ino, file.base_version());
+        let mut copies = self.core.copies.lock();
+        let holders = copies.share(subject, range, self.who.node, op.take, is_there);
+        let holders = holders.into_iter().map(|h| pb::Holder {
+            start: h.range.start(),
+            end: h.range.end(),
+            node: h.node.0,
+        });
+        Ok(Some(Body::Shared(pb::Shared { holders: holders.collect() })))
+    }
+}
+
+fn still_owned(file: &FileState, node: NodeId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+    file.grantable(node, ranges).into_iter().map(|owned| owned.range).collect()
 }
 
 /// Bytes of a file became new: what happens to them, its times, and what is due on the backing.

@@ -118,6 +118,7 @@ impl Call {
             Op::Attach(a) if !a.durable => Some(self.attach(a)),
             Op::Append(a) => Some(self.append(a)),
             Op::Detach(d) => Some(self.detach(d)),
+            Op::Share(s) => Some(self.share(s)),
             Op::SetLock(l) => return self.set_lock(l),
             Op::GetLock(l) => Some(self.get_lock(l)),
             Op::ReleaseLocks(l) => Some(self.release_locks(l)),

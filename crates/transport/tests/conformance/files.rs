@@ -1,6 +1,6 @@
 //! A source of real files whose every way to go wrong can be switched on.
 
-use ebb_transport::{ByteSource, Lent, SourceError};
+use ebb_transport::{ByteSource, Lent, SourceError, Subject};
 use ebb_types::{ByteRange, Errno, Ino};
 use parking_lot::Mutex;
 use rand::{RngCore, SeedableRng};
@@ -134,7 +134,8 @@ impl Files {
 }
 
 impl ByteSource for Files {
-    fn open_read(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
+    fn open_read(&self, subject: Subject, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
+        let ino = subject.ino;
         let mut all = self.kept.lock();
         let kept = all.get_mut(&ino).ok_or(SourceError::NotHere)?;
         if let Some(errno) = kept.fails {
@@ -155,7 +156,7 @@ impl ByteSource for Files {
         })
     }
 
-    fn still_here(&self, ino: Ino, _ranges: &[ByteRange]) -> bool {
-        self.kept.lock().get(&ino).is_some_and(|kept| !kept.disowned)
+    fn still_here(&self, subject: Subject, _ranges: &[ByteRange]) -> bool {
+        self.kept.lock().get(&subject.ino).is_some_and(|kept| !kept.disowned)
     }
 }

@@ -30,7 +30,7 @@ impl Pair {
     }
 
     async fn read(&self, ranges: Vec<ByteRange>) -> Result<bytes::Bytes, ReadError> {
-        self.reader.read(&self.server.address(), &ReadRequest { ino: INO, ranges }).await
+        self.reader.read(&self.server.address(), &ReadRequest::of_owner(INO, ranges)).await
     }
 }
 
@@ -175,7 +175,7 @@ async fn errors_are_told_apart(transport: &dyn PeerTransport, lending: Lending) 
     assert_eq!(pair.read(one.clone()).await, Err(ReadError::Errno(Errno::EIO)));
     pair.files.fail(INO, None);
     assert!(pair.read(one).await.is_ok());
-    let other = ReadRequest { ino: Ino(99), ranges: vec![ByteRange::new(0, 1)] };
+    let other = ReadRequest::of_owner(Ino(99), vec![ByteRange::new(0, 1)]);
     let other = pair.reader.read(&pair.server.address(), &other).await;
     assert_eq!(other, Err(ReadError::NotHere));
     // A file that cannot be read: the error of the system call reaches the reader.
@@ -206,7 +206,7 @@ async fn tokens_must_agree(transport: &dyn PeerTransport) {
     let (ours, other) = (token(&dir, "a"), token(&dir, "b"));
     let files = Arc::new(Files::new(Lending::Held));
     let content = files.fill(INO, 1000, 7);
-    let request = ReadRequest { ino: INO, ranges: vec![ByteRange::new(0, 1000)] };
+    let request = ReadRequest::of_owner(INO, vec![ByteRange::new(0, 1000)]);
     let guarded = transport.serve(LOOPBACK, files.clone(), Some(ours.clone())).await.unwrap();
     let open = transport.serve(LOOPBACK, files.clone(), None).await.unwrap();
     let read = async |server: &dyn PeerServing, token: Option<Arc<Token>>| {
@@ -232,7 +232,7 @@ async fn nobody_there(transport: &dyn PeerTransport) {
     let pair = Pair::new(transport, Lending::Held).await;
     let address = pair.server.address();
     drop(pair.server);
-    let request = ReadRequest { ino: INO, ranges: vec![ByteRange::new(0, 1)] };
+    let request = ReadRequest::of_owner(INO, vec![ByteRange::new(0, 1)]);
     for address in [address.as_str(), "not-an-address"] {
         let result = pair.reader.read(address, &request).await;
         let Err(ReadError::Unreachable(text)) = result else { panic!("{result:?}") };
@@ -258,6 +258,6 @@ async fn a_stopped_server_breaks_reads_and_a_new_one_serves(transport: &dyn Peer
     }
     assert!(matches!(broken, Err(ReadError::Unreachable(_))), "{broken:?}");
     let again = transport.serve(&address, pair.files.clone(), None).await.unwrap();
-    let request = ReadRequest { ino: INO, ranges: whole };
+    let request = ReadRequest::of_owner(INO, whole);
     assert!(pair.reader.read(&again.address(), &request).await.unwrap() == content);
 }

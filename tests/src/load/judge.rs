@@ -1,0 +1,138 @@
+//! What a program finds when it looks again: every difference from its books is a panic.
+
+use super::book::{Book, NAMES, SHARED, Unanswered};
+use super::program::Program;
+use crate::model::close;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+impl Program {
+    /// On its own mount, after whatever happened.
+    pub(super) fn settle(&mut self, what: &str) {
+        let what = format!("{what}, program {}", self.setup.who);
+        self.look_up_unanswered(&what);
+        let root = self.setup.root.clone();
+        self.check(&what, &root);
+        self.repeat_cuts(&what);
+        self.publish(&what);
+    }
+
+    /// Somewhere else, when everything is published.
+    pub(super) fn compare(&mut self, what: &str, root: &Path) {
+        let what = format!("{what}, program {}", self.setup.who);
+        let open: Vec<_> = self.book.files.iter().filter(|(_, f)| !f.is_published).collect();
+        assert!(open.is_empty(), "{what}: settle first: {open:?}");
+        self.check(&what, root);
+    }
+
+    fn check(&mut self, what: &str, root: &Path) {
+        check_names(what, root, &self.book);
+        let names: Vec<String> = self.book.files.keys().cloned().collect();
+        for name in names {
+            let path = self.book.path(root, &name);
+            let got = std::fs::read(&path);
+            let got = got.unwrap_or_else(|e| panic!("{what}: {}: {e}", path.display()));
+            let layout = self.book.layout(&name);
+            let own = layout.own(got, self.book.files[&name].expected.len());
+            let _shown =
+                ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
+            let known = self.book.files.get_mut(&name).expect("a name of the list");
+            known.expected.settle(&format!("{what}: {}", path.display()), &own);
+        }
+    }
+
+    fn look_up_unanswered(&mut self, what: &str) {
+        let Some(unanswered) = self.book.unanswered.take() else { return };
+        let exists = |name: &str| {
+            let path = self.book.path(&self.setup.root, name);
+            match std::fs::symlink_metadata(&path) {
+                Ok(_) => true,
+                Err(e) if e.kind() == ErrorKind::NotFound => false,
+                Err(e) => panic!("{what}: {}: {e}", path.display()),
+            }
+        };
+        match unanswered {
+            Unanswered::Create(name) if exists(&name) => {
+                self.book.files.insert(name, super::book::Known::default());
+            }
+            Unanswered::Rename { from, to } if !exists(&from) => self.book.rename(&from, &to),
+            Unanswered::Unlink(name) if !exists(&name) => {
+                self.book.files.remove(&name);
+            }
+            _ => {}
+        }
+    }
+
+    /// As a program does whose truncate was not answered.
+    fn repeat_cuts(&mut self, what: &str) {
+        for (name, known) in &mut self.book.files {
+            let Some(len) = known.expected.unanswered_cut() else { continue };
+            let path = self.setup.root.join(format!("p{}", self.setup.who)).join(name);
+            let cut = File::options().write(true).open(&path).and_then(|file| {
+                file.set_len(len)?;
+                close(file)
+            });
+            cut.unwrap_or_else(|e| panic!("{what}: truncate {}: {e}", path.display()));
+            known.expected.acknowledge_cut(len);
+        }
+    }
+
+    /// What a killed daemon has left, and was never published, other nodes need not see: publish
+    /// it, so that all must agree.
+    fn publish(&mut self, what: &str) {
+        let names: Vec<String> = self.book.files.keys().cloned().collect();
+        for name in names {
+            let path = self.book.path(&self.setup.root, &name);
+            let file = File::options().read(true).write(true).open(&path);
+            let done = file.and_then(|file| {
+                file.sync_all()?;
+                close(file)
+            });
+            done.unwrap_or_else(|e| panic!("{what}: publish {}: {e}", path.display()));
+            let known = self.book.files.get_mut(&name).expect("a name of the list");
+            known.expected.acknowledge_all();
+            known.is_published = true;
+        }
+    }
+}
+
+/// No name is lost, and none is there that should not be.
+fn check_names(what: &str, root: &Path, book: &Book) {
+    let directory = root.join(book.directory());
+    let mut found = BTreeSet::new();
+    for (below, prefix) in [(directory.clone(), ""), (directory.join("s"), "s/")] {
+        let list = match std::fs::read_dir(&below) {
+            Err(e) if e.kind() == ErrorKind::NotFound && book.files.is_empty() => continue,
+            list => list.unwrap_or_else(|e| panic!("{what}: {}: {e}", below.display())),
+        };
+        for entry in list {
+            let entry = entry.unwrap_or_else(|e| panic!("{what}: {}: {e}", below.display()));
+            found.insert(format!("{prefix}{}", entry.file_name().to_string_lossy()));
+        }
+    }
+    found.remove("s");
+    let wanted: BTreeSet<String> = book.files.keys().filter(|n| *n != SHARED).cloned().collect();
+    assert!(wanted.iter().all(|n| NAMES.contains(&n.as_str())), "{wanted:?}");
+    assert_eq!(found, wanted, "{what}: names below {}", directory.display());
+}
+
+/// Shows what the nodes say of a file when it is found wrong.
+struct ShowState {
+    paths: [PathBuf; 2],
+}
+
+impl Drop for ShowState {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for path in &self.paths {
+            let mut state = vec![0; 4096];
+            let read = rustix::fs::getxattr(path, "user.ebb.state", &mut state);
+            state.truncate(read.unwrap_or(0));
+            eprintln!("state of {}: {}", path.display(), String::from_utf8_lossy(&state));
+        }
+    }
+}

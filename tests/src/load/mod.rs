@@ -1,0 +1,147 @@
+//! Programs on a mount whose daemon or metadata service dies under them: processes of their own,
+//! which keep the books of every operation that was acknowledged, and judge what is there
+//! afterwards.
+//!
+//! They are processes of their own because a process that starts others must not have files open
+//! on such a mount: the child closes them, and waits for a service that is not there.
+
+mod book;
+mod judge;
+mod layout;
+mod process;
+mod program;
+
+pub use layout::Layout;
+pub use process::{Load, all_right};
+
+use crate::model::Model;
+use program::Program;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+
+/// What such a process is told once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Setup {
+    /// What it may rely on.
+    pub model: Model,
+    /// What it does.
+    pub mix: Mix,
+    /// Its operations follow from the seed and its number.
+    pub seed: u64,
+    /// Its number among all programs of the job, from 0 on.
+    pub who: u64,
+    /// How many there are.
+    pub of: u64,
+    /// Where it writes.
+    pub root: PathBuf,
+    /// The mount of another node, where it looks for what it has published.
+    pub elsewhere: PathBuf,
+    /// Where its last operations are written when it finds something wrong.
+    pub log: PathBuf,
+}
+
+/// What a program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mix {
+    /// Opens, writes, syncs, reads and closes.
+    Data,
+    /// These, and truncates, renames and unlinks.
+    All,
+}
+
+/// What it is told again and again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Work until told to pause, or until an operation fails.
+    Go {
+        /// Marks what is written.
+        round: u64,
+    },
+    /// Finish at least one more operation, close all files, and say how it went.
+    Pause,
+    /// Every file must be as acknowledged. What was not is settled by what is there; unanswered
+    /// operations are looked up or repeated, and everything is published.
+    Settle(String),
+    /// The same in another directory, without doing anything: files must be as they were settled.
+    Compare {
+        /// For messages.
+        what: String,
+        /// Another mount, or the backing.
+        root: PathBuf,
+    },
+}
+
+/// What it answers, to each order but `Go`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Report {
+    /// It has paused.
+    Paused(Work),
+    /// It has found nothing wrong.
+    Right,
+}
+
+/// What was done since the last `Go`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Work {
+    /// Operations that succeeded.
+    pub operations: u64,
+    /// How often published bytes were read on the other node, and were right.
+    pub read_elsewhere: u64,
+    /// How long the longest operation took.
+    pub longest_ms: u64,
+    /// What made it stop early.
+    pub failure: Option<Failure>,
+}
+
+/// An operation that failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// Which, and on what.
+    pub operation: String,
+    /// Its errno.
+    pub errno: i32,
+}
+
+/// The process: carries out the orders of standard input until that ends.
+///
+/// # Panics
+/// When something is wrong on the mount: that is how it tells.
+pub fn serve() {
+    let setup = std::env::args().nth(1).expect("the setup is the argument");
+    let mut program = Program::new(serde_json::from_str(&setup).expect("a setup"));
+    let orders = read_orders();
+    while let Ok(order) = orders.recv() {
+        let report = match order {
+            Order::Go { round } => {
+                let Some(work) = program.run(round, &orders) else { return };
+                Report::Paused(work)
+            }
+            Order::Pause => panic!("told to pause, and not at work"),
+            Order::Settle(what) => {
+                program.settle(&what);
+                Report::Right
+            }
+            Order::Compare { what, root } => {
+                program.compare(&what, &root);
+                Report::Right
+            }
+        };
+        let mut line = serde_json::to_vec(&report).expect("reports can be written");
+        line.push(b'\n');
+        std::io::stdout().write_all(&line).expect("the test reads reports");
+    }
+}
+
+fn read_orders() -> Receiver<Order> {
+    let (tx, rx) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if tx.send(serde_json::from_str(&line).expect("an order")).is_err() {
+                return;
+            }
+        }
+    });
+    rx
+}

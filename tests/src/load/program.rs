@@ -1,0 +1,301 @@
+//! The program: random operations on its files, one after the other, each entered in the books
+//! before it is tried and when it has succeeded.
+
+use super::book::{Book, NAMES, Open, SHARED, Unanswered};
+use super::{Failure, Mix, Order, Setup, Work};
+use crate::content;
+use crate::model::{Model, close};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+const FILE_BYTES: u64 = 96 << 10;
+/// Of the shared file, per program.
+const SHARE_BYTES: u64 = 30_000;
+const WRITE_MAX: u64 = 9_000;
+/// How many operations are shown when something is wrong.
+const REMEMBERED: usize = 3_000;
+
+pub(super) struct Program {
+    pub setup: Setup,
+    pub book: Book,
+    dice: ChaCha8Rng,
+    round: u64,
+    /// Since the start: content is made from it.
+    operation: u64,
+    work: Work,
+    recent: VecDeque<String>,
+}
+
+/// What can be done with a file.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Write,
+    Sync,
+    Close,
+    Read,
+    ReadElsewhere,
+    Truncate,
+    Rename,
+    Unlink,
+}
+
+impl Program {
+    pub fn new(setup: Setup) -> Program {
+        let dice = ChaCha8Rng::seed_from_u64(setup.seed.wrapping_mul(1000) + setup.who);
+        let book = Book::new(setup.who, setup.of);
+        let (work, recent) = (Work::default(), VecDeque::new());
+        Program { setup, book, dice, round: 0, operation: 0, work, recent }
+    }
+
+    /// Works until told to pause, and at least one operation beyond that, or until one fails.
+    /// Nothing when nobody is there any more.
+    pub fn run(&mut self, round: u64, orders: &Receiver<Order>) -> Option<Work> {
+        (self.round, self.work) = (round, Work::default());
+        self.attempt("make directories".to_owned(), Program::make_directories);
+        while self.work.failure.is_none() {
+            let order = orders.try_recv();
+            self.step();
+            match order {
+                Ok(Order::Pause) => {
+                    self.close_all();
+                    return Some(std::mem::take(&mut self.work));
+                }
+                Ok(order) => panic!("{order:?} while at work"),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return None,
+            }
+        }
+        self.close_all();
+        match orders.recv() {
+            Ok(Order::Pause) => Some(std::mem::take(&mut self.work)),
+            Ok(order) => panic!("{order:?} while at work"),
+            Err(_) => None,
+        }
+    }
+
+    fn attempt(&mut self, what: String, work: impl FnOnce(&mut Program) -> io::Result<()>) {
+        let start = Instant::now();
+        let done = work(self);
+        let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if self.recent.len() == REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(format!("round {}: {what}: {done:?}, {ms} ms", self.round));
+        self.work.longest_ms = self.work.longest_ms.max(ms);
+        match done {
+            Ok(()) => self.work.operations += 1,
+            Err(e) if self.work.failure.is_none() => {
+                let errno = e.raw_os_error().unwrap_or(0);
+                self.work.failure = Some(Failure { operation: what, errno });
+            }
+            // What fails after that is closing files.
+            Err(_) => {}
+        }
+    }
+
+    fn make_directories(&mut self) -> io::Result<()> {
+        std::fs::create_dir_all(self.setup.root.join(self.book.directory()).join("s"))
+    }
+
+    fn step(&mut self) {
+        self.operation += 1;
+        let name = match self.dice.random_range(0..8) {
+            0 => SHARED,
+            _ => NAMES[self.dice.random_range(0..NAMES.len())],
+        };
+        match self.choose(name) {
+            Action::Write => self.write(name),
+            Action::Sync => self.sync(name),
+            Action::Close => self.close(name),
+            Action::Read => self.read(name),
+            Action::ReadElsewhere => self.read_elsewhere(name),
+            Action::Truncate => self.truncate(name),
+            Action::Rename => self.rename(name),
+            Action::Unlink => self.unlink(name),
+        }
+    }
+
+    fn choose(&mut self, name: &str) -> Action {
+        let action = match self.dice.random_range(0..100) {
+            0..52 => Action::Write,
+            52..64 => Action::Sync,
+            64..75 => Action::Close,
+            75..82 => Action::Read,
+            82..87 => Action::ReadElsewhere,
+            87..92 => Action::Truncate,
+            92..96 => Action::Rename,
+            _ => Action::Unlink,
+        };
+        let is_on_names = matches!(action, Action::Truncate | Action::Rename | Action::Unlink);
+        match is_on_names && (name == SHARED || self.setup.mix == Mix::Data) {
+            true => Action::Write,
+            false => action,
+        }
+    }
+
+    /// Opens the file when it is not, and makes it.
+    fn open(&mut self, name: &str) -> io::Result<()> {
+        if self.book.files.get(name).is_some_and(|known| known.open.is_some()) {
+            return Ok(());
+        }
+        let is_new = !self.book.files.contains_key(name);
+        if is_new {
+            self.book.unanswered = Some(Unanswered::Create(name.to_owned()));
+        }
+        let appends = name != SHARED && self.dice.random_bool(0.2);
+        let mut options = File::options();
+        options.read(true).write(true).create(true).append(appends).truncate(false);
+        let file = options.open(self.book.path(&self.setup.root, name))?;
+        let known = self.book.files.entry(name.to_owned()).or_default();
+        known.open = Some(Open { file, appends });
+        if is_new {
+            self.book.unanswered = None;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, name: &'static str) {
+        let bytes = if name == SHARED { SHARE_BYTES } else { FILE_BYTES };
+        let (offset, len) =
+            (self.dice.random_range(0..bytes), self.dice.random_range(1..WRITE_MAX));
+        self.attempt(format!("write {len} at {offset} of {name}"), |p| {
+            p.open(name)?;
+            let layout = p.book.layout(name);
+            let known = p.book.files.get_mut(name).expect("it was opened");
+            let open = known.open.as_ref().expect("it was opened");
+            let offset = if open.appends { known.expected.len() } else { offset };
+            let data = content::bytes(p.round % 200, p.operation, offset, len);
+            known.is_published = false;
+            known.expected.write(offset, &data);
+            for (place, own, len) in layout.pieces(offset, len) {
+                let from = (own - offset) as usize;
+                open.file.write_all_at(&data[from..from + len as usize], place)?;
+            }
+            if p.setup.model == Model::Posix {
+                known.expected.acknowledge(offset, len);
+                known.is_published = known.expected.unanswered_cut().is_none();
+            }
+            Ok(())
+        });
+    }
+
+    /// A synced byte survives the daemon under every model; whether others see it is the model's.
+    fn sync(&mut self, name: &'static str) {
+        self.attempt(format!("sync {name}"), |p| {
+            let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
+            let Some(open) = &known.open else { return Ok(()) };
+            open.file.sync_all()?;
+            known.expected.acknowledge_all();
+            known.is_published |= p.setup.model != Model::Session;
+            Ok(())
+        });
+    }
+
+    fn close(&mut self, name: &str) {
+        self.attempt(format!("close {name}"), |p| {
+            let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
+            let Some(open) = known.open.take() else { return Ok(()) };
+            close(open.file)?;
+            known.expected.acknowledge_all();
+            known.is_published = true;
+            Ok(())
+        });
+    }
+
+    fn close_all(&mut self) {
+        let names: Vec<String> = self.book.files.keys().cloned().collect();
+        names.iter().for_each(|name| self.close(name));
+    }
+
+    /// What a program wrote, it reads.
+    fn read(&mut self, name: &'static str) {
+        self.attempt(format!("read {name}"), |p| {
+            let Some(known) = p.book.files.get(name) else { return Ok(()) };
+            let file = match std::fs::read(p.book.path(&p.setup.root, name)) {
+                // Others' records may be on a node that does not answer just now.
+                Err(e) if name == SHARED && e.raw_os_error() == Some(libc::EIO) => return Ok(()),
+                file => file?,
+            };
+            let (want, got) = (known.expected.latest(), p.book.layout(name));
+            content::same(
+                &format!("{name} on its own node"),
+                &got.own(file, known.expected.len()),
+                &want,
+            );
+            Ok(())
+        });
+    }
+
+    /// What it has published, it reads on the other node, when that node answers.
+    fn read_elsewhere(&mut self, name: &'static str) {
+        let Some(known) = self.book.files.get(name).filter(|known| known.is_published) else {
+            return;
+        };
+        let path = self.book.path(&self.setup.elsewhere, name);
+        let Ok(file) = std::fs::read(&path) else { return };
+        let own = self.book.layout(name).own(file, known.expected.len());
+        content::same(&path.display().to_string(), &own, &known.expected.latest());
+        self.work.read_elsewhere += 1;
+    }
+
+    fn truncate(&mut self, name: &'static str) {
+        let len = self.book.files.get(name).map_or(0, |known| known.expected.len());
+        let len = self.dice.random_range(0..=len);
+        self.attempt(format!("truncate {name} to {len}"), |p| {
+            p.open(name)?;
+            let known = p.book.files.get_mut(name).expect("it was opened");
+            let open = known.open.as_ref().expect("it was opened");
+            known.expected.cut(len);
+            open.file.set_len(len)?;
+            known.expected.acknowledge_cut(len);
+            Ok(())
+        });
+    }
+
+    fn rename(&mut self, from: &'static str) {
+        let to = NAMES[self.dice.random_range(0..NAMES.len())];
+        if from == to || !self.book.files.contains_key(from) {
+            return;
+        }
+        self.close(to);
+        self.attempt(format!("rename {from} to {to}"), |p| {
+            let path = |name| p.book.path(&p.setup.root, name);
+            let (old, new) = (path(from), path(to));
+            p.book.unanswered =
+                Some(Unanswered::Rename { from: from.to_owned(), to: to.to_owned() });
+            std::fs::rename(old, new)?;
+            p.book.unanswered = None;
+            p.book.rename(from, to);
+            Ok(())
+        });
+    }
+
+    fn unlink(&mut self, name: &'static str) {
+        if !self.book.files.contains_key(name) {
+            return;
+        }
+        self.close(name);
+        self.attempt(format!("unlink {name}"), |p| {
+            p.book.unanswered = Some(Unanswered::Unlink(name.to_owned()));
+            std::fs::remove_file(p.book.path(&p.setup.root, name))?;
+            p.book.unanswered = None;
+            p.book.files.remove(name);
+            Ok(())
+        });
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let lines: Vec<String> = self.recent.drain(..).collect();
+            let _ = std::fs::write(&self.setup.log, lines.join("\n"));
+        }
+    }
+}

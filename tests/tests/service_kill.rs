@@ -1,0 +1,129 @@
+//! kill -9 of the metadata service at random moments while programs on two nodes write, under
+//! each model: their operations wait and go on when it is back, and no acknowledged byte is lost
+//! or wrong, on their own node, on the other one, and on the backing. Now and then a daemon is
+//! killed too. `EBB_SERVICE_KILLS` kills in all (12), `EBB_SEED` repeats the operations; the
+//! moments of the kills are a matter of the machine.
+
+use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
+use ebb_tests::load::{Load, Mix, Order, Setup, Work, all_right};
+use ebb_tests::model::Model;
+use ebb_tests::tools::amount;
+use rand::Rng;
+use std::path::Path;
+use std::time::Duration;
+
+const NODES: usize = 2;
+/// In each so many rounds the daemon of the first node dies too.
+const DAEMON_KILLED_EVERY: u64 = 3;
+/// An operation over a restart of the service may take so long, and not longer.
+const OPERATION_MAX: Duration = Duration::from_secs(15);
+/// For everything that a program does until it answers.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+fn start_loads(cluster: &Cluster, model: Model, mix: Mix, seed: u64) -> Vec<Load> {
+    let setup = |who: usize| Setup {
+        model,
+        mix,
+        seed,
+        who: who as u64,
+        of: NODES as u64,
+        root: cluster.node(who).mountpoint().to_owned(),
+        elsewhere: cluster.node((who + 1) % NODES).mountpoint().to_owned(),
+        log: std::env::temp_dir().join(format!("ebb-service-kill-{seed}-{}-{who}", model.name())),
+    };
+    let binary = Path::new(env!("CARGO_BIN_EXE_ebb-load"));
+    (0..NODES).map(|who| Load::start(binary, setup(who))).collect()
+}
+
+fn mount_again(node: &Node) {
+    let output = node.ebb("umount", &[], &[]);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{}", describe(&output));
+    node.mount();
+}
+
+/// One kill under load, and how it went for each program.
+fn kill(cluster: &mut Cluster, loads: &mut [Load], dice: &mut impl Rng, round: u64) -> Vec<Work> {
+    let mut pause = |ms| std::thread::sleep(Duration::from_millis(dice.random_range(ms)));
+    loads.iter_mut().for_each(|load| load.tell(&Order::Go { round }));
+    pause(20..400);
+    cluster.kill_meta();
+    pause(0..300);
+    if round.is_multiple_of(DAEMON_KILLED_EVERY) {
+        cluster.node(0).kill9();
+    }
+    cluster.restart_meta();
+    pause(50..400);
+    loads.iter_mut().for_each(|load| load.tell(&Order::Pause));
+    loads.iter().map(|load| load.paused(ANSWER_MAX)).collect()
+}
+
+fn rounds(model: Model, flush: &str, mix: Mix) {
+    if skip_reason().is_some() {
+        return;
+    }
+    let seed = random::seed();
+    let mut cluster = Cluster::builder()
+        .nodes(NODES)
+        .consistency(model.name())
+        .flush(flush)
+        .separate_meta()
+        // A killed service is gone when its last fsync is, which a busy disk can make long.
+        .below("/dev/shm")
+        .start();
+    let mut dice = random::generator(seed);
+    let mut loads = start_loads(&cluster, model, mix, seed);
+    let kills = amount("EBB_SERVICE_KILLS", 12).div_ceil(4);
+    let (mut operations, mut read_elsewhere, mut longest) = (0, 0, 0);
+    for round in 1..=kills {
+        let what = format!("seed {seed}, {} {flush}, kill {round}", model.name());
+        let kills_daemon = round.is_multiple_of(DAEMON_KILLED_EVERY);
+        let done = kill(&mut cluster, &mut loads, &mut dice, round);
+        for (node, work) in done.iter().enumerate() {
+            let may_fail = kills_daemon && node == 0;
+            assert!(may_fail || work.failure.is_none(), "{what}: node {node}: {work:?}");
+            assert!(u128::from(work.longest_ms) < OPERATION_MAX.as_millis(), "{what}: {work:?}");
+            operations += work.operations;
+            read_elsewhere += work.read_elsewhere;
+            longest = longest.max(work.longest_ms);
+        }
+        if kills_daemon {
+            mount_again(cluster.node(0));
+        }
+        all_right(&mut loads, ANSWER_MAX, |_| Order::Settle(what.clone()));
+        all_right(&mut loads, ANSWER_MAX, |setup| Order::Compare {
+            what: format!("{what}, on the other node"),
+            root: setup.elsewhere.clone(),
+        });
+    }
+    cluster.umount_all();
+    all_right(&mut loads, ANSWER_MAX, |_| Order::Compare {
+        what: format!("seed {seed}, drained"),
+        root: cluster.backing().to_owned(),
+    });
+    println!(
+        "{} {flush}: {kills} kills of the service, {operations} operations, {read_elsewhere} \
+         reads on the other node, the longest operation {longest} ms",
+        model.name()
+    );
+    assert!(operations > kills && (kills < 3 || read_elsewhere > 0), "they hardly did anything");
+}
+
+#[test]
+fn posix_goes_on_over_killed_services() {
+    rounds(Model::Posix, "immediate", Mix::Data);
+}
+
+#[test]
+fn commit_goes_on_over_killed_services() {
+    rounds(Model::Commit, "close", Mix::All);
+}
+
+#[test]
+fn session_goes_on_over_killed_services() {
+    rounds(Model::Session, "end", Mix::All);
+}
+
+#[test]
+fn mpiio_goes_on_over_killed_services() {
+    rounds(Model::Mpiio, "idle", Mix::All);
+}
