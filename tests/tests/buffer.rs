@@ -67,6 +67,8 @@ fn a_large_file_goes_through(options: &[(&str, &str)]) {
     check_large(&node.path("large"), 1, mib);
     assert_bounded(&cluster, 0);
     let status = node.status();
+    let passed = status["opens"]["passthrough-write"].as_u64();
+    assert_eq!(passed, None, "nothing would stop the kernel: {status:#}");
     let evicted = status["ledger"]["evicted_bytes"].as_u64().expect("a number");
     assert!(evicted >= ((mib - buffer_mib()) * MIB) as u64, "{status:#}");
     assert_eq!(status["ledger"]["skipped_bytes"], 0, "{status:#}");

@@ -190,7 +190,7 @@ fn files_read_past_the_daemon_are_not_given_up() {
     let mut got = vec![0; content.len()];
     reader.read_exact_at(&mut got, 0).expect("read");
     same("under pressure", &got, &content);
-    assert!(opens(node, "daemon:buffer-nearly-full") > 0, "{:#}", node.status());
+    assert!(opens(node, "daemon:cache-size") > 0, "{:#}", node.status());
     close(reader).expect("close");
     for i in 0..12 {
         let got = std::fs::read(node.path(format!("other{i}"))).expect("read");
@@ -219,6 +219,103 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         assert!(mounts::clear(self.0.path()) || std::thread::panicking(), "tmpfs stays");
     }
+}
+
+/// Half of the buffer is never open past the daemon for reading: it can be given up.
+#[test]
+fn what_is_read_past_the_daemon_leaves_room() {
+    let cluster = past(1).option("--cache-size", "4MiB").start();
+    let node = &cluster.nodes()[0];
+    let content = |i: u8| vec![i + 1; 700 << 10];
+    for i in 0..4 {
+        std::fs::write(node.path(format!("f{i}")), content(i)).expect("write");
+    }
+    node.drain();
+    let readers: Vec<File> =
+        (0..4).map(|i| File::open(node.path(format!("f{i}"))).expect("open")).collect();
+    assert_eq!(opens(node, "passthrough-read"), 2, "{:#}", node.status());
+    assert_eq!(opens(node, "daemon:buffer-pinned"), 2, "{:#}", node.status());
+    let large: Vec<u8> = (0..3u32 << 20).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(node.path("large"), &large).expect("a writer is slowed, not failed");
+    for (i, reader) in readers.into_iter().enumerate() {
+        let mut got = vec![0; 700 << 10];
+        reader.read_exact_at(&mut got, 0).expect("read");
+        same(&format!("f{i}"), &got, &content(i as u8));
+        close(reader).expect("close");
+    }
+    // What was kept is given back with the last handle.
+    let again = File::open(node.path("f0")).expect("open");
+    assert_eq!(opens(node, "passthrough-read"), 3, "{:#}", node.status());
+    close(again).expect("close");
+    everywhere(&cluster, "large", &large);
+}
+
+/// Bytes that the buffer may be larger than it should: to the end of its disk.
+const DISK: u64 = 64 << 20;
+
+/// A buffer on a small disk, with this limit.
+fn on_small_disk(disk: &SmallDisk, backing: &Path, options: &[(&str, &str)]) -> Cluster {
+    let builder = past(1).below(disk.0.path()).backing(backing);
+    options.iter().fold(builder, |b, (name, value)| b.option(name, value)).start()
+}
+
+/// Nothing but the disk stops a writer past the daemon: it is one only where the disk ends at most
+/// a quarter beyond the limit, and the limit is exceeded by no more than that.
+#[test]
+fn the_limit_is_exceeded_by_a_quarter_at_most() {
+    for (limit, passed) in [("48MiB", 0), ("52MiB", 1)] {
+        let Some(disk) = SmallDisk::new("64m") else { return };
+        let backing = tempfile::tempdir().expect("tempdir");
+        let cluster = on_small_disk(&disk, backing.path(), &[("--cache-size", limit)]);
+        let node = &cluster.nodes()[0];
+        let file = OpenOptions::new().write(true).create_new(true).open(node.path("large"));
+        let mut file = file.expect("create");
+        assert_eq!(opens(node, "passthrough-write"), passed, "{limit}: {:#}", node.status());
+        assert_eq!(opens(node, "daemon:cache-size"), 1 - passed, "{limit}: {:#}", node.status());
+        let mut want = Vec::new();
+        while want.len() < 2 * DISK as usize {
+            let block = vec![(want.len() >> 18) as u8 | 1; 1 << 18];
+            match file.write(&block) {
+                Ok(n) => want.extend_from_slice(&block[..n]),
+                Err(e) => {
+                    assert_eq!((e.raw_os_error(), passed), (Some(libc::ENOSPC), 1), "{limit}: {e}");
+                    break;
+                }
+            }
+            let most = if passed == 1 { DISK } else { (48 + 4) << 20 };
+            if want.len() % (8 << 20) == 0 {
+                assert!(number(&node.status(), "cache_bytes") <= most, "{:#}", node.status());
+            }
+        }
+        assert_eq!(want.len() as u64 >= 2 * DISK, passed == 0, "{limit}: {} bytes", want.len());
+        close(file).expect("close");
+        everywhere(&cluster, "large", &want);
+    }
+}
+
+/// What is in the buffer and on the backing gives way to a writer past the daemon.
+#[test]
+fn room_is_made_for_writers_past_the_daemon() {
+    let Some(disk) = SmallDisk::new("64m") else { return };
+    let backing = tempfile::tempdir().expect("tempdir");
+    let cluster = on_small_disk(&disk, backing.path(), &[("--flush", "immediate")]);
+    let node = &cluster.nodes()[0];
+    let old: Vec<u8> = (0..7u32 << 20).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(node.path("old"), &old).expect("write");
+    node.drain();
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).open(node.path("new")).expect("create");
+    assert_eq!(opens(node, "passthrough-write"), 2, "{:#}", node.status());
+    let new = vec![9; 44 << 20];
+    for block in new.chunks(1 << 20) {
+        // Slow enough that it can be noticed before the disk is full.
+        std::thread::sleep(Duration::from_millis(8));
+        file.write_all(block).expect("28 and 44 MiB are too much for the disk together");
+    }
+    close(file).expect("close");
+    everywhere(&cluster, "new", &new);
+    everywhere(&cluster, "old", &old);
+    assert!(node.status()["ledger"]["evicted_bytes"].as_u64() > Some(0), "{:#}", node.status());
 }
 
 /// The disk of the cache gets full under a writer past the daemon: it hears ENOSPC as from the disk

@@ -4,6 +4,7 @@
 use ebb_testkit::{Cluster, describe, skip_reason};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write;
 
 /// Samples by series (name with labels), as the text format defines them; panics at whatever a
 /// scraper would refuse.
@@ -78,9 +79,13 @@ fn metrics_are_valid_and_complete() {
     if let Some(why) = skip_reason() {
         return println!("SKIPPED: {why}");
     }
-    let cluster = Cluster::builder().nodes(2).flush("end").option("--io-path", "daemon").start();
+    let cluster = Cluster::builder().nodes(2).flush("end").start();
     let node = cluster.node(0);
-    fs::write(node.path("f"), vec![1; 100_000]).expect("write");
+    // What is written past the daemon counts, and what is written over it through the daemon.
+    fs::write(node.path("f"), vec![1; 60_000]).expect("write");
+    let mut file = fs::OpenOptions::new().append(true).open(node.path("f")).expect("open");
+    file.write_all(&[1; 40_000]).expect("append");
+    drop(file);
     assert_eq!(fs::read(node.path("f")).expect("read").len(), 100_000);
     let before = scrape(&fs::read_to_string(node.path(".ebb/metrics")).expect("metrics"));
     for (series, value) in [

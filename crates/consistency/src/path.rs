@@ -65,6 +65,11 @@ pub struct Circumstances<'a> {
     pub obstacle: Option<Reason>,
     /// The buffer is nearly full.
     pub crowded: bool,
+    /// The disk of the cache ends where the buffer does, or soon after: nothing else stops a writer
+    /// past the daemon.
+    pub confined: bool,
+    /// What is open past the daemon keeps so much in the buffer that no more should be.
+    pub pinned: bool,
 }
 
 /// Why an open goes to the daemon.
@@ -94,13 +99,17 @@ pub enum Reason {
     SetId,
     /// The buffer is nearly full, and writers past the daemon are not slowed.
     BufferNearlyFull,
+    /// The buffer is to be smaller than its disk, and only the disk stops writers past the daemon.
+    CacheSize,
+    /// Files that are open past the daemon, which cannot be given up, are half of the buffer.
+    BufferPinned,
     /// The node itself opens it, as for staging: there is no kernel to pass it to.
     Inside,
 }
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Reason; 13] = [
+    pub const ALL: [Reason; 15] = [
         Reason::SwitchedOff,
         Reason::Kernel,
         Reason::Privilege,
@@ -113,6 +122,8 @@ impl Reason {
         Reason::Shared,
         Reason::SetId,
         Reason::BufferNearlyFull,
+        Reason::CacheSize,
+        Reason::BufferPinned,
         Reason::Inside,
     ];
 
@@ -132,6 +143,8 @@ impl Reason {
             Reason::Shared => "shared",
             Reason::SetId => "set-id",
             Reason::BufferNearlyFull => "buffer-nearly-full",
+            Reason::CacheSize => "cache-size",
+            Reason::BufferPinned => "buffer-pinned",
             Reason::Inside => "inside",
         }
     }
@@ -169,7 +182,7 @@ pub fn decide(view: &FileView, of: &Circumstances<'_>) -> IoPath {
         return IoPath::Daemon(reason);
     }
     match (of.beside, of.access.writes()) {
-        (Beside::Nobody, false) => first_reader(view),
+        (Beside::Nobody, false) => first_reader(view, of),
         (Beside::Nobody, true) => first_writer(view, of).map_or(IoPath::Write, IoPath::Daemon),
         (_, false) => IoPath::Read,
         (Beside::Writers, true) => IoPath::Write,
@@ -183,10 +196,13 @@ fn against_model(of: &Circumstances<'_>) -> Option<Reason> {
     (asks && !of.leased).then_some(Reason::ModelAsks)
 }
 
-fn first_reader(view: &FileView) -> IoPath {
-    match view.known_version() != Version::ZERO && view.is_complete() {
-        true => IoPath::Read,
-        false => IoPath::Daemon(Reason::NotLocal),
+fn first_reader(view: &FileView, of: &Circumstances<'_>) -> IoPath {
+    if view.known_version() == Version::ZERO || !view.is_complete() {
+        IoPath::Daemon(Reason::NotLocal)
+    } else if of.pinned {
+        IoPath::Daemon(Reason::BufferPinned)
+    } else {
+        IoPath::Read
     }
 }
 
@@ -201,6 +217,8 @@ fn first_writer(view: &FileView, of: &Circumstances<'_>) -> Option<Reason> {
         Some(Reason::Shared)
     } else if of.privileged {
         Some(Reason::SetId)
+    } else if !of.confined {
+        Some(Reason::CacheSize)
     } else if of.crowded {
         Some(Reason::BufferNearlyFull)
     } else {

@@ -42,6 +42,8 @@ fn usual<'a>(model: &'a Model, access: Access) -> Circumstances<'a> {
         privileged: false,
         obstacle: None,
         crowded: false,
+        confined: true,
+        pinned: false,
     }
 }
 
@@ -102,12 +104,26 @@ fn what_is_in_the_way_of_writers() {
     let cases = [
         (Circumstances { privileged: true, ..of }, Reason::SetId),
         (Circumstances { crowded: true, ..of }, Reason::BufferNearlyFull),
+        (Circumstances { confined: false, ..of }, Reason::CacheSize),
         (Circumstances { obstacle: Some(Reason::Kernel), ..of }, Reason::Kernel),
         (Circumstances { beside: Beside::Daemon, ..of }, Reason::OtherOpens),
     ];
     for (of, reason) in cases {
         assert_eq!(decide(&view("blank"), &of), IoPath::Daemon(reason));
     }
+}
+
+/// What is read past the daemon stays in the buffer; what is written there has no other end than the
+/// disk's.
+#[test]
+fn room_in_the_buffer_is_looked_after() {
+    let session = model("session");
+    let reading = Circumstances { pinned: true, ..usual(&session, Access::Read) };
+    assert_eq!(decide(&view("own"), &reading), IoPath::Daemon(Reason::BufferPinned));
+    let again = Circumstances { beside: Beside::Readers, ..reading };
+    assert_eq!(decide(&view("own"), &again), IoPath::Read, "it is there already");
+    let unconfined = Circumstances { confined: false, ..usual(&session, Access::Read) };
+    assert_eq!(decide(&view("own"), &unconfined), IoPath::Read, "readers bring nothing");
 }
 
 /// The kernel's rule: all opens of an inode are of one kind.
@@ -119,7 +135,7 @@ fn later_opens_are_of_the_kind_of_the_first() {
         let model = model(name);
         for kind in ["unknown", "blank", "own", "cached", "base", "theirs"] {
             for access in [Access::Read, Access::Write, Access::ReadWrite] {
-                for bits in 0..32u32 {
+                for bits in 0..128u32 {
                     let on = |bit: u32| bits & (1 << bit) != 0;
                     let of = |beside| Circumstances {
                         beside,
@@ -128,6 +144,8 @@ fn later_opens_are_of_the_kind_of_the_first() {
                         privileged: on(2),
                         crowded: on(3),
                         obstacle: on(4).then_some(Reason::Privilege),
+                        confined: !on(5),
+                        pinned: on(6),
                         ..usual(&model, access)
                     };
                     let view = view(kind);

@@ -44,31 +44,26 @@ impl Drain {
             Err(outcome) => return outcome,
         };
         self.node.publish_all_unseen().await;
-        let report = match self.flush_all(files, deadline).await {
-            Ok(report) => report,
-            Err(e) => return Outcome::Failed { text: format!("drain: {e}") },
-        };
-        let mut remaining = remaining_of(&report);
-        let mut timed_out = report.timed_out;
-        // Names go after bytes: what is published by now needs nothing more.
-        match self.materialize(deadline).await {
-            Ok(Ok(failures)) => add_unnamed(&mut remaining, meant(failures, paths)),
-            Ok(Err(late)) => {
-                timed_out = true;
-                add_unnamed(&mut remaining, meant(late, paths));
+        let mut before = (0, 0);
+        for round in 0.. {
+            let report = match self.flush_all(files.clone(), deadline).await {
+                Ok(report) => report,
+                Err(e) => return Outcome::Failed { text: format!("drain: {e}") },
+            };
+            let done = (before.0 + report.bytes, report.files.max(before.1));
+            let is_flushed = report.remaining.is_empty() && !report.timed_out;
+            // Names go after bytes: what is published by now needs nothing more.
+            match self.materialize(deadline).await {
+                Ok(named) if named.published && is_flushed && round < ROUNDS_MORE => before = done,
+                Ok(named) => return outcome(done, &report, named, paths),
+                Err(Errno::ETIMEDOUT) => {
+                    let text = "the metadata service does not answer; nothing is lost, try again";
+                    return Outcome::Unreachable { text: text.into() };
+                }
+                Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
             }
-            Err(Errno::ETIMEDOUT) => {
-                return Outcome::Unreachable {
-                    text: "the metadata service does not answer; nothing is lost, try again".into(),
-                };
-            }
-            Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
         }
-        match (remaining.is_empty(), timed_out) {
-            (true, false) => Outcome::Ok { bytes: report.bytes, files: report.files },
-            (_, true) => Outcome::TimedOut { remaining },
-            (false, false) => Outcome::Incomplete { remaining },
-        }
+        unreachable!("the last round returns")
     }
 
     /// Once more when bytes were published meanwhile that nobody wrote after the drain began: the
@@ -119,17 +114,15 @@ impl Drain {
     }
 
     /// Asks the service for directories, links, empty files, attributes… until nothing is left.
-    /// The inner error: time ran out before that.
-    async fn materialize(
-        &self,
-        deadline: Option<Instant>,
-    ) -> Result<Result<Vec<Remaining>, Vec<Remaining>>, Errno> {
+    async fn materialize(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
         let mut failures: Vec<Remaining> = Vec::new();
         let mut done = 0;
         loop {
             let meta = self.node.patient_meta();
             let asked = meta.materialize(MATERIALIZE_STEP);
-            let Some(step) = before(deadline, asked).await else { return Ok(Err(failures)) };
+            let Some(step) = before(deadline, asked).await else {
+                return Ok(Named { late: true, published: false, left: failures });
+            };
             let step = step?;
             done += step.done;
             for failure in &step.failures {
@@ -152,13 +145,12 @@ impl Drain {
                 bytes: u.bytes,
                 why: "not flushed".into(),
             });
-            if step.remaining == 0 || step.done == 0 {
+            let is_done = step.remaining == 0 || step.done == 0;
+            if is_done || deadline.is_some_and(|d| Instant::now() >= d) {
+                let named = failures.len();
                 failures.extend(unfinished);
-                return Ok(Ok(failures));
-            }
-            if deadline.is_some_and(|d| Instant::now() >= d) {
-                failures.extend(unfinished);
-                return Ok(Err(failures));
+                let published = named == 0 && !failures.is_empty();
+                return Ok(Named { late: !is_done, published, left: failures });
             }
         }
     }
@@ -176,6 +168,28 @@ impl Drain {
             files.extend(found.into_iter().map(|f| f.ino));
         }
         Ok(Some(files))
+    }
+}
+
+/// What came of the names.
+struct Named {
+    /// Time ran out.
+    late: bool,
+    /// Nothing failed, but this node has bytes that it published after they were flushed: a call
+    /// that had begun before told the service late.
+    published: bool,
+    left: Vec<Remaining>,
+}
+
+fn outcome(done: (u64, u64), report: &DrainReport, named: Named, paths: &[PathBuf]) -> Outcome {
+    let mut remaining = remaining_of(report);
+    add_unnamed(&mut remaining, meant(named.left, paths));
+    if report.timed_out || named.late {
+        Outcome::TimedOut { remaining }
+    } else if remaining.is_empty() {
+        Outcome::Ok { bytes: done.0, files: done.1 }
+    } else {
+        Outcome::Incomplete { remaining }
     }
 }
 

@@ -70,8 +70,9 @@ impl Node {
             let state = file.state.read();
             let tracked = state.passing.as_ref().is_some_and(|p| p.track.is_some());
             // How much was written past the daemon is known when it is looked for.
-            let unseen = u64::from(tracked && self.shows_unseen(&file, &state));
-            let bytes = state.view.unflushed_bytes().max(unseen);
+            let shows = u64::from(tracked && self.shows_unseen(&file, &state));
+            let unseen = self.unseen_bytes(&file, &state);
+            let bytes = (state.view.unflushed_bytes() + unseen).max(shows);
             if bytes == 0 {
                 drop(state);
                 self.unlist_if_clean(&file);

@@ -332,7 +332,7 @@ impl Node {
         let mut sum = (0, 0);
         for file in self.all_files() {
             let state = file.state.read();
-            sum.0 += state.view.unflushed_bytes();
+            sum.0 += state.view.unflushed_bytes() + self.unseen_bytes(&file, &state);
             sum.1 += state.view.clean_bytes();
         }
         sum

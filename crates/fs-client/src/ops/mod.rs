@@ -10,4 +10,5 @@ pub mod passing;
 pub mod room;
 pub mod space;
 pub mod sync;
+pub mod unseen;
 pub mod xattr;

@@ -265,7 +265,7 @@ impl Node {
             state.opens -= 1;
             let last = state.opens == 0;
             if last {
-                state.passing = None;
+                self.stop_passing(file, &mut state);
             }
             (last, last && std::mem::take(&mut state.registered))
         };

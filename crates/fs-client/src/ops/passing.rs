@@ -8,13 +8,13 @@ use crate::node::Node;
 use crate::ops::fetch::{is_unknown, split};
 use crate::passing::{self, Door, Opening, Passing, Stamp, Track};
 use ebb_consistency::path::{Access, Circumstances, decide};
-use ebb_consistency::{Beside, Changes, IoPath, Source};
+use ebb_consistency::{Beside, Changes, IoPath, Reason, Source};
 use ebb_flusher::BypassSource;
 use ebb_types::{Attr, ByteRange, Errno};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::Weak;
 use std::time::Duration;
@@ -72,8 +72,10 @@ impl Node {
         asked: Asked,
         door: &dyn Door,
     ) -> Result<(IoPath, Option<Arc<fuser::BackingId>>), Errno> {
-        let crowded = asked.access.writes() && self.is_crowded();
+        let writes = asked.access.writes();
+        let (crowded, confined) = (writes && self.is_crowded(), writes && self.is_confined());
         let mut state = file.state.write();
+        let pinned = !writes && self.is_pinned(&state);
         let beside = passing::beside(state.passing.as_ref(), state.opens.saturating_sub(1));
         let path = decide(
             &state.view,
@@ -86,9 +88,14 @@ impl Node {
                 privileged: asked.privileged,
                 obstacle: self.paths.obstacle().or_else(|| door.obstacle()),
                 crowded,
+                confined,
+                pinned,
             },
         );
         if matches!(path, IoPath::Daemon(_)) {
+            if path == IoPath::Daemon(Reason::BufferNearlyFull) {
+                self.clear_up();
+            }
             return Ok((path, None));
         }
         if beside == Beside::Nobody
@@ -100,6 +107,9 @@ impl Node {
             return Ok((IoPath::Daemon(reason), None));
         }
         self.begin_tracking(file, &mut state, path, asked.access)?;
+        if state.passing.as_ref().is_some_and(|p| p.track.is_some()) {
+            self.watch(file);
+        }
         Ok((path, state.passing.as_ref().map(|p| Arc::clone(&p.id))))
     }
 
@@ -120,7 +130,9 @@ impl Node {
             cache.set_len(size)?;
         }
         let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
-        state.passing = Some(Passing { id: Arc::new(id), track: None, size });
+        let held = state.view.unflushed_bytes() + state.view.clean_bytes();
+        self.room.past.pin(0, held);
+        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held });
         Ok(())
     }
 
@@ -149,28 +161,6 @@ impl Node {
             track.may_be_mapped(&cache, self.paths.access_times())?;
         }
         Ok(())
-    }
-
-    /// True when the buffer is so full that nobody should write to it unseen.
-    fn is_crowded(&self) -> bool {
-        let capacity = self.capacity();
-        let limit = capacity / 10 * 9;
-        let unseen: u64 = self.listed_dirty().iter().map(|f| self.unseen_bytes(f)).sum();
-        if self.is_over(limit.saturating_sub(unseen)) {
-            return true;
-        }
-        self.cache.space().is_ok_and(|(all, free)| free < all / 50)
-    }
-
-    /// Bytes that were written past the daemon and not looked for yet; an estimate.
-    fn unseen_bytes(&self, file: &CachedFile) -> u64 {
-        let state = file.state.read();
-        if state.passing.as_ref().is_none_or(|p| p.track.is_none()) {
-            return 0;
-        }
-        let known = state.view.unflushed_bytes() + state.view.clean_bytes();
-        let held = file.cache(&self.cache).ok().and_then(|c| c.metadata().ok());
-        held.map_or(0, |m| (m.blocks() * 512).saturating_sub(known))
     }
 
     /// Reads from the cache file of a passed-through inode; `None` when it is not passed through.
@@ -233,7 +223,7 @@ impl Node {
             return Ok(());
         }
         let cache = file.cache(&self.cache)?;
-        let new = {
+        let seen = {
             let mut state = file.state.write();
             let State { passing: Some(Passing { track: Some(track), .. }), view, mtime, .. } =
                 &mut *state
@@ -249,9 +239,9 @@ impl Node {
             }
             track.look(&cache, now, view)?
         };
-        new.iter().for_each(|range| self.note_stored(file, *range));
+        seen.new.iter().for_each(|range| self.note_stored(file, *range));
         self.list_dirty(file);
-        let bytes = new.iter().map(|r| r.len()).sum();
+        let bytes = seen.new.iter().chain(&seen.changed).map(|r| r.len()).sum();
         self.metrics.bytes_written.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
@@ -439,7 +429,7 @@ impl Node {
                 self.note_written_now(file);
             }
         }
-        file.state.write().passing = None;
+        self.stop_passing(file, &mut file.state.write());
         if tracked {
             self.unlist_if_clean(file);
         }

@@ -9,6 +9,7 @@ use crate::cache;
 use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
+use crate::ops::unseen::Past;
 use ebb_flusher::Engine;
 use ebb_types::{ByteRange, Errno, Ino};
 use parking_lot::Mutex;
@@ -57,6 +58,8 @@ pub struct Room {
     evicted: AtomicU64,
     /// Whoever makes room has this; when room was made last.
     making: tokio::sync::Mutex<Option<Instant>>,
+    /// What the kernel has of it.
+    pub(crate) past: Past,
 }
 
 impl Room {
@@ -68,6 +71,7 @@ impl Room {
             used: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             making: tokio::sync::Mutex::new(None),
+            past: Past::default(),
         }
     }
 
@@ -100,6 +104,16 @@ impl Drop for Hurry {
 }
 
 impl Node {
+    /// Bytes came into the buffer that nobody noted.
+    pub(crate) fn note_unseen(&self, bytes: u64) {
+        self.room.used.fetch_add(bytes, Relaxed);
+    }
+
+    /// Bytes that can still come before writers wait, as far as is noted.
+    pub(crate) fn room_left(&self) -> u64 {
+        self.share(FULL).saturating_sub(self.room.used.load(Relaxed))
+    }
+
     fn share(&self, sixty_fourths: u64) -> u64 {
         (u128::from(self.capacity()) * u128::from(sixty_fourths) / 64) as u64
     }
@@ -205,7 +219,10 @@ impl Node {
             if self.count_used() <= enough {
                 return Ok(());
             }
-            if still && let Some(errno) = hopeless(&flusher, moved.1.elapsed()) {
+            let stuck = moved.1.elapsed();
+            let kept = stuck >= FULL_BACKING_PATIENCE && self.room.past.pinned() > enough;
+            let errno = if kept { Some(Errno::ENOSPC) } else { hopeless(&flusher, stuck) };
+            if still && let Some(errno) = errno {
                 // What became clean without us having seen it.
                 self.evict(roomy).await;
                 return if self.count_used() <= enough { Ok(()) } else { Err(errno) };

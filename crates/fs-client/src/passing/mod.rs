@@ -26,6 +26,8 @@ pub struct Passing {
     pub track: Option<Track>,
     /// The published size that the cache file was made to agree with: a smaller one is a cut.
     pub size: u64,
+    /// Bytes of the buffer that it keeps, when last looked at.
+    pub held: u64,
 }
 
 /// Registers a file with the kernel: the reply to an open can do that.

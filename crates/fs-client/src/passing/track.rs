@@ -6,7 +6,7 @@ use ebb_consistency::claim::{blocks_of, changed_runs};
 use ebb_consistency::{FileView, Source};
 use ebb_types::{ByteRange, Time};
 use rangemap::RangeSet;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -31,14 +31,19 @@ pub struct Stamp {
 impl Stamp {
     /// As it is now.
     pub fn of(file: &File) -> io::Result<Stamp> {
-        let meta = file.metadata()?;
+        Ok(Stamp::from_meta(&file.metadata()?))
+    }
+
+    /// As these attributes tell.
+    #[must_use]
+    pub fn from_meta(meta: &Metadata) -> Stamp {
         let ns = |sec: i64, nsec: i64| i128::from(sec) * 1_000_000_000 + i128::from(nsec);
-        Ok(Stamp {
+        Stamp {
             len: meta.len(),
             modified_ns: ns(meta.mtime(), meta.mtime_nsec()),
             changed_ns: ns(meta.ctime(), meta.ctime_nsec()),
-            accessed: cache::was_accessed(&meta),
-        })
+            accessed: cache::was_accessed(meta),
+        }
     }
 
     /// When the content was changed last.
@@ -72,6 +77,14 @@ enum Mapped {
     WhenAccessed,
     /// That cannot be seen.
     Perhaps,
+}
+
+/// What a look found. What was written over own bytes is not among it: nothing tells.
+pub struct Seen {
+    /// Blocks that are new.
+    pub new: Vec<ByteRange>,
+    /// Bytes that are known to be written.
+    pub changed: Vec<ByteRange>,
 }
 
 /// What is remembered of an inode that is written past the daemon.
@@ -146,13 +159,8 @@ impl Track {
     }
 
     /// Looks at the cache file, of which `now` was the stamp before, and tells the view what was
-    /// written. Returns the blocks that are new.
-    pub fn look(
-        &mut self,
-        cache: &File,
-        now: Stamp,
-        view: &mut FileView,
-    ) -> io::Result<Vec<ByteRange>> {
+    /// written.
+    pub fn look(&mut self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
         let mut changed = match &self.twin {
             Some(twin) => differing(cache, twin, &view.clean(ByteRange::new(0, now.len)))?,
             None => Vec::new(),
@@ -166,12 +174,12 @@ impl Track {
             Some(twin) => differing(cache, twin, &remote)?,
             None => written_runs(cache, &remote)?,
         });
-        let found = view.found(&others);
+        let new = view.found(&others);
         changed.iter().for_each(|run| view.write(*run));
         self.doubtful = !self.fine_times && now.is_young();
         self.seen = now;
         self.due = true;
-        Ok(found)
+        Ok(Seen { new, changed })
     }
 
     fn by_refusal(&self, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
@@ -340,7 +348,7 @@ mod tests {
         cache.write_all_at(b"x", 5 * BLOCK + 10).expect("write");
         let now = Stamp::of(&cache).expect("stamp");
         assert!(track.shows_change(&now));
-        let new = track.look(&cache, now, &mut view).expect("look");
+        let new = track.look(&cache, now, &mut view).expect("look").new;
         assert_eq!(new.iter().map(|r| r.len()).sum::<u64>(), 11);
         assert_eq!(view.unattached(ByteRange::ALL), [ByteRange::new(5 * BLOCK, 5 * BLOCK + 11)]);
         assert!(!track.may_have_changed(&Stamp::of(&cache).expect("stamp")));
@@ -379,8 +387,10 @@ mod tests {
         track.merge(&cache, 0, &theirs).expect("merge");
         cache.write_all_at(&[8; 3], 10).expect("over theirs");
         let now = Stamp::of(&cache).expect("stamp");
-        track.look(&cache, now, &mut view).expect("look");
+        let mut seen = track.look(&cache, now, &mut view).expect("look");
         let written = [ByteRange::new(10, 13), ByteRange::new(60, 80)];
+        seen.changed.sort_unstable();
+        assert_eq!(seen.changed, written);
         assert_eq!(view.unattached(ByteRange::ALL), written);
         assert!(!view.has_guessed());
         let mut bytes = [0; 80];
