@@ -258,6 +258,19 @@ pub fn has_access_times(file: &File) -> io::Result<bool> {
     Ok(was_accessed(&file.metadata()?))
 }
 
+/// Takes the space for `range`, so that writing there does not find the disk full; the length stays.
+/// Where the file system cannot, nothing is promised.
+pub fn reserve(file: &File, range: ByteRange) -> io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, flags, range.start(), range.len()) {
+        Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        other => other.map_err(io::Error::from),
+    }
+}
+
 /// Makes the bytes of `range` a hole (zeros) and frees their space.
 pub fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     use rustix::fs::FallocateFlags;

@@ -113,14 +113,23 @@ impl Drain {
         tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)
     }
 
-    /// Asks the service for directories, links, empty files, attributes… until nothing is left.
+    /// Asks the service for directories, links, empty files, attributes… until nothing is left. The
+    /// first pass may go on where that of an earlier drain was given up, so the second one is
+    /// what counts; there is little left for it.
     async fn materialize(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
+        let first = self.pass(deadline).await?;
+        if first.late { Ok(first) } else { self.pass(deadline).await }
+    }
+
+    async fn pass(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
         let mut failures: Vec<Remaining> = Vec::new();
+        let mut unfinished: Vec<Remaining> = Vec::new();
         let mut done = 0;
         loop {
             let meta = self.node.patient_meta();
             let asked = meta.materialize(MATERIALIZE_STEP);
             let Some(step) = before(deadline, asked).await else {
+                failures.extend(unfinished);
                 return Ok(Named { late: true, published: false, left: failures });
             };
             let step = step?;
@@ -140,16 +149,15 @@ impl Drain {
                 stage: "namespace".into(),
             });
             let mine = step.unfinished.iter().filter(|u| u.node == self.node.me.0);
-            let unfinished = mine.map(|u| Remaining {
+            unfinished.extend(mine.map(|u| Remaining {
                 path: String::from_utf8_lossy(&u.path).into_owned(),
                 bytes: u.bytes,
                 why: "not flushed".into(),
-            });
-            let is_done = step.remaining == 0 || step.done == 0;
+            }));
+            let is_done = step.remaining == 0;
             if is_done || deadline.is_some_and(|d| Instant::now() >= d) {
-                let named = failures.len();
+                let published = failures.is_empty() && !unfinished.is_empty();
                 failures.extend(unfinished);
-                let published = named == 0 && !failures.is_empty();
                 return Ok(Named { late: !is_done, published, left: failures });
             }
         }

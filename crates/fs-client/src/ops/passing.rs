@@ -347,7 +347,8 @@ impl Node {
     }
 
     /// Brings everything that this node has heard of into the cache file of a passed-through
-    /// inode, before the call returns that asked.
+    /// inode, before the call returns that asked. It stays in the buffer until the last close; where
+    /// that is too much, the call fails.
     pub(crate) async fn complete(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         for round in 0..ROUNDS_MAX {
             let missing = {
@@ -364,7 +365,11 @@ impl Node {
             }
             let mut moved = missing.iter().any(is_unknown);
             for piece in missing.into_iter().flat_map(split) {
+                if self.is_over_capacity() {
+                    self.make_room().await?;
+                }
                 moved |= self.obtain(file, piece).await?.is_none();
+                self.note_pinned(&mut file.state.write());
             }
             if moved {
                 tokio::time::sleep(Duration::from_millis(1 << round)).await;

@@ -94,6 +94,15 @@ impl Node {
         (meta.blocks() * 512).saturating_sub(known)
     }
 
+    /// Bytes came into a file that is passed through.
+    pub(crate) fn note_pinned(&self, state: &mut State) {
+        let known = state.view.unflushed_bytes() + state.view.clean_bytes();
+        if let Some(passing) = &mut state.passing {
+            let before = std::mem::replace(&mut passing.held, known);
+            self.room.past.pin(before, known);
+        }
+    }
+
     /// The inode is not passed through any more.
     pub(crate) fn stop_passing(&self, file: &CachedFile, state: &mut State) {
         let Some(passing) = state.passing.take() else { return };

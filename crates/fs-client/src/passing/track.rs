@@ -204,9 +204,19 @@ impl Track {
         let twin = self.twin(cache)?;
         let mut old = vec![0; bytes.len()];
         cache::read_padded(twin, &mut old, at)?;
+        // On a disk that is full either nothing changes, or the twin as the cache file does: else
+        // others' bytes would be taken for written here.
+        cache::reserve(twin, ByteRange::at(at, bytes.len() as u64))?;
         for run in changed_runs(at, bytes, &old) {
             let from = (run.start() - at) as usize;
-            cache.write_all_at(&bytes[from..from + run.len() as usize], run.start())?;
+            let new = &bytes[from..from + run.len() as usize];
+            let done = cache.write_all_at(new, run.start());
+            let arrived = match done {
+                Ok(()) => new.len(),
+                Err(_) => equal_prefix(cache, new, run.start())?,
+            };
+            twin.write_all_at(&new[..arrived], run.start())?;
+            done?;
         }
         twin.write_all_at(bytes, at)
     }
@@ -259,6 +269,13 @@ fn by_source(view: &FileView, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<Byte
     }
     rest.retain(|r| !r.is_empty());
     (remote, rest)
+}
+
+/// How many of `bytes` are in the file at `at`.
+fn equal_prefix(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> {
+    let mut there = vec![0; bytes.len()];
+    cache::read_padded(file, &mut there, at)?;
+    Ok(bytes.iter().zip(&there).take_while(|(a, b)| a == b).count())
 }
 
 fn each_step(
@@ -366,6 +383,26 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(60));
         let old = Track::start(&cache, false).expect("track");
         assert!(!old.may_have_changed(&Stamp::of(&cache).expect("stamp")));
+    }
+
+    /// Others' bytes that do not arrive, as on a full disk, are not taken for written here later.
+    #[test]
+    fn a_merge_that_fails_claims_nothing() {
+        let cache = scratch();
+        let mut track = Track::start(&cache, true).expect("track");
+        let mut view = known_blank();
+        let mut service = ebb_consistency::FileState::new(0);
+        service.attach(NodeId(2), &[ByteRange::new(0, 100)]);
+        let answer = service.query(ByteRange::ALL, Version::ZERO);
+        view.apply(&answer);
+        view.fetched(ByteRange::new(0, 100), answer.version);
+        let refusing = cache::reopened_for_reading(&cache).expect("open");
+        track.merge(&refusing, 0, &[5; 100]).expect_err("it cannot be written to");
+        view.drop_clean(ByteRange::new(0, 100));
+        cache.write_all_at(&[9; 3], 20).expect("our own write");
+        let now = Stamp::of(&cache).expect("stamp");
+        track.look(&cache, now, &mut view).expect("look");
+        assert_eq!(view.unattached(ByteRange::ALL), [ByteRange::new(20, 23)]);
     }
 
     /// Foreign bytes come in beside bytes that are being written here, and what is written over
