@@ -204,15 +204,16 @@ impl Node {
         let flusher = self.flusher.get().cloned().ok_or(Errno::ENOSPC)?;
         let _hurry = Hurry::new(Arc::clone(&flusher));
         let began = Instant::now();
-        let mut moved = (flusher.flushed_bytes(), began);
+        let mut moved = ((flusher.flushed_bytes(), self.room.past.pinned()), began);
         let mut took = Duration::ZERO;
         loop {
             tokio::time::sleep(LOOK_EVERY.max(took * LOOK_SHARE)).await;
             let look = Instant::now();
-            let flushed = flusher.flushed_bytes();
-            let still = flushed == moved.0;
+            // What the kernel lets go of can be given up as well.
+            let now = (flusher.flushed_bytes(), self.room.past.pinned());
+            let still = now == moved.0;
             if !still {
-                moved = (flushed, Instant::now());
+                moved = (now, Instant::now());
                 self.evict(roomy).await;
             }
             // Bytes also go when files are deleted or cut.
