@@ -14,7 +14,7 @@ fn model(name: &str) -> Arc<Model> {
 const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, read 0..1";
 
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 31] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 36] = {
     use Fault::*;
     [
         (
@@ -158,6 +158,36 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 31] = {
             [0, 0, 0],
             "base 1 | 0: write 0..1, fsync, send 0 | 1: recv 0, open, read 0..1",
         ),
+        (
+            NotLookedFor,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, close, send 0 | 1: recv 0, open, read 0..1",
+        ),
+        (
+            GuessesTakeAll,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, close, send 0 | 1: write 1..2, recv 0, close, open, read 0..1",
+        ),
+        (
+            AgainTakesAll,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..2, commit, send 0, close, send 1 | 1: recv 0, open, truncate 1 | 0: recv 1, open, write 0..1",
+        ),
+        (
+            NoTwin,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, close, send 0, recv 1, open, read 0..1 | 1: recv 0, open, zero 0..1, close, send 1",
+        ),
+        (
+            NotBrought,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, close, send 0 | 1: recv 0, open, read 0..1",
+        ),
     ]
 };
 
@@ -175,6 +205,7 @@ fn every_planted_bug_is_caught() {
                 | Fault::ForgetRecalls
         );
         let bounds = match leases {
+            _ if fault.is_past() => Bounds::past(flushes),
             true => Bounds::leased(flushes, evictions, aheads),
             false => Bounds::split(flushes, evictions, aheads),
         };

@@ -5,6 +5,7 @@
 //! and `=2` (for a night) look at more programs and let the actors begin more often.
 
 use ebb_consistency::explore::{Bounds, Program, explore, generate, is_race_free};
+use ebb_consistency::claim::shared_claims_are_exact;
 use ebb_consistency::{Model, ModelTable};
 use std::sync::Arc;
 
@@ -101,6 +102,40 @@ fn leases() {
         assert!(all(&model, &locked, stride([29, 5, 1]), Bounds::leased(0, 0, 0)) > 10);
         if depth() > 0 {
             assert!(all(&model, &pairs, 1, Bounds::leased(1, 1, 1)) > 20);
+        }
+    }
+}
+
+/// Models under which nodes may share a file that is written past the daemon.
+fn past_models() -> Vec<Arc<Model>> {
+    models().into_iter().filter(|m| shared_claims_are_exact(m)).collect()
+}
+
+/// Writers past the daemon leave only guesses of what they wrote, and zeros hardly a trace: every
+/// choice of writes that are zeros.
+#[test]
+fn writers_past_the_daemon() {
+    assert_eq!(past_models().len(), 2);
+    for model in past_models() {
+        let zeroed = |programs: Vec<Program>, choices: usize| -> Vec<Program> {
+            programs
+                .iter()
+                .flat_map(|p| (0..choices).map(|which| generate::blank(p, which)))
+                .collect()
+        };
+        let pairs = zeroed(generate::handoffs(&model, 2, true), 4);
+        assert!(all(&model, &pairs, 1, Bounds::past(0)) > 80);
+        assert!(all(&model, &pairs, stride([3, 1, 1]), Bounds::past(1)) > 20);
+        let triples = zeroed(generate::handoffs(&model, 3, true), 8);
+        assert!(all(&model, &triples, stride([9, 1, 1]), Bounds::past(0)) > 300);
+        assert!(all(&model, &triples, stride([97, 7, 1]), Bounds::past(1)) > 20);
+        let crowded: Vec<_> = triples.iter().map(generate::crowded).collect();
+        assert!(all(&model, &crowded, stride([31, 3, 1]), Bounds::past(0)) > 50);
+        let locked = zeroed(generate::locked(), 4);
+        assert!(all(&model, &locked, stride([43, 5, 1]), Bounds::past(0)) > 20);
+        if depth() > 1 {
+            let longer = zeroed(generate::handoffs(&model, 4, false), 16);
+            assert!(all(&model, &longer, 11, Bounds::past(0)) > 1000);
         }
     }
 }

@@ -46,6 +46,7 @@ impl Drain {
         self.node.publish_all_unseen().await;
         let mut before = (0, 0);
         for round in 0.. {
+            self.node.wait_for_writers().await;
             let report = match self.flush_all(files.clone(), deadline).await {
                 Ok(report) => report,
                 Err(e) => return Outcome::Failed { text: format!("drain: {e}") },

@@ -62,6 +62,10 @@ impl World {
         }
         for (i, node) in self.nodes.iter().enumerate() {
             let flush = match &node.flusher {
+                Flusher::Idle if setup.past => {
+                    let work = node.view.unflushed_bytes() > 0 || self.shows_past(i);
+                    self.left.flushes > 0 && work && self.has_turn(i)
+                }
                 Flusher::Idle => {
                     self.left.flushes > 0 && node.view.unflushed_bytes() > 0 && !node.cutting
                 }
@@ -116,6 +120,11 @@ impl World {
         self.nodes[n].flusher = match now {
             Flusher::Idle => {
                 self.left.flushes -= 1;
+                if setup.past {
+                    self.publish_past(setup, n);
+                    self.nodes[n].flusher = Flusher::Attached;
+                    return;
+                }
                 match self.nodes[n].view.take_unattached(FILE) {
                     ranges if ranges.is_empty() => Flusher::Attached,
                     ranges => Flusher::Taken(ranges),
@@ -166,8 +175,13 @@ impl World {
         let bytes =
             |list: &mut dyn Iterator<Item = ByteRange>| list.map(ByteRange::len).sum::<u64>();
         if bytes(&mut granted.iter().map(|g| g.range)) < bytes(&mut ranges.iter().copied()) {
-            let answer = self.serve_query(setup, n, FILE, false);
-            self.learn(setup, n, &answer);
+            if setup.past {
+                self.learn_anew(setup, n);
+                self.bring_all(setup, n);
+            } else {
+                let answer = self.serve_query(setup, n, FILE, false);
+                self.learn(setup, n, &answer);
+            }
         }
         if granted.is_empty() { Flusher::Idle } else { Flusher::Granted(granted) }
     }
@@ -217,6 +231,9 @@ impl World {
     /// the file.
     pub fn drain(mut self, setup: &Setup<'_>) -> Result<(), Wrong> {
         for _ in 0..DRAIN_STEPS {
+            if setup.past {
+                self.publish_last(setup);
+            }
             self.left.flushes = u8::MAX;
             // A flush that waits for leases goes on when they have come back.
             let steps = self.stirring(setup);

@@ -59,11 +59,21 @@ pub enum Fault {
     GrantAfterLook,
     /// A node takes a grant that was recalled before it came.
     ForgetRecalls,
+    /// What was written past the daemon is not looked for.
+    NotLookedFor,
+    /// Blocks in which something was written are attached whoever has their bytes.
+    GuessesTakeAll,
+    /// Bytes that may have been written again are attached although another node took them.
+    AgainTakesAll,
+    /// Nothing is remembered of others' bytes that were put into the cache file.
+    NoTwin,
+    /// What a question shows is not brought into the cache file.
+    NotBrought,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 25] = [
+    pub const ALL: [Fault; 30] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -89,7 +99,20 @@ impl Fault {
         Fault::TrustForEver,
         Fault::GrantAfterLook,
         Fault::ForgetRecalls,
+        Fault::NotLookedFor,
+        Fault::GuessesTakeAll,
+        Fault::AgainTakesAll,
+        Fault::NoTwin,
+        Fault::NotBrought,
     ];
+
+    /// It is one of those who look for what was written past the daemon.
+    #[must_use]
+    pub fn is_past(self) -> bool {
+        use Fault::{AgainTakesAll, GuessesTakeAll, NoTwin, NotBrought, NotLookedFor};
+        let past = [NotLookedFor, GuessesTakeAll, AgainTakesAll, NoTwin, NotBrought];
+        past.contains(&self)
+    }
 
     /// What a daemon with this bug does at an event.
     #[must_use]

@@ -30,7 +30,7 @@ fn accesses(truncate: bool) -> Vec<Op> {
 fn touched(op: Op) -> (ByteRange, bool) {
     match op {
         Op::Read(r) => (r, false),
-        Op::Write(r) => (r, true),
+        Op::Write(r) | Op::Zero(r) => (r, true),
         Op::Truncate(len) => (ByteRange::from(len), true),
         _ => (ByteRange::new(0, 0), false),
     }
@@ -172,6 +172,23 @@ pub fn locked() -> Vec<Program> {
         }
     }
     out
+}
+
+/// The same program on a file that is empty at first, with zeros instead of the writes that `which`
+/// has a bit for.
+#[must_use]
+pub fn blank(program: &Program, which: usize) -> Program {
+    let mut program = Program { base: 0, ..program.clone() };
+    let mut seen = 0;
+    for op in program.processes.iter_mut().flat_map(|p| &mut p.ops) {
+        if let Op::Write(r) = *op {
+            if which & (1 << seen) != 0 {
+                *op = Op::Zero(r);
+            }
+            seen += 1;
+        }
+    }
+    program
 }
 
 /// The same program with its last process on the node of the first.

@@ -11,6 +11,7 @@
 //!   grant, copy, mark), an evictor (detach, drop) and a read-ahead (plan, fetch, fill).
 //! * [`leases`]: with leases, answers come with grants, recalls travel by themselves, answers to
 //!   changes wait for their return, and time can pass.
+//! * [`past`]: the kernel writes and reads the cache files, and the nodes find that out afterwards.
 //! * [`search`]: depth first over all steps, every state once; a failing schedule as text that
 //!   [`search::replay`] takes.
 //! * [`generate`]: programs, systematically.
@@ -23,6 +24,7 @@ pub mod actors;
 pub mod fault;
 pub mod generate;
 mod leases;
+mod past;
 pub mod program;
 pub mod races;
 pub mod search;

@@ -22,6 +22,8 @@ pub enum Op {
     Read(ByteRange),
     /// Writes bytes that nobody else writes.
     Write(ByteRange),
+    /// Writes zeros.
+    Zero(ByteRange),
     /// Sets the size.
     Truncate(u64),
     /// Sends a message, once.
@@ -77,6 +79,7 @@ impl fmt::Display for Op {
             Op::Unlock => write!(f, "unlock"),
             Op::Read(r) => write!(f, "read {r}"),
             Op::Write(r) => write!(f, "write {r}"),
+            Op::Zero(r) => write!(f, "zero {r}"),
             Op::Truncate(len) => write!(f, "truncate {len}"),
             Op::Send(m) => write!(f, "send {m}"),
             Op::Recv(m) => write!(f, "recv {m}"),
@@ -117,6 +120,7 @@ impl FromStr for Op {
         Ok(match word {
             "read" => Op::Read(range()?),
             "write" => Op::Write(range()?),
+            "zero" => Op::Zero(range()?),
             "truncate" => Op::Truncate(u64::from(number()?).min(FILE_MAX)),
             "send" => Op::Send(number()?),
             "recv" => Op::Recv(number()?),
@@ -153,7 +157,7 @@ mod tests {
 
     #[test]
     fn programs_are_text() {
-        let text = "base 2 | 0: write 0..1, fsync, lock, unlock, send 3 | 1: recv 3, open, truncate 1, read 0..2";
+        let text = "base 2 | 0: write 0..1, fsync, lock, unlock, send 3 | 1: recv 3, open, zero 1..2, truncate 1, read 0..2";
         let program: Program = text.parse().unwrap();
         assert_eq!(program.to_string(), text);
         assert_eq!((program.nodes(), program.has_locks()), (2, true));

@@ -101,7 +101,7 @@ impl Runs<'_> {
                 Op::Lock => trace.lock(p, FILE, all, LockKind::Exclusive),
                 Op::Unlock => trace.unlock(p, FILE, all, LockKind::Exclusive),
                 Op::Read(r) => trace.read(p, FILE, r),
-                Op::Write(r) => trace.write(p, FILE, r),
+                Op::Write(r) | Op::Zero(r) => trace.write(p, FILE, r),
                 Op::Truncate(len) => trace.write(p, FILE, ByteRange::new(len, FILE_MAX + 1)),
                 Op::Send(m) => *sent.entry(m).or_insert(trace.mark(p)),
                 Op::Recv(m) => {

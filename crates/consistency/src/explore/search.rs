@@ -21,6 +21,8 @@ pub struct Bounds {
     pub cold: bool,
     /// Answers come with leases, as far as the model wants them.
     pub leases: bool,
+    /// The kernel reads and writes past the nodes, which look for it at sync events.
+    pub past: bool,
     /// States after which the search of one program is given up.
     pub states_max: usize,
 }
@@ -36,6 +38,7 @@ impl Bounds {
             narrow: false,
             cold: false,
             leases: false,
+            past: false,
             states_max: 2_000_000,
         }
     }
@@ -45,6 +48,12 @@ impl Bounds {
     pub fn split(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
         let budget = Budget { flushes, evictions, aheads };
         Bounds { budget, split: true, narrow: true, ..Bounds::plain() }
+    }
+
+    /// The same with all opens past the daemon. Nothing is evicted then, nor read ahead.
+    #[must_use]
+    pub fn past(flushes: u8) -> Bounds {
+        Bounds { narrow: false, past: true, ..Bounds::split(flushes, 0, 0) }
     }
 
     /// The same with leases, which whole answers come with.
@@ -113,9 +122,9 @@ fn setup<'a>(
     bounds: Bounds,
     fault: Option<Fault>,
 ) -> Setup<'a> {
-    let Bounds { split, narrow, cold, .. } = bounds;
+    let Bounds { split, narrow, cold, past, .. } = bounds;
     let leases = bounds.leases && model.wants_leases();
-    Setup { program, model, fault, split, narrow, cold, leases }
+    Setup { program, model, fault, split, narrow, cold, leases, past }
 }
 
 struct Search<'a> {

@@ -77,6 +77,10 @@ impl World {
     /// The node learns an answer; false when it must ask again.
     pub(super) fn learn(&mut self, setup: &Setup<'_>, n: usize, answer: &MapAnswer) -> bool {
         let changes = self.nodes[n].view.apply(answer);
+        if setup.past {
+            self.replace_lost(n, &changes);
+            return changes.doubtful.is_empty();
+        }
         let kept = |fault| setup.fault == Some(fault);
         for (gone, keep) in [
             (&changes.stale, kept(Fault::KeepStale)),

@@ -6,6 +6,7 @@
 use super::actors::{Ahead, Evictor, Flusher};
 use super::fault::Fault;
 use super::leases::Lending;
+use super::past::{self, Claimed, Past, Sending};
 use super::program::{FILE_MAX, Op, Program};
 use crate::lease::{Grant, LeaseSeq};
 use crate::model::{Model, Scope, SyncEvent};
@@ -16,11 +17,11 @@ use std::fmt;
 
 /// Every byte of the pretend file.
 pub(super) const FILE: ByteRange = ByteRange::ALL;
-const LEN: usize = FILE_MAX as usize;
+pub(super) const LEN: usize = FILE_MAX as usize;
 /// What is in a cache file where no byte is supposed to be.
 pub(super) const GARBAGE: u8 = 0xEE;
 /// How often a read may find its map out of date.
-const READ_TRIES: u8 = 4;
+pub(super) const READ_TRIES: u8 = 4;
 
 pub(super) type Bytes = [u8; LEN];
 
@@ -42,11 +43,13 @@ pub struct Setup<'a> {
     pub cold: bool,
     /// Answers come with leases.
     pub leases: bool,
+    /// The kernel reads and writes the cache files.
+    pub past: bool,
 }
 
 /// A part of an operation that nothing comes in between of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     Announce(ByteRange),
     Put(ByteRange, u8),
     Written(ByteRange),
@@ -66,23 +69,36 @@ enum Part {
     Send(u8),
     Recv(u8),
     Nothing,
+    // Past the daemon.
+    Past(ByteRange, u8),
+    Peek(ByteRange),
+    Turn,
+    Collect,
+    Claim,
+    Claimed,
+    Bring,
+    Keep,
+    EndTurn,
 }
 
 /// What a process holds between two parts of an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-enum Hand {
+pub(super) enum Hand {
     #[default]
     Nothing,
     Taken(Vec<ByteRange>),
     Reply(Vec<ByteRange>, Version, u64),
     Answer(ByteRange, MapAnswer, Option<Grant>),
     Read(Vec<Piece>, Vec<Vec<u8>>, u8),
+    Sending(Sending),
+    Claimed(Claimed),
+    Brought(Vec<(Piece, Option<Vec<u8>>)>, u8),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Proc {
     pub(super) op: usize,
-    part: usize,
+    pub(super) part: usize,
     hand: Hand,
     /// What must be returned before the answer that is awaited comes.
     upto: LeaseSeq,
@@ -99,6 +115,7 @@ pub(super) struct Node {
     pub(super) flusher: Flusher,
     pub(super) evictor: Evictor,
     pub(super) ahead: Ahead,
+    pub(super) past: Past,
 }
 
 /// A step that can be taken.
@@ -212,11 +229,12 @@ impl World {
             Node {
                 id,
                 view,
-                cache: [GARBAGE; LEN],
+                cache: if setup.past { [0; LEN] } else { [GARBAGE; LEN] },
                 cutting: false,
                 flusher: Flusher::Idle,
                 evictor: Evictor::Idle,
                 ahead: Ahead::Idle,
+                past: Past::default(),
             }
         };
         World {
@@ -267,6 +285,7 @@ impl World {
             Part::Attached | Part::Learn | Part::HaveCut(_) => {
                 !self.is_owed(setup, self.procs[p].upto)
             }
+            Part::Turn => self.has_turn(setup.program.processes[p].node),
             Part::Take(_) => !self.nodes[setup.program.processes[p].node].cutting,
             Part::Cut(len) => {
                 let beside = setup.fault == Some(Fault::TruncateBesideAttaches);
@@ -323,6 +342,8 @@ impl World {
                 Hand::Nothing
             }
             Part::Recv(_) | Part::WaitForAttaches | Part::Nothing => hand,
+            Part::Past(..) | Part::Peek(_) | Part::Turn | Part::EndTurn | Part::Bring | Part::Keep
+            | Part::Collect | Part::Claim | Part::Claimed => self.past_part(setup, p, n, part, hand)?,
             Part::Ask(_) if self.is_leased(setup, n) => {
                 // Nothing to ask, nothing to learn.
                 self.procs[p].part += 1;
@@ -414,6 +435,10 @@ impl World {
         let len = if keep { u64::MAX } else { len };
         self.nodes[n].cutting = false;
         let changes = self.nodes[n].view.truncated(len, answer);
+        if setup.past {
+            self.replace_lost(n, &changes);
+            return self.resized(n, len);
+        }
         self.scramble(n, &changes.overtaken);
         self.scramble(n, &changes.stale);
         self.scramble(n, &[ByteRange::from(len)]);
@@ -482,15 +507,25 @@ fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
             sync(setup, SyncEvent::Unlock, FILE, &mut out);
             out.push(Part::Unlock);
         }
+        Op::Read(r) if setup.past => {
+            sync(setup, SyncEvent::Read, r, &mut out);
+            out.push(Part::Peek(r));
+        }
         Op::Read(r) => {
             sync(setup, SyncEvent::Read, r, &mut out);
             out.extend([Part::Plan(r), Part::Fetch, Part::Deliver(r)]);
         }
-        Op::Write(r) => {
-            let value = (p as u8 + 1) * 16 + index as u8;
+        Op::Write(r) | Op::Zero(r) => {
+            let value = if op == Op::Zero(r) { 0 } else { (p as u8 + 1) * 16 + index as u8 };
+            if setup.past {
+                out.push(Part::Past(r, value));
+                sync(setup, SyncEvent::Write, r, &mut out);
+                return out;
+            }
             out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
             sync(setup, SyncEvent::Write, r, &mut out);
         }
+        Op::Truncate(len) if setup.past => past::cut(len, &mut out),
         Op::Truncate(len) => out.extend([Part::Cut(len), Part::HaveCut(len)]),
         Op::Send(m) => out.push(Part::Send(m)),
         Op::Recv(m) => out.push(Part::Recv(m)),
@@ -506,6 +541,12 @@ fn sync(setup: &Setup<'_>, event: SyncEvent, range: ByteRange, out: &mut Vec<Par
     let mut actions = setup.model.on(event);
     if let Some(fault) = setup.fault {
         actions = fault.actions(event, actions);
+    }
+    if setup.past {
+        if actions.attach.is_some() || actions.query.is_some() {
+            past::sync(actions.query.is_some(), out);
+        }
+        return;
     }
     let whole = |scope: Scope| if scope == Scope::File { FILE } else { range };
     if let Some(scope) = actions.attach {

@@ -146,6 +146,14 @@ impl Node {
         unseen
     }
 
+    /// Waits for what is being published of files that are written past the daemon: the service has
+    /// those bytes as dirty before this node has.
+    pub(crate) async fn wait_for_writers(&self) {
+        for file in self.room.past.files() {
+            drop(file.turn.lock().await);
+        }
+    }
+
     /// True when nobody need look any more.
     fn may_rest(&self) -> bool {
         let mut writers = self.room.past.writers.lock();
