@@ -4,8 +4,8 @@
 //! The default takes seconds in a debug build. `EBB_EXPLORE_DEPTH=1` (about a minute with --release)
 //! and `=2` (for a night) look at more programs and let the actors begin more often.
 
-use ebb_consistency::explore::{Bounds, Program, explore, generate, is_race_free};
 use ebb_consistency::claim::shared_claims_are_exact;
+use ebb_consistency::explore::{Bounds, Program, explore, generate, is_race_free};
 use ebb_consistency::{Model, ModelTable};
 use std::sync::Arc;
 

@@ -185,9 +185,7 @@ impl World {
         };
         let blocks = |i: usize| i < len && past.data[i];
         let absent = view.absent(FILE);
-        changed.extend(runs(|i| {
-            blocks(i) && past.refused[i] && has(&absent, i) && cache[i] != 0
-        }));
+        changed.extend(runs(|i| blocks(i) && past.refused[i] && has(&absent, i) && cache[i] != 0));
         let remote = |i: usize| blocks(i) && !past.refused[i] && is_remote(view, i);
         changed.extend(runs(|i| remote(i) && cache[i] != then(i)));
         let others = runs(|i| blocks(i) && !past.refused[i] && !is_remote(view, i));

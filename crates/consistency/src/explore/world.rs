@@ -342,8 +342,15 @@ impl World {
                 Hand::Nothing
             }
             Part::Recv(_) | Part::WaitForAttaches | Part::Nothing => hand,
-            Part::Past(..) | Part::Peek(_) | Part::Turn | Part::EndTurn | Part::Bring | Part::Keep
-            | Part::Collect | Part::Claim | Part::Claimed => self.past_part(setup, p, n, part, hand)?,
+            Part::Past(..)
+            | Part::Peek(_)
+            | Part::Turn
+            | Part::EndTurn
+            | Part::Bring
+            | Part::Keep
+            | Part::Collect
+            | Part::Claim
+            | Part::Claimed => self.past_part(setup, p, n, part, hand)?,
             Part::Ask(_) if self.is_leased(setup, n) => {
                 // Nothing to ask, nothing to learn.
                 self.procs[p].part += 1;
