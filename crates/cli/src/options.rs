@@ -116,8 +116,8 @@ pub struct MountOptions {
     #[arg(long)]
     pub naive: bool,
     /// Which way reads and writes go: auto (past the daemon, by kernel passthrough, where that is
-    /// right and the machine can), passthrough (the same, but a machine that cannot is an error)
-    /// or daemon (never past it; for measurements) [default: auto]
+    /// right and the machine can; writes only where --cache-size is about the size of the disk),
+    /// passthrough (the same, but a machine that cannot is an error) or daemon (never past it; for measurements) [default: auto]
     #[arg(long, value_name = "WAY")]
     pub io_path: Option<String>,
     /// Config file (TOML) [default: $EBB_CONFIG, else ~/.config/ebb/config.toml if present]

@@ -52,7 +52,8 @@
 //! Step 2 fails. There a claim is right only for a node that nobody else can write beside, for the
 //! whole time of the open.
 //!
-//! `tests/tests/passthrough.rs` tries this on real mounts: several nodes that change each other's
+//! The explorer runs every small program of this kind through every schedule
+//! (`explore/past.rs`), and `tests/tests/passthrough.rs` tries this on real mounts: several nodes that change each other's
 //! blocks in turn, with zeros, cuts and mappings, against an array.
 
 use crate::model::Model;
