@@ -1,6 +1,6 @@
-//! Bandwidth of one file on a mount against the same file in the bare directory: overwriting and
-//! reading a cached file in several record sizes, and reading another node's file for the first
-//! time. Files are overwritten, not made anew: fresh memory would measure the host.
+//! Bandwidth of one file on a mount against the same file in the bare directory: writing a new file,
+//! overwriting and reading a cached one in several record sizes, and reading another node's file
+//! for the first time. New files are small and removed in turn: fresh memory would measure the host.
 
 use ebb_benches::{Report, rate};
 use ebb_testkit::Cluster;
@@ -9,6 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const FILE_BYTES: usize = 64 << 20;
+const NEW_BYTES: usize = 32 << 20;
+const LOCAL_BYTES: usize = 32 << 20;
 const MIB: f64 = (1 << 20) as f64;
 
 fn open(path: &Path) -> File {
@@ -24,6 +26,20 @@ fn write(file: &File, record: usize, bytes: usize) -> f64 {
         }
         bytes as f64 / MIB
     })
+}
+
+/// Writes records to a new file and removes it; MiB per second of the writes.
+fn write_new(path: &Path, record: usize) -> f64 {
+    let file = File::create_new(path).expect("create");
+    let rate = write(&file, record, NEW_BYTES);
+    drop(file);
+    std::fs::remove_file(path).expect("remove");
+    rate
+}
+
+/// Every record of a local file that is opened for reading alone.
+fn read_local(path: &Path, record: usize, bytes: usize, random: bool) -> f64 {
+    read(&File::open(path).expect("open"), record, bytes, random)
 }
 
 fn read(file: &File, record: usize, bytes: usize, random: bool) -> f64 {
@@ -43,6 +59,7 @@ fn read(file: &File, record: usize, bytes: usize, random: bool) -> f64 {
 fn main() {
     let mut report = Report::new("mount_io");
     report.head("bare", "mount");
+    past_the_daemon(&mut report);
     for model in ["session", "commit", "posix"] {
         let cluster = Cluster::builder().nodes(1).consistency(model).flush("end").start();
         let bare_dir = tempfile::tempdir().expect("tempdir");
@@ -69,6 +86,36 @@ fn main() {
     }
     first_touch(&mut report);
     println!("{}", report.save().expect("save").display());
+}
+
+/// A new file, and a local one that is read, as the kernel does it for session.
+fn past_the_daemon(report: &mut Report) {
+    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let bare_dir = tempfile::tempdir().expect("tempdir");
+    let (bare, mount) = (bare_dir.path().join("new"), cluster.nodes()[0].path("new"));
+    let (old_bare, old_mount) = (bare_dir.path().join("old"), cluster.nodes()[0].path("old"));
+    for path in [&old_bare, &old_mount] {
+        std::fs::write(path, vec![0x5a; LOCAL_BYTES]).expect("write");
+    }
+    for size in [4, 8, 64, 1024] {
+        let record = size << 10;
+        report.compare(
+            format!("session: write new {size} KiB records"),
+            "MiB/s",
+            || write_new(&bare, record),
+            || write_new(&mount, record),
+        );
+        for (random, how) in [(false, "sequential"), (true, "random")] {
+            report.compare(
+                format!("session: {how} read of a local file {size} KiB"),
+                "MiB/s",
+                || read_local(&old_bare, record, LOCAL_BYTES, random),
+                || read_local(&old_mount, record, LOCAL_BYTES, random),
+            );
+        }
+    }
+    let opens = &cluster.nodes()[0].status()["opens"];
+    println!("opens: {opens}");
 }
 
 /// A file that another node wrote, read for the first time: through its cache and the network.
