@@ -422,8 +422,7 @@ fn only_bytes_that_others_wrote_over_are_set_aside() {
     let cluster =
         Cluster::builder().nodes(2).separate_meta().flush("end").consistency("session").start();
     let (ours, theirs) = (cluster.node(0), cluster.node(1));
-    std::fs::write(ours.path("f"), vec![1; 100_000]).expect("write");
-    ours.drain();
+    std::fs::write(cluster.backing().join("f"), vec![1; 100_000]).expect("write");
     // A process of its own: when this one starts others, they close what they inherit.
     let write = "open(my $f, '+<', $ARGV[0]) or die; sysseek($f, 10_000, 0) or die; \
                  syswrite($f, chr(2) x 2_000) == 2_000 or die; $f->sync or die; \
