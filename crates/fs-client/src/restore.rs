@@ -127,7 +127,7 @@ fn whole(answer: &MapAnswer, changed: &[ByteRange], known: Version) -> Vec<(Byte
         changed.iter().filter(|r| !r.is_empty()).map(|r| r.to_std()).collect();
     let nobody = |version| Today { owner: NodeId::NOBODY, version, flushed: false };
     let mut out = Vec::new();
-    let mut unowned = |range: ByteRange, out: &mut Vec<(ByteRange, Today)>| {
+    let unowned = |range: ByteRange, out: &mut Vec<(ByteRange, Today)>| {
         if range.is_empty() {
             return;
         }
