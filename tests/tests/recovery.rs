@@ -407,6 +407,7 @@ fn after_a_power_loss_what_was_synced_is_there_and_the_rest_is_no_zeros() {
     assert_eq!(read(node.path("synced")), [7; 100_000]);
     let lost = std::fs::read(node.path("unsynced")).expect_err("lost bytes are no zeros");
     assert_eq!(lost.raw_os_error(), Some(libc::EIO));
+    // However often one asks.
     for _ in 0..3 {
         ended_with(&node.ebb("umount", &[], &[]), 3, &["unsynced: 100000 bytes"]);
         assert!(mounts::is_mounted(node.mountpoint()), "it stays mounted");
@@ -425,8 +426,7 @@ fn only_bytes_that_others_wrote_over_are_set_aside() {
     let cluster =
         Cluster::builder().nodes(2).separate_meta().flush("end").consistency("session").start();
     let (ours, theirs) = (cluster.node(0), cluster.node(1));
-    std::fs::write(ours.path("f"), vec![1; 100_000]).expect("write");
-    ours.drain();
+    std::fs::write(cluster.backing().join("f"), vec![1; 100_000]).expect("write");
     // A process of its own: when this one starts others, they close what they inherit.
     let write = "open(my $f, '+<', $ARGV[0]) or die; sysseek($f, 10_000, 0) or die; \
                  syswrite($f, chr(2) x 2_000) == 2_000 or die; $f->sync or die; \
