@@ -152,7 +152,7 @@ impl Daemon {
             Ok(Ok(())) => {}
             Ok(Err(e)) if e.raw_os_error() == Some(libc::EBUSY) => {
                 self.drain_at_end.store(true, Release);
-                return Outcome::Failed { text: busy_text(&self.mountpoint) };
+                return Outcome::Failed { text: busy_text(&self.mountpoint).await };
             }
             Ok(Err(e)) => {
                 return Outcome::Failed {
@@ -167,8 +167,8 @@ impl Daemon {
     }
 }
 
-fn busy_text(mountpoint: &Path) -> String {
-    let users = crate::busy::users_of(mountpoint);
+async fn busy_text(mountpoint: &Path) -> String {
+    let users = crate::busy::users_of(mountpoint).await;
     let who = if users.is_empty() { "a process".to_string() } else { users.join(", ") };
     format!(
         "{} is in use by {who}: end it or leave the directory, then try again",

@@ -171,8 +171,13 @@ impl Node {
             return;
         }
         self.unlist(file);
-        // Written between the look and the note: on the list again.
-        if file.state.read().view.unflushed_bytes() > 0 && !file.state.read().orphan {
+        // Written, or opened past the daemon, between the look and the note: on the list again.
+        let is_back = {
+            let state = file.state.read();
+            let tracked = state.passing.as_ref().is_some_and(|p| p.track.is_some());
+            tracked || state.view.unflushed_bytes() > 0 && !state.orphan
+        };
+        if is_back {
             self.list_dirty(file);
         }
     }

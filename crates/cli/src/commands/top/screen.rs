@@ -99,12 +99,12 @@ impl History {
         let size = |at| Size(number(s, at)).to_string();
         let _ = writeln!(
             out,
-            "{}  {} on {}  {}  policy {}",
+            "{}  {}  policy {}  {} on {}",
             word(s, "/node"),
-            word(s, "/backing"),
-            word(s, "/mountpoint"),
             word(s, "/consistency"),
             word(s, "/flush_policy"),
+            word(s, "/backing"),
+            word(s, "/mountpoint"),
         );
         let _ = writeln!(
             out,
@@ -237,7 +237,7 @@ mod tests {
         history.add(sample(start + Duration::from_secs(2), 10 << 20, 30 << 20, "flushing"));
         let frame = history.frame(100, 30);
         for part in [
-            "n1  /pfs on /m  session  policy idle",
+            "n1  session  policy idle  /pfs on /m",
             "activity 3",
             "flushed 15MiB/s",
             "stopped p99 1.5 ms",
