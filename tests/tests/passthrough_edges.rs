@@ -384,31 +384,3 @@ fn a_program_outlives_its_daemon() {
     everywhere(&cluster, "published", &[1; 50_000]);
     assert_eq!(number(&two.status(), "dirty_bytes"), 0);
 }
-
-/// A node wrote and synced, and died before it published; another one published its own record of
-/// the same block meanwhile, past the daemon. The synced bytes are there when the node is back.
-#[test]
-fn synced_bytes_beside_a_claimed_block_survive_a_killed_daemon() {
-    let cluster = past(2).start();
-    let [one, two] = cluster.nodes() else { panic!("two nodes") };
-    let theirs = created(&one.path("f"));
-    let mut want = Vec::new();
-    let ours = OpenOptions::new().read(true).write(true).open(two.path("f")).expect("open");
-    ours.write_all_at(&[2; 1000], 1000).expect("write");
-    ours.sync_all().expect("sync");
-    for (value, at) in [(1, 0), (3, 2500)] {
-        theirs.write_all_at(&[value; 1000], at).expect("write");
-        put(&mut want, at as usize, &[value; 1000]);
-    }
-    put(&mut want, 1000, &[2; 1000]);
-    close(theirs).expect("close");
-    two.kill9();
-    drop(ours);
-    let _ = two.ebb("umount", &[], &[]);
-    two.mount();
-    assert_eq!(opens(one, "passthrough-write"), 1);
-    let shown = std::fs::read(two.path("f")).expect("read");
-    same("after a crash", &shown, &want);
-    close(OpenOptions::new().write(true).open(two.path("f")).expect("open")).expect("publish");
-    everywhere(&cluster, "f", &want);
-}

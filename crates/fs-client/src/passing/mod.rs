@@ -6,7 +6,6 @@
 //! file, holes are zeros for everybody this node has heard of, and nothing of it is given up.
 
 mod track;
-mod zeros;
 
 pub use track::{Stamp, Track, written_runs};
 

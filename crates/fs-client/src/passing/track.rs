@@ -174,18 +174,7 @@ impl Track {
             Some(twin) => differing(cache, twin, &remote)?,
             None => written_runs(cache, &remote)?,
         });
-        let mut new = view.found(&others);
-        // A zero at the end makes the file longer, which must be published.
-        let tail = match now.len > view.published_size() {
-            true => ByteRange::new(now.len.saturating_sub(1), now.len),
-            false => ByteRange::new(0, 0),
-        };
-        let unclaimed = super::zeros::unclaimed(cache, &new, tail)?;
-        if !unclaimed.is_empty() {
-            let left = view.refused(&unclaimed, &[]);
-            self.refuse(&left);
-            new = super::zeros::without(&new, &left);
-        }
+        let new = view.found(&others);
         changed.iter().for_each(|run| view.write(*run));
         self.doubtful = !self.fine_times && now.is_young();
         self.seen = now;
