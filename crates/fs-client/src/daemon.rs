@@ -251,6 +251,7 @@ fn start(
         token: token.clone(),
         request_timeout: config.request_timeout,
         trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
+        empty: left.is_empty(),
         ..ConnectOptions::new(meta_address, config.node.clone())
     };
     let patience = if left.is_empty() { Duration::ZERO } else { takeover::JOIN_WITHIN };
@@ -269,6 +270,7 @@ fn start(
         config,
     });
     takeover::take_over(runtime, &node, &left, &welcome)?;
+    node.replicas.held.clear().map_err(local("copies of other nodes"))?;
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
@@ -314,6 +316,7 @@ fn open_doors(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result
         .map_err(local(format!("cannot open the control socket {}", path.display())))?;
     runtime.spawn(control_server::serve(listener, Arc::clone(daemon)));
     runtime.spawn(memory::trim_when_idle(Arc::downgrade(&daemon.node)));
+    runtime.spawn(Node::tend_copies(Arc::downgrade(&daemon.node)));
     let at = config.mountpoint.clone();
     let answers = runtime.block_on(async move {
         let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));
@@ -484,6 +487,7 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
 fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Result<(), RunError>) {
     let config = &daemon.node.config;
     daemon.peers.stop();
+    let _ = daemon.node.replicas.held.clear();
     let _ = registry::leave(&config.mountpoint);
     let _ = std::fs::remove_file(config.cache.join("control.sock"));
     if result.is_ok()

@@ -36,6 +36,7 @@ impl Drain {
     /// Drains `paths` (everything, when there are none).
     pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
         let deadline = limit.map(|l| Instant::now() + l);
+        self.node.adopt_before_drain(limit).await;
         let files = match self.files_below(paths).await {
             Ok(files) => files,
             Err(outcome) => return outcome,

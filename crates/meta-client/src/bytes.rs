@@ -75,6 +75,8 @@ pub struct AttachRequest {
     pub durable: bool,
     /// Asked in the same step, after the attach.
     pub then_query: Option<QueryRequest>,
+    /// Epoch under which the partner has these bytes; 0: nowhere.
+    pub copies: u64,
 }
 
 /// What [`MetaClient::attach`] and [`MetaClient::append`] give.
@@ -198,6 +200,7 @@ impl MetaClient {
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
             renew: false,
+            copies: attach.copies,
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         // Without the answer the view would keep an old map and take it for the new one.
@@ -227,8 +230,18 @@ impl MetaClient {
     }
 
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
-    pub async fn append(&self, ino: Ino, len: u64, mtime: Time) -> Result<Attached, Errno> {
-        let op = Op::Append(pb::Append { ino: ino.0, len, mtime: Some(time_to_pb(mtime)) });
+    /// Fails with EREMCHG when `copies` is not the epoch of this node's pair, or when the file is
+    /// shorter than `not_below`.
+    pub async fn append(
+        &self,
+        ino: Ino,
+        len: u64,
+        mtime: Time,
+        copies: u64,
+        not_below: u64,
+    ) -> Result<Attached, Errno> {
+        let mtime = Some(time_to_pb(mtime));
+        let op = Op::Append(pb::Append { ino: ino.0, len, mtime, copies, not_below });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }

@@ -33,6 +33,30 @@ pub enum Entry {
     Model(Ino, Option<String>),
     /// A request that must not be done twice has been done.
     Answered(NodeId, u64, Outcome),
+    /// Where copies of a node's unflushed bytes are.
+    Paired(NodeId, Option<Pair>),
+    /// The copies of this epoch belong to a lost node and may be adopted; or no longer.
+    Orphaned(u64, Option<Orphaned>),
+    /// Epochs of copies below this one are used up.
+    NextEpoch(u64),
+}
+
+/// Where copies of a node's unflushed bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pair {
+    /// The node that holds them.
+    pub partner: NodeId,
+    /// Told apart from the copies of every other pair.
+    pub epoch: u64,
+}
+
+/// Copies of a lost node's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orphaned {
+    /// The lost node.
+    pub owner: NodeId,
+    /// Who has them.
+    pub partner: NodeId,
 }
 
 /// What a repeated request is answered with after the service was restarted in between.
@@ -57,6 +81,8 @@ pub enum FileOp {
     Truncate(u64),
     Flushed(NodeId, Vec<Owned>),
     DetachAnew(NodeId, Vec<ByteRange>),
+    Adopt(NodeId, NodeId, Vec<ByteRange>),
+    Lost(NodeId),
 }
 
 /// A node as the journal keeps it.
@@ -93,6 +119,12 @@ pub struct State {
     /// Recent answers of operations that must not be done twice.
     pub answered: BTreeMap<NodeId, BTreeMap<u64, Outcome>>,
     next_node: u32,
+    /// Where copies of a node's unflushed bytes are.
+    pub pairs: BTreeMap<NodeId, Pair>,
+    /// Copies whose owner is lost, by epoch.
+    pub orphaned: BTreeMap<u64, Orphaned>,
+    /// The next epoch of copies.
+    pub next_epoch: u64,
 }
 
 /// The journal says something that cannot be.
@@ -110,6 +142,9 @@ impl State {
             models: HashMap::new(),
             answered: BTreeMap::new(),
             next_node: 1,
+            pairs: BTreeMap::new(),
+            orphaned: BTreeMap::new(),
+            next_epoch: 1,
         }
     }
 
@@ -158,6 +193,8 @@ impl State {
             Entry::NodeLeft(node) => {
                 self.nodes.remove(node);
                 self.answered.remove(node);
+                self.pairs.remove(node);
+                self.orphaned.retain(|_, o| o.owner != *node && o.partner != *node);
                 self.files.values_mut().for_each(|f| drop(f.node_gone(*node)));
             }
             Entry::NextNode(next) => self.next_node = self.next_node.max(*next),
@@ -176,6 +213,16 @@ impl State {
                     answered.pop_first();
                 }
             }
+            Entry::Paired(node, Some(pair)) => {
+                self.next_epoch = self.next_epoch.max(pair.epoch.saturating_add(1));
+                self.pairs.insert(*node, *pair);
+            }
+            Entry::Paired(node, None) => drop(self.pairs.remove(node)),
+            Entry::Orphaned(epoch, Some(orphaned)) => {
+                self.orphaned.insert(*epoch, *orphaned);
+            }
+            Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
+            Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
         }
         Ok(())
     }
@@ -215,6 +262,8 @@ impl State {
             FileOp::DetachAnew(node, ranges) => {
                 file.detach_anew(*node, ranges).map_err(|e| e.to_string())?;
             }
+            FileOp::Adopt(from, to, ranges) => drop(file.adopt(*from, *to, ranges)),
+            FileOp::Lost(node) => drop(file.node_gone(*node)),
             FileOp::Truncate(len) => drop(file.truncate(*len)),
             FileOp::Flushed(node, owned) => drop(file.mark_flushed(*node, owned)),
         }
@@ -225,7 +274,10 @@ impl State {
     pub fn snapshot(&self) -> Vec<Entry> {
         let mut out = vec![Entry::NextNode(self.next_node)];
         out.extend(self.consistency.iter().cloned().map(Entry::Consistency));
+        out.push(Entry::NextEpoch(self.next_epoch));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
+        out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
+        out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));
         out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));
         let files: BTreeMap<_, _> = self.files.iter().collect();
         let whole =

@@ -1,0 +1,106 @@
+//! Reading the copies of a node that does not answer, from its partner.
+
+use crate::cache::read_padded;
+use crate::file::CachedFile;
+use crate::node::Node;
+use ebb_consistency::Owned;
+use ebb_meta_client::QueryRequest;
+use ebb_transport::{CopySet, ReadError, ReadRequest};
+use ebb_types::{ByteRange, Errno, NodeId, Version};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// A node that did not answer is not asked again for so long, when its partner can be.
+const DOWN: Duration = Duration::from_secs(2);
+
+/// What there is instead of an owner's answer.
+pub(crate) enum Instead {
+    /// The bytes.
+    Bytes(Vec<u8>),
+    /// Somebody else owns them by now, or soon: ask the service again.
+    Again,
+    /// Nothing.
+    Nothing,
+}
+
+impl Node {
+    /// True when this node did not answer a moment ago.
+    pub(crate) fn is_down(&self, node: NodeId) -> bool {
+        let mut down = self.replicas.down.lock();
+        down.retain(|_, since| since.elapsed() < DOWN);
+        down.contains_key(&node)
+    }
+
+    /// `owner` did not answer: from where else its bytes can be had.
+    ///
+    /// A copy is as new as what this node knows: at the moment when the service names the pair, all
+    /// that the owner has published is with the partner.
+    pub(crate) async fn instead_of(
+        &self,
+        file: &CachedFile,
+        owner: NodeId,
+        range: ByteRange,
+    ) -> Result<Instead, Errno> {
+        let record = self.meta.nodes(Some(owner)).await?.into_iter().next();
+        let pair = record.filter(|r| r.partner != 0).map(|r| (NodeId(r.partner), r.copies));
+        let Some((partner, epoch)) = pair else {
+            return self.instead_of_lost(file, owner, range).await;
+        };
+        let set = CopySet { owner, epoch };
+        let read = match partner == self.me {
+            true => self.read_held(set, file, range),
+            false => self.read_at_partner(partner, set, file, range).await?,
+        };
+        let Some(bytes) = read else { return self.instead_of_lost(file, owner, range).await };
+        self.replicas.down.lock().insert(owner, Instant::now());
+        Ok(Instead::Bytes(bytes))
+    }
+
+    fn read_held(&self, set: CopySet, file: &CachedFile, range: ByteRange) -> Option<Vec<u8>> {
+        let held = &self.replicas.held;
+        let copies = held.open(set, file.ino, &[range])?;
+        let mut bytes = vec![0; range.len() as usize];
+        read_padded(&copies, &mut bytes, range.start()).ok()?;
+        // They may have gone while they were read.
+        held.has(set, file.ino, &[range]).then_some(bytes)
+    }
+
+    async fn read_at_partner(
+        &self,
+        partner: NodeId,
+        set: CopySet,
+        file: &CachedFile,
+        range: ByteRange,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let address = self.address_of(partner).await?;
+        let (ino, ranges) = (file.ino, vec![range]);
+        let request = ReadRequest { ino, copy_since: None, held: Some(set), ranges };
+        match self.peers.read(&address, &request).await {
+            Ok(bytes) if bytes.len() as u64 == range.len() => {
+                self.metrics.fetched_peer.fetch_add(range.len(), Relaxed);
+                Ok(Some(bytes.to_vec()))
+            }
+            Ok(_) => Err(Errno::EPROTO),
+            Err(e) => {
+                self.addresses.lock().remove(&partner);
+                if e != ReadError::NotHere {
+                    tracing::warn!(ino = %file.ino, %range, node = %partner, error = %e, "no copy");
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Nobody has copies: perhaps because another node owns the bytes by now.
+    async fn instead_of_lost(
+        &self,
+        file: &CachedFile,
+        owner: NodeId,
+        range: ByteRange,
+    ) -> Result<Instead, Errno> {
+        let query = QueryRequest { ino: file.ino, range, known: Version::ZERO, lease: false };
+        let map = self.meta.query(query).await?.map;
+        let still = |o: &Owned| o.node == owner && o.range.overlaps(range);
+        Ok(if map.ranges.iter().any(still) { Instead::Nothing } else { Instead::Again })
+    }
+}
