@@ -23,7 +23,10 @@ impl PeerSource {
         then: impl FnOnce(Arc<std::fs::File>) -> T,
     ) -> Option<T> {
         if let Some(set) = subject.held {
-            return self.0.upgrade()?.replicas.held.open(set, subject.ino, ranges).map(then);
+            // Whoever asks has heard that the owner is lost: the copies stay as they are.
+            let node = self.0.upgrade()?;
+            node.replicas.held.close(set);
+            return node.replicas.held.open(set, subject.ino, ranges).map(then);
         }
         let (node, file) = self.file(subject.ino)?;
         let all_here = {

@@ -343,8 +343,15 @@ impl MetaClient {
         &self,
         node: Option<ebb_types::NodeId>,
     ) -> Result<Vec<pb::NodeRecord>, Errno> {
-        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0) });
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0), silent: false });
         Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
+    }
+
+    /// What is known of a node that did not answer; none when it has left.
+    pub async fn silent_node(&self, node: NodeId) -> Result<Option<pb::NodeRecord>, Errno> {
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.0, silent: true });
+        let nodes = expect_body!(self.call(op).await?, NodeInfo).nodes;
+        Ok(nodes.into_iter().find(|n| n.id == node.0))
     }
 
     /// Leaves the job for good: no call succeeds afterwards, and no session comes after this one.

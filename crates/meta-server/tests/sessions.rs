@@ -171,7 +171,7 @@ async fn a_silent_node_loses_grants_then_locks_and_opens() {
     }
     assert!(granted);
     assert_eq!(b.wait(waiting).await.errno, 0);
-    match b.ask(Op::NodeInfo(pb::NodeInfo { node: 0 })).await {
+    match b.ask(Op::NodeInfo(pb::NodeInfo { node: 0, silent: false })).await {
         Ok(Some(Body::NodeInfo(n))) => {
             assert_eq!(n.nodes.iter().map(|n| n.alive).collect::<Vec<_>>(), [false, true]);
             assert_eq!(n.nodes[1].dirty_bytes, 5);

@@ -35,7 +35,7 @@ impl Node {
     pub(super) fn begin_adoption(&self, epoch: u64) {
         let held = &self.replicas.held;
         let Some(set) = held.set_of(epoch) else { return };
-        if held.close(set)
+        if held.begin_adoption(set)
             && let Some(node) = self.me_arc()
         {
             tracing::warn!(owner = %set.owner, "adopting the bytes of a lost node");

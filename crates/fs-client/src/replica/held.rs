@@ -24,6 +24,8 @@ struct Set {
     files: HashMap<Ino, RangeSet<u64>>,
     /// Its owner is lost: nothing is added any more.
     closed: bool,
+    /// Somebody adopts what is in it.
+    adopting: bool,
     /// All of it was adopted.
     done: bool,
 }
@@ -206,10 +208,18 @@ impl Held {
         self.sets.lock().keys().find(|s| s.epoch == epoch).copied()
     }
 
-    /// Nothing is added to the set any more; true when it was still open.
-    pub fn close(&self, set: CopySet) -> bool {
+    /// Its owner is lost: nothing is added to the set any more.
+    pub fn close(&self, set: CopySet) {
+        if let Some(kept) = self.sets.lock().get_mut(&set) {
+            kept.closed = true;
+        }
+    }
+
+    /// The same; true for the first one who wants to adopt what is in it.
+    pub fn begin_adoption(&self, set: CopySet) -> bool {
+        self.close(set);
         let mut sets = self.sets.lock();
-        sets.get_mut(&set).is_some_and(|kept| !std::mem::replace(&mut kept.closed, true))
+        sets.get_mut(&set).is_some_and(|kept| !std::mem::replace(&mut kept.adopting, true))
     }
 
     /// Everything of it was adopted.
@@ -331,7 +341,8 @@ mod tests {
         assert_eq!(held.begin(set(2)), Err(Errno::ESTALE), "an old one does not come back");
         let all = [ByteRange::new(0, 4)];
         held.keep(set(3), Ino(1), &all, b"abcd").expect("keep");
-        assert!(held.close(set(3)) && !held.close(set(3)));
+        held.close(set(3));
+        assert!(held.begin_adoption(set(3)) && !held.begin_adoption(set(3)));
         assert_eq!(held.keep(set(3), Ino(1), &all, b"wxyz"), Err(Errno::ESTALE));
         assert_eq!(held.drop_ranges(set(3), Ino(1), &all), Err(Errno::ESTALE));
         held.begin(set(4)).expect("the same node, back again");

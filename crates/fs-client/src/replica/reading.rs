@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// A node that did not answer is not asked again for so long, when its partner can be.
 const DOWN: Duration = Duration::from_secs(2);
 
+/// Between two looks whether its partner has taken over.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// What there is instead of an owner's answer.
 pub(crate) enum Instead {
     /// The bytes.
@@ -31,33 +34,58 @@ impl Node {
         down.contains_key(&node)
     }
 
-    /// `owner` did not answer: from where else its bytes can be had.
+    /// `owner` did not answer: from where else its bytes can be had, within the time of a remote
+    /// read.
     ///
-    /// A copy is as new as what this node knows: at the moment when the service names the pair, all
-    /// that the owner has published is with the partner.
+    /// Copies are read only once the service counts their owner as lost: it publishes nothing any
+    /// more, the set is closed, and what others have fetched from it before is not the newest.
     pub(crate) async fn instead_of(
         &self,
         file: &CachedFile,
         owner: NodeId,
         range: ByteRange,
     ) -> Result<Instead, Errno> {
-        let record = self.meta.nodes(Some(owner)).await?.into_iter().next();
-        let pair = record.filter(|r| r.partner != 0).map(|r| (NodeId(r.partner), r.copies));
-        let Some((partner, epoch)) = pair else {
-            return self.instead_of_lost(file, owner, range).await;
-        };
-        let set = CopySet { owner, epoch };
-        let read = match partner == self.me {
-            true => self.read_held(set, file, range),
-            false => self.read_at_partner(partner, set, file, range).await?,
-        };
-        let Some(bytes) = read else { return self.instead_of_lost(file, owner, range).await };
-        self.replicas.down.lock().insert(owner, Instant::now());
-        Ok(Instead::Bytes(bytes))
+        let end = Instant::now() + self.deadline();
+        loop {
+            let record = self.meta.silent_node(owner).await?;
+            // Tells the new versions, and waits until everybody knows.
+            if !self.is_owner(file, owner, range).await? {
+                return Ok(Instead::Again);
+            }
+            let Some(record) = record.filter(|r| r.partner != 0) else {
+                return Ok(Instead::Nothing);
+            };
+            if record.lost {
+                let set = CopySet { owner, epoch: record.copies };
+                if let Some(bytes) = self.read_copies(NodeId(record.partner), set, file, range).await? {
+                    self.replicas.down.lock().insert(owner, Instant::now());
+                    return Ok(Instead::Bytes(bytes));
+                }
+                // Being adopted just now, or not there.
+            }
+            if Instant::now() > end {
+                return Ok(Instead::Nothing);
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    async fn read_copies(
+        &self,
+        partner: NodeId,
+        set: CopySet,
+        file: &CachedFile,
+        range: ByteRange,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        match partner == self.me {
+            true => Ok(self.read_held(set, file, range)),
+            false => self.read_at_partner(partner, set, file, range).await,
+        }
     }
 
     fn read_held(&self, set: CopySet, file: &CachedFile, range: ByteRange) -> Option<Vec<u8>> {
         let held = &self.replicas.held;
+        held.close(set);
         let copies = held.open(set, file.ino, &[range])?;
         let mut bytes = vec![0; range.len() as usize];
         read_padded(&copies, &mut bytes, range.start()).ok()?;
@@ -91,16 +119,14 @@ impl Node {
         }
     }
 
-    /// Nobody has copies: perhaps because another node owns the bytes by now.
-    async fn instead_of_lost(
+    async fn is_owner(
         &self,
         file: &CachedFile,
         owner: NodeId,
         range: ByteRange,
-    ) -> Result<Instead, Errno> {
+    ) -> Result<bool, Errno> {
         let query = QueryRequest { ino: file.ino, range, known: Version::ZERO, lease: false };
         let map = self.meta.query(query).await?.map;
-        let still = |o: &Owned| o.node == owner && o.range.overlaps(range);
-        Ok(if map.ranges.iter().any(still) { Instead::Nothing } else { Instead::Again })
+        Ok(map.ranges.iter().any(|o: &Owned| o.node == owner && o.range.overlaps(range)))
     }
 }

@@ -4,7 +4,6 @@
 use super::{Call, OpError, OpResult, ranges};
 use crate::core::Core;
 use crate::state::{Entry, FileOp, NodeRecord, Orphaned, Outcome, Pair, State};
-use ebb_consistency::FileState;
 use ebb_types::{ByteRange, Errno, Incarnation, Ino, NodeId, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
@@ -160,11 +159,21 @@ pub(crate) fn forget_orphans(state: &State, owner: NodeId) -> Vec<Entry> {
     its.map(|(epoch, _)| Entry::Orphaned(*epoch, None)).collect()
 }
 
-/// What a lost node had flushed is the backing's.
-fn give_flushed(state: &State, node: NodeId) -> Vec<Entry> {
-    let flushed = |f: &FileState| f.owned().any(|o| o.node == node && o.flushed);
-    let files = state.files.iter().filter(|(_, f)| flushed(f));
-    files.map(|(ino, _)| Entry::File(*ino, FileOp::Lost(node))).collect()
+/// What a lost node had flushed is the backing's. The rest gets new versions: copies may be newer
+/// than what was published, so nothing that others have fetched counts as the newest.
+fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (ino, file) in &state.files {
+        if file.owned().any(|o| o.node == node && o.flushed) {
+            entries.push(Entry::File(*ino, FileOp::Lost(node)));
+        }
+        let unflushed = file.grantable(node, &[ByteRange::ALL]);
+        if !unflushed.is_empty() {
+            let ranges = unflushed.into_iter().map(|o| o.range).collect();
+            entries.push(Entry::File(*ino, FileOp::Attach(node, ranges)));
+        }
+    }
+    entries
 }
 
 /// A daemon of this name is back without the bytes of its predecessor. When a partner has copies
@@ -180,7 +189,7 @@ pub(crate) fn leave_ghost(state: &State, node: &NodeRecord) -> Vec<Entry> {
         return Vec::new();
     }
     entries.push(Entry::Paired(node.id, None));
-    entries.extend(give_flushed(state, node.id));
+    entries.extend(last_words(state, node.id));
     entries.push(Entry::Node(NodeRecord {
         id: node.id,
         name: format!("{} (lost as n{})", node.name, node.id),
@@ -191,15 +200,16 @@ pub(crate) fn leave_ghost(state: &State, node: &NodeRecord) -> Vec<Entry> {
 }
 
 impl Core {
-    /// A node is lost: its partner may adopt what it holds copies of, and what it had flushed
-    /// is read from the backing.
+    /// A node is lost, or as good as lost: its partner may adopt what it holds copies of, and what
+    /// it had flushed is read from the backing. It publishes nothing before it has begun another
+    /// pair.
     pub fn orphan(&self, node: NodeId) {
         let mut state = self.state();
         let Some(pair) = state.pairs.get(&node).copied() else { return };
         let orphaned = Orphaned { owner: node, partner: pair.partner };
         let mut entries =
             vec![Entry::Paired(node, None), Entry::Orphaned(pair.epoch, Some(orphaned))];
-        entries.extend(give_flushed(&state, node));
+        entries.extend(last_words(&state, node));
         tracing::warn!(%node, partner = %pair.partner, "lost: its partner adopts its bytes");
         self.commit(&mut state, &entries);
     }

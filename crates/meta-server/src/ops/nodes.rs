@@ -9,6 +9,10 @@ use ebb_wire::pb::reply::Body;
 
 impl Call {
     pub(super) fn node_info(&self, op: &pb::NodeInfo) -> OpResult {
+        let node = NodeId(op.node);
+        if op.silent && !self.core.sessions.is_connected(node) {
+            self.core.orphan(node);
+        }
         let mut nodes = self.core.node_records(&self.core.state());
         nodes.retain(|n| op.node == 0 || n.id == op.node);
         Ok(Some(Body::NodeInfo(pb::NodeInfoReply { nodes })))
@@ -64,6 +68,7 @@ impl Core {
         let record = |n: &crate::state::NodeRecord| {
             let (alive, dirty_bytes) = self.sessions.is_alive(n.id);
             let pair = copies_of(state, n.id);
+            let lost = pair.is_some() && !state.pairs.contains_key(&n.id);
             pb::NodeRecord {
                 id: n.id.0,
                 name: n.name.clone(),
@@ -73,6 +78,7 @@ impl Core {
                 dirty_bytes,
                 partner: pair.map_or(0, |(partner, _)| partner.0),
                 copies: pair.map_or(0, |(_, epoch)| epoch),
+                lost,
             }
         };
         state.nodes.values().map(record).collect()
