@@ -47,7 +47,8 @@ fn wait_until_whole(cluster: &Cluster, what: &str) {
     let end = Instant::now() + WHOLE_MAX;
     while !is_whole(cluster) {
         if Instant::now() > end {
-            let copies: Vec<_> = cluster.nodes().iter().map(|n| n.status()["copies"].clone()).collect();
+            let copies: Vec<_> =
+                cluster.nodes().iter().map(|n| n.status()["copies"].clone()).collect();
             panic!("{what}: still not whole: {copies:#?}");
         }
         std::thread::sleep(Duration::from_millis(50));

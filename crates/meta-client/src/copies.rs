@@ -62,11 +62,8 @@ impl MetaClient {
         wants: bool,
         avoid: &[NodeId],
     ) -> Result<Pairs, Errno> {
-        let held = held.iter().map(|h| pb::Holding {
-            owner: h.owner.0,
-            epoch: h.epoch,
-            done: h.done,
-        });
+        let held =
+            held.iter().map(|h| pb::Holding { owner: h.owner.0, epoch: h.epoch, done: h.done });
         let avoid = avoid.iter().map(|n| n.0).collect();
         let op = Op::Copies(pb::Copies { held: held.collect(), wants, avoid });
         let reply = expect_body!(self.call(op).await?, Copies);

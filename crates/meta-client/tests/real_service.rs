@@ -392,9 +392,9 @@ fn changes(client: &MetaClient, file: Ino) -> Vec<tokio::task::JoinHandle<Result
         tokio::spawn(async move {
             makes.make(&make("dir", FileKind::Directory, false)).await.map(|_| 0)
         }),
-        tokio::spawn(
-            async move { appends.append(file, 1000, Time::now(), 0, 0).await.map(|done| done.size) },
-        ),
+        tokio::spawn(async move {
+            appends.append(file, 1000, Time::now(), 0, 0).await.map(|done| done.size)
+        }),
         tokio::spawn(async move {
             let linked = links.link(file, Ino::ROOT, &name("hard")).await;
             linked.map(|attr| u64::from(attr.nlink))

@@ -243,9 +243,7 @@ pub(crate) async fn work(source: &Arc<dyn ByteSource>, asked: Copies, bytes: Vec
         CopyWork::Begin => source.begin_copies(asked.set),
         CopyWork::Drop => source.drop_copies(asked.set, asked.ino, &asked.ranges),
         CopyWork::Keep { crc, .. } if crc32c::crc32c(&bytes) != crc => Err(Errno::EPROTO),
-        CopyWork::Keep { .. } => {
-            source.keep_copies(asked.set, asked.ino, &asked.ranges, &bytes)
-        }
+        CopyWork::Keep { .. } => source.keep_copies(asked.set, asked.ino, &asked.ranges, &bytes),
     });
     match done.await {
         Ok(Ok(())) => Status::Ok,

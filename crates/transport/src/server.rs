@@ -15,7 +15,9 @@ use crate::peer::PeerServing;
 use crate::reply::{Asked, Sender};
 use crate::source::{ByteSource, Hold};
 use crate::stats::{ServerCells, ServerStats, add, sub};
-use crate::wire::{self, CopyWork, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
+use crate::wire::{
+    self, CopyWork, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status,
+};
 use bytes::{Buf, BytesMut};
 use std::collections::VecDeque;
 use std::io;

@@ -201,8 +201,12 @@ impl Node {
     ) -> Result<bool, Errno> {
         let Fetch::Mine(_ticket) = file.fetch(piece.range) else { return Ok(false) };
         let Ok(address) = self.address_of(holder).await else { return Ok(false) };
-        let request =
-            ReadRequest { ino: file.ino, copy_since: Some(piece.as_of), held: None, ranges: vec![piece.range] };
+        let request = ReadRequest {
+            ino: file.ino,
+            copy_since: Some(piece.as_of),
+            held: None,
+            ranges: vec![piece.range],
+        };
         let bytes = match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == piece.range.len() => bytes,
             Ok(_) => return Err(Errno::EPROTO),

@@ -73,10 +73,8 @@ impl Node {
         let file = self.file_to_adopt(ino, &place).await?;
         for step in in_steps(held, STEP_BYTES, STEP_RANGES) {
             // What is left after a failure in between.
-            let step: Vec<ByteRange> = step
-                .into_iter()
-                .filter(|r| self.replicas.held.has(set, ino, &[*r]))
-                .collect();
+            let step: Vec<ByteRange> =
+                step.into_iter().filter(|r| self.replicas.held.has(set, ino, &[*r])).collect();
             if step.is_empty() {
                 continue;
             }

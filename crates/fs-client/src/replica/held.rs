@@ -50,11 +50,7 @@ pub struct Held {
 impl Held {
     /// Below a cache directory; nothing is made before it is needed.
     pub fn new(cache: &Path) -> Held {
-        Held {
-            root: cache.join("copies"),
-            sets: Mutex::default(),
-            bytes: AtomicU64::new(0),
-        }
+        Held { root: cache.join("copies"), sets: Mutex::default(), bytes: AtomicU64::new(0) }
     }
 
     /// Gives up everything, also what an earlier daemon has left.

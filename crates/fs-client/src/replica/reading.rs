@@ -57,7 +57,9 @@ impl Node {
             };
             if record.lost {
                 let set = CopySet { owner, epoch: record.copies };
-                if let Some(bytes) = self.read_copies(NodeId(record.partner), set, file, range).await? {
+                if let Some(bytes) =
+                    self.read_copies(NodeId(record.partner), set, file, range).await?
+                {
                     self.replicas.down.lock().insert(owner, Instant::now());
                     return Ok(Instead::Bytes(bytes));
                 }

@@ -190,9 +190,9 @@ impl Call {
             Outcome::Appended(_, version) if matches!(op, Op::Adopt(_)) => {
                 let Op::Adopt(adopt) = op else { return None };
                 let ranges = ranges(&adopt.ranges);
-                ranges.map_err(OpError::from).and_then(|ranges| {
-                    self.adopted(&state, Ino(adopt.ino), &ranges, version)
-                })
+                ranges
+                    .map_err(OpError::from)
+                    .and_then(|ranges| self.adopted(&state, Ino(adopt.ino), &ranges, version))
             }
             Outcome::Appended(size, version) => {
                 Ok(Some(Body::Attached(pb::Attached { version: version.0, map: None, size })))
