@@ -9,7 +9,7 @@ use ebb_benches::{Report, rate};
 use ebb_testkit::{Cluster, Disk};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const THREADS: usize = 8;
@@ -25,6 +25,8 @@ struct Files {
     name: &'static str,
     count: usize,
     bytes: usize,
+    /// Each round makes them in a directory of its own, instead of writing over what is there.
+    fresh: bool,
 }
 
 impl Files {
@@ -36,8 +38,15 @@ impl Files {
         format!("f{i}")
     }
 
-    /// Writes over all of them.
+    /// Where the files of a round are.
+    fn dir(self, below: &Path, round: u8) -> PathBuf {
+        if self.fresh { below.join(format!("round{round}")) } else { below.to_owned() }
+    }
+
+    /// Makes all of them or writes over them.
     fn write(self, dir: &Path, round: u8) {
+        let dir = self.dir(dir, round);
+        fs::create_dir_all(&dir).expect("mkdir");
         let data: Vec<u8> = (0..self.bytes).map(|i| (i % 251) as u8 ^ round).collect();
         for i in 0..self.count {
             let mut options = File::options();
@@ -47,8 +56,10 @@ impl Files {
         }
     }
 
-    /// Copies all of them over what is there.
-    fn copy(self, from: &Path, to: &Path) {
+    /// Copies all of them.
+    fn copy(self, from: &Path, to: &Path, round: u8) {
+        let (from, to) = (self.dir(from, round), self.dir(to, round));
+        fs::create_dir_all(&to).expect("mkdir");
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
@@ -81,18 +92,21 @@ fn main() {
     let mut report = Report::new("drain");
     report.head("copy", "drain");
     let mib = number("EBB_BENCH_DRAIN_MIB", 512) as usize;
-    let large = Files { name: "8 large files", count: 8, bytes: (mib << 20) / 8 };
-    let single = Files { name: "1 large file", count: 1, bytes: mib << 20 };
-    let small = Files { name: "2000 files of 64 KiB", count: 2000, bytes: 64 << 10 };
-    for files in [large, single, small] {
+    let large = Files { name: "8 large files", count: 8, bytes: (mib << 20) / 8, fresh: false };
+    let single = Files { name: "1 large file", count: 1, bytes: mib << 20, fresh: false };
+    let small = Files { name: "2000 files of 64 KiB", count: 2000, bytes: 64 << 10, fresh: false };
+    let new = Files { name: "2000 new files of 64 KiB", fresh: true, ..small };
+    for files in [large, single, small, new] {
         compare(&mut report, "disk", None, files);
     }
-    slow(&mut report, Files { bytes: large.bytes / 4, ..large });
+    for files in [Files { bytes: large.bytes / 4, ..large }, small, new] {
+        slow(&mut report, files);
+    }
     println!("{}", report.save().expect("save").display());
 }
 
 fn slow(report: &mut Report, files: Files) {
-    let mut disk = match Disk::new(1024) {
+    let mut disk = match Disk::new(4096) {
         Ok(disk) => disk,
         Err(why) => return println!("SKIPPED: no disk to slow down: {why}"),
     };
@@ -121,7 +135,7 @@ fn compare(report: &mut Report, what: &str, backing: Option<&Path>, files: Files
             round = round.wrapping_add(1);
             files.write(source.path(), round);
             rate(|| {
-                files.copy(source.path(), target.path());
+                files.copy(source.path(), target.path(), round);
                 files.mib()
             })
         },

@@ -10,6 +10,7 @@ use ebb_tests::model::Model;
 use ebb_tests::tools::amount;
 use rand::Rng;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const NODES: usize = 2;
@@ -126,4 +127,39 @@ fn session_goes_on_over_killed_services() {
 #[test]
 fn mpiio_goes_on_over_killed_services() {
     rounds(Model::Mpiio, "idle", Mix::All);
+}
+
+/// An fsync to the backing that the service's death interrupts is begun again, not refused.
+#[test]
+fn an_fsync_to_the_backing_goes_on_over_killed_services() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let mut dice = random::generator(random::seed());
+    let mut cluster = Cluster::builder()
+        .nodes(1)
+        .separate_meta()
+        .flush("end")
+        .option("--durability", "backing")
+        .below("/dev/shm")
+        .start();
+    let stop = cluster.root().join("stop");
+    let append = "open(my $f, '>>', $ARGV[0]) or die; while (!-e $ARGV[1]) { \
+                  syswrite($f, 'x' x 4000) or die qq(write: $!); \
+                  $f->sync or die qq(fsync: $!); $n++ } print $n";
+    let mut perl = Command::new("perl");
+    perl.args(["-MIO::Handle", "-e", append]).arg(cluster.node(0).path("log")).arg(&stop);
+    let writer = perl.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("perl");
+    for _ in 0..amount("EBB_SERVICE_KILLS", 12) {
+        std::thread::sleep(Duration::from_millis(dice.random_range(50..300)));
+        cluster.kill_meta();
+        cluster.restart_meta();
+    }
+    std::fs::write(&stop, "").expect("write");
+    let output = writer.wait_with_output().expect("perl");
+    assert!(output.status.success(), "{}", describe(&output));
+    let synced: u64 = String::from_utf8_lossy(&output.stdout).parse().expect("a number");
+    let there = std::fs::read(cluster.backing().join("log")).expect("read");
+    assert_eq!(there.len() as u64, synced * 4000, "every fsync brought its bytes there");
+    assert!(there.iter().all(|b| *b == b'x'));
 }

@@ -199,7 +199,10 @@ impl Node {
             Some(failure) => Err(Errno(failure.errno)),
             None if report.timed_out => Err(Errno::ETIMEDOUT),
             None if report.remaining.is_empty() => Ok(()),
-            None => Err(Errno::EIO),
+            None => {
+                tracing::error!(?report, "a drain of one file left something of it");
+                Err(Errno::EIO)
+            }
         }
     }
 }

@@ -148,8 +148,10 @@ impl Node {
                 Ok(())
             }
             Ok(_) => Ok(()),
-            // Unlinked under the flush: there is nothing to be safe any more.
-            Err(e) if is_gone(e.errno) => Ok(()),
+            // Unlinked under the flush: there is nothing to be safe any more. (ESTALE is not that:
+            // the grant ended with the service's life or with our lease, and the bytes still count
+            // as dirty, so they have to be flushed again.)
+            Err(e) if e.errno == Errno::ENOENT => Ok(()),
             Err(e) => Err(explained("flush_end", &e)),
         }
     }

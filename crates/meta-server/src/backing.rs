@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::task::JoinHandle;
 
 /// A call on the backing that takes longer counts as failed (ETIMEDOUT), so that a hung backing
 /// makes operations fail and not the service stand still.
@@ -82,8 +83,20 @@ impl Backing {
         self: &std::sync::Arc<Self>,
         f: impl FnOnce(&Backing) -> Res<T> + Send + 'static,
     ) -> Res<T> {
+        self.finish(&mut self.start(f)).await
+    }
+
+    /// Starts `f` on a thread that may block.
+    pub fn start<T: Send + 'static>(
+        self: &std::sync::Arc<Self>,
+        f: impl FnOnce(&Backing) -> Res<T> + Send + 'static,
+    ) -> JoinHandle<Res<T>> {
         let me = std::sync::Arc::clone(self);
-        let work = tokio::task::spawn_blocking(move || f(&me));
+        tokio::task::spawn_blocking(move || f(&me))
+    }
+
+    /// Waits for what was started, for at most [`DEADLINE`].
+    pub async fn finish<T>(&self, work: &mut JoinHandle<Res<T>>) -> Res<T> {
         match tokio::time::timeout(DEADLINE, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(_panicked)) => Err(Errno::EIO),

@@ -11,6 +11,7 @@ use crate::copies::Copies;
 use crate::grants::{ClaimId, Grants};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
+use crate::rounds::Rounds;
 use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
@@ -70,6 +71,8 @@ pub struct Core {
     pub sessions: Sessions,
     /// What they need not ask again.
     pub desk: Desk,
+    /// Changes that are carried out together.
+    pub rounds: Rounds,
     /// Who has copies of unowned bytes. A leaf as well.
     pub copies: Mutex<Copies>,
     /// How new files are spread, when there is a choice.
@@ -113,6 +116,7 @@ impl Core {
             journal,
             stripes: Stripes::on(&backing, config.jobs_hint),
             backing: Arc::new(backing),
+            rounds: Rounds::default(),
             copies: Mutex::default(),
             grants: Mutex::default(),
             grants_changed: Notify::new(),

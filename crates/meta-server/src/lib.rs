@@ -20,6 +20,7 @@ mod ops;
 #[cfg(test)]
 mod overlay_tests;
 mod peek;
+mod rounds;
 mod server;
 mod sessions;
 mod state;

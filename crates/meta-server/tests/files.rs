@@ -405,3 +405,55 @@ async fn a_name_that_hides_another_name_of_the_object_moved_there_gives_way() {
     assert_eq!(n.names(ROOT).await, ["b"]);
     assert_eq!(std::fs::read(backing.join("b")).unwrap(), b"12345");
 }
+
+#[tokio::test]
+async fn many_files_are_brought_to_the_backing_together_and_a_failure_stays_alone() {
+    let s = Service::start().await;
+    let backing = s.backing();
+    let mut a = s.node("a").await;
+    let d = a.make(ROOT, "d", libc::S_IFDIR | 0o755).await.unwrap();
+    let e = a.make(d, "e", libc::S_IFDIR | 0o700).await.unwrap();
+    let mut files = Vec::new();
+    for i in 0..40u8 {
+        let (dir, path) = [(ROOT, ""), (d, "d/"), (e, "d/e/")][usize::from(i % 3)];
+        let name = format!("f{i}");
+        let ino = a.create(dir, &name).await;
+        a.attach(ino, 0, 100 + u64::from(i)).await;
+        files.push((i, ino, backing.join(format!("{path}{name}"))));
+    }
+    // What others put in the way of one of them.
+    let (_, blocked, there) = files.swap_remove(0);
+    std::fs::create_dir_all(there.join("full")).unwrap();
+
+    let mut asked = Vec::new();
+    for (i, ino, _) in files.iter().chain([&(0, blocked, there.clone())]) {
+        asked.push((*i, *ino, a.send(begin(*ino, 0, 1000)).await));
+    }
+    let mut ending = Vec::new();
+    for (i, ino, id) in asked {
+        let Some(Body::FlushGrant(grant)) = a.wait(id).await.body else { panic!("no grant") };
+        write_granted(&backing, &grant, i);
+        let end = pb::FlushEnd { ino, grant: grant.grant, done: true };
+        ending.push((ino, a.send(Op::FlushEnd(end)).await));
+    }
+    for (ino, id) in ending {
+        let Some(Body::FlushDone(done)) = a.wait(id).await.body else { panic!("no end") };
+        assert_eq!(done.published, ino != blocked);
+    }
+    for (i, ino, path) in &files {
+        assert_eq!(std::fs::read(path).unwrap(), vec![*i; 100 + usize::from(*i)], "{path:?}");
+        assert!(a.query(*ino).await.ranges.iter().all(|r| r.flushed));
+    }
+    assert!(there.join("full").exists());
+    assert_eq!(parts(&backing).len(), 1, "the one that is in nobody's way");
+    assert!(parts(&backing.join("d")).is_empty() && parts(&backing.join("d/e")).is_empty());
+    assert_eq!(std::fs::metadata(backing.join("d/e")).unwrap().mode() & 0o777, 0o700);
+
+    // Out of the way again: whoever asks for what is missing brings it there.
+    std::fs::remove_dir_all(&there).unwrap();
+    let s = s.crash_and_restart(|_| {}).await;
+    let mut a = s.node("a").await;
+    a.ask(Op::Materialize(pb::Materialize { limit: 0 })).await.unwrap();
+    assert_eq!(std::fs::read(&there).unwrap(), [0; 100]);
+    assert!(parts(&backing).is_empty());
+}

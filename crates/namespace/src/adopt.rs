@@ -211,6 +211,7 @@ impl<'a> Adopter<'a> {
             }
             Under::This => {
                 if self.lose(parent, name, d.ino, Under::Older)? {
+                    self.covers(parent, name, f);
                     Ok(Some(d.ino))
                 } else {
                     self.adopt(parent, name, f)
@@ -227,9 +228,21 @@ impl<'a> Adopter<'a> {
             }
             Under::Nothing => {
                 self.p.dentry(parent, name, d.ino, Under::Older);
+                self.covers(parent, name, f);
                 Ok(Some(d.ino))
             }
-            Under::Older => Ok(Some(d.ino)),
+            Under::Older => {
+                self.covers(parent, name, f);
+                Ok(Some(d.ino))
+            }
+        }
+    }
+
+    /// A job-local name has this under it on the backing.
+    fn covers(&mut self, parent: Ino, name: &Name, f: &Found) {
+        let key = f.seen.key;
+        if self.p.ns.covered(parent, name) != Some(key) {
+            self.p.record(Record::Covers { parent, name: name.clone(), key });
         }
     }
 

@@ -167,19 +167,6 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Its number of names, as `stat` shows it.
-    #[must_use]
-    pub fn nlink(&self) -> u32 {
-        match (&self.dir, &self.seen, self.home) {
-            (Some(d), Some(s), Home::Own) if s.nlink >= 2 => s.nlink + d.local_subdirs,
-            // A file system that does not count directories says 1.
-            (Some(_), Some(_), Home::Own) => 1,
-            (Some(d), ..) => 2 + d.subdirs,
-            (None, Some(s), Home::Own) => s.nlink.max(self.links.len() as u32),
-            _ => self.links.len() as u32,
-        }
-    }
-
     /// The target's length for a symlink; what directories show; 0 for everything else (the size
     /// of a regular file is kept with its ownership).
     #[must_use]

@@ -17,6 +17,7 @@
 
 mod adopt;
 mod attr;
+mod covered;
 mod inode;
 pub mod locks;
 mod make;

@@ -204,6 +204,17 @@ impl<'a> Planner<'a> {
         self.effect(Effect::Utimens { path: path(), atime, mtime });
     }
 
+    /// What the backing has under a job-local name goes: other names of it lose a link.
+    pub fn uncover(&mut self, parent: Ino, name: &Name) -> Result<(), Errno> {
+        let covered = self.ns.covered(parent, name).and_then(|key| self.ns.by_key(key));
+        let Some(inode) = covered.and_then(|ino| self.ns.get(ino)) else { return Ok(()) };
+        if let Some(there) = inode.links.iter().find(|l| self.ns.is_on_backing(l)) {
+            let path = self.child(there.parent, &there.name)?;
+            self.restat(inode.ino, path);
+        }
+        Ok(())
+    }
+
     /// Materialising put names into `dir` on the backing, long after the job made them.
     pub fn names_added(&mut self, dir: Ino) {
         if !self.made_dirs.contains(&dir) {

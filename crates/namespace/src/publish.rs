@@ -120,6 +120,7 @@ fn take_names(p: &mut Planner<'_>, inode: &Inode, part: Option<BackingPath>) -> 
     if let Some(from) = part {
         let replace = replace_at(p, first)?;
         p.effect(Effect::Rename { from, to: path.clone(), replace });
+        p.uncover(first.parent, &first.name)?;
     }
     p.dentry(first.parent, &first.name, ino, Under::This);
     p.names_added(first.parent);
@@ -154,6 +155,7 @@ fn add_name(p: &mut Planner<'_>, ino: Ino, from: &BackingPath, link: &Link) -> R
             let part = p.child(link.parent, &part_name(ino))?;
             p.effect(Effect::Link { from: from.clone(), to: part.clone() });
             p.effect(Effect::Rename { from: part, to, replace: Replace::Yes });
+            p.uncover(link.parent, &link.name)?;
         }
         Replace::No | Replace::Exchange => p.effect(Effect::Link { from: from.clone(), to }),
     }

@@ -1,6 +1,6 @@
 //! The two vocabularies of the namespace: effects on the backing, and records of what is true.
 
-use crate::inode::{Home, Seen, Under};
+use crate::inode::{BackingKey, Home, Seen, Under};
 use ebb_types::{FileKind, Ino, Name, NodeId, Striping, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -243,5 +243,12 @@ pub enum Record {
     /// The inode is gone for good.
     Free {
         ino: Ino,
+    },
+    /// The older object under this name is that one. (Where a name of the job takes the place of
+    /// one that was seen on the backing, this follows from the `Dentry` record.)
+    Covers {
+        parent: Ino,
+        name: Name,
+        key: BackingKey,
     },
 }

@@ -36,6 +36,7 @@ impl Namespace {
         }
         p.no_dentry(parent, name);
         p.unlinked(inode, parent, name)?;
+        p.uncover(parent, name)?;
         p.touch_dir(parent);
         if dentry.under != Under::Nothing {
             p.restat_dir(parent);

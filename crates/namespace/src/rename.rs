@@ -113,6 +113,7 @@ fn move_on_backing(
     p.ensure_dir(to.0)?;
     let (from_path, to_path) = (p.child(from.0, from.1)?, p.child(to.0, to.1)?);
     let replace = if mode == RenameMode::NoReplace { Replace::No } else { Replace::Yes };
+    p.uncover(to.0, to.1)?;
     p.effect(Effect::Rename { from: from_path, to: to_path.clone(), replace });
     p.restat(src.ino, to_path);
     p.restat_dir(from.0);
@@ -133,6 +134,7 @@ fn move_here(
     if src.under == Under::Older {
         let path = p.child(from.0, from.1)?;
         p.effect(Effect::Unlink { path });
+        p.uncover(from.0, from.1)?;
         p.restat_dir(from.0);
     }
     Ok(match dst.map(|d| d.under) {

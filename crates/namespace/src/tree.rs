@@ -1,5 +1,6 @@
 //! The state: inodes by number, names by directory, and how records change them.
 
+use crate::covered::Covered;
 use crate::inode::{BackingKey, Dentry, Dir, DirStamp, Home, Inode, Link, Seen, Under};
 use crate::plan::part_name;
 use crate::record::{AttrChange, BackingPath, NewInode, Record};
@@ -33,6 +34,7 @@ pub enum Absence {
 pub struct Namespace {
     inodes: HashMap<Ino, Inode>,
     by_key: HashMap<BackingKey, Ino>,
+    covered: Covered,
     opens: HashMap<Ino, BTreeSet<NodeId>>,
     /// Everything that has a name and is not on the backing as it should be.
     pending: BTreeSet<Ino>,
@@ -60,6 +62,7 @@ impl Namespace {
         Namespace {
             inodes: HashMap::new(),
             by_key: HashMap::new(),
+            covered: Covered::default(),
             opens: HashMap::new(),
             pending: BTreeSet::new(),
             next: Ino::ROOT.0 + 1,
@@ -120,7 +123,7 @@ impl Namespace {
             ino,
             kind: i.kind,
             perm: i.perm,
-            nlink: i.nlink(),
+            nlink: self.nlink(i),
             uid: i.uid,
             gid: i.gid,
             rdev: i.rdev,
@@ -129,6 +132,29 @@ impl Namespace {
             mtime: i.mtime,
             ctime: i.ctime,
         })
+    }
+
+    /// The number of names, as `stat` shows it.
+    fn nlink(&self, inode: &Inode) -> u32 {
+        let names = inode.links.len() as u32;
+        match (&inode.dir, &inode.seen, inode.home) {
+            (Some(d), Some(s), Home::Own) if s.nlink >= 2 => s.nlink + d.local_subdirs,
+            // A file system that does not count directories says 1.
+            (Some(_), Some(_), Home::Own) => 1,
+            (Some(d), ..) => 2 + d.subdirs,
+            (None, Some(s), Home::Own) if s.nlink > 1 => {
+                let there = inode.links.iter().filter(|l| self.is_on_backing(l)).count() as u32;
+                let accounted = there + self.covered.count(s.key);
+                // The others are names that nobody has looked at yet.
+                names + s.nlink.saturating_sub(accounted)
+            }
+            _ => names,
+        }
+    }
+
+    /// The object of the backing that a job-local name hides.
+    pub(crate) fn covered(&self, parent: Ino, name: &Name) -> Option<BackingKey> {
+        self.covered.at(parent, name)
     }
 
     /// What is known of a name, with the errno of a parent that cannot have names.
@@ -349,6 +375,13 @@ impl Namespace {
             }
             Record::Close { node, ino } => self.close(*node, *ino),
             Record::Free { ino } => self.free(*ino),
+            Record::Covers { parent, name, key } => {
+                if self.need_dir(*parent)?.entries.get(name).is_none_or(|d| d.under != Under::Older)
+                {
+                    return Err(ReplayError(format!("{name} in {parent} hides nothing")));
+                }
+                self.covered.set(*parent, name, Some(*key));
+            }
         }
         self.index(record);
         Ok(())
@@ -425,6 +458,13 @@ impl Namespace {
     ) -> Result<(), ReplayError> {
         let is_dir = self.need(ino)?.is_dir();
         let old = self.need_dir(parent)?.entries.get(name).copied();
+        let covered = match (under, old) {
+            (Under::Older, Some(Dentry { ino, under: Under::This })) => {
+                self.get(ino).and_then(|i| i.seen).map(|s| s.key)
+            }
+            (Under::Older, Some(Dentry { under: Under::Older, .. })) => self.covered(parent, name),
+            _ => None,
+        };
         if old.is_none_or(|d| d.ino != ino) {
             if old.is_some() {
                 self.drop_dentry(parent, name)?;
@@ -440,6 +480,7 @@ impl Namespace {
         dir.absent.remove(name);
         dir.generation += 1;
         self.count_subdir(parent, dentry, 1);
+        self.covered.set(parent, name, covered);
         Ok(())
     }
 
@@ -449,6 +490,7 @@ impl Namespace {
             return Err(ReplayError(format!("no {name} in {parent}")));
         };
         dir.generation += 1;
+        self.covered.set(parent, name, None);
         self.count_subdir(parent, old, -1);
         let inode = self.need(old.ino)?;
         inode.links.retain(|l| !(l.parent == parent && l.name == *name));
@@ -517,7 +559,9 @@ impl Namespace {
                 let under = self.dentry(link.parent, &link.name).ok().flatten();
                 let under = under.map_or(Under::Nothing, |d| d.under);
                 let (parent, name) = (link.parent, link.name.clone());
-                out.push(Record::Dentry { parent, name, ino: inode.ino, under });
+                let covered = self.covered(parent, &name);
+                out.push(Record::Dentry { parent, name: name.clone(), ino: inode.ino, under });
+                out.extend(covered.map(|key| Record::Covers { parent, name, key }));
             }
         }
         let opens: BTreeMap<_, _> = self.opens.iter().collect();

@@ -77,7 +77,7 @@ fn a_setgid_directory_hands_its_group_down() {
     let (sub, file) = (ns.get(sub).unwrap(), ns.get(file).unwrap());
     assert_eq!((sub.gid, sub.perm & 0o2000), (50, 0o2000));
     assert_eq!((file.gid, file.perm & 0o2000), (50, 0));
-    assert_eq!(ns.get(dir).unwrap().nlink(), 3);
+    assert_eq!(ns.attr(dir).unwrap().nlink, 3);
 }
 
 #[test]
@@ -168,6 +168,52 @@ fn two_names_of_one_backing_object_are_one_inode() {
     let ino = |n: &str| ns.dentry(Ino::ROOT, &name(n)).unwrap().unwrap().ino;
     assert_eq!(ino("a"), ino("b"));
     assert_eq!(ns.get(ino("a")).unwrap().links.len(), 2);
+}
+
+#[test]
+fn a_name_that_is_to_be_replaced_counts_no_more() {
+    let mut ns = root();
+    let mut f = found(FileKind::Regular, 10);
+    f.seen.nlink = 4;
+    let listed = [(name("a"), f.clone()), (name("b"), f)].into();
+    let plan = ns.plan_listed(Ino::ROOT, &listed, &|_| false, u64::MAX, NOW).unwrap();
+    apply(&mut ns, &plan);
+    let old = ns.dentry(Ino::ROOT, &name("b")).unwrap().unwrap().ino;
+    let nlink = |ns: &Namespace| ns.attr(old).unwrap().nlink;
+    assert_eq!(nlink(&ns), 4, "two are names that nobody has looked at");
+    make(&mut ns, Ino::ROOT, "tmp", FileKind::Regular);
+    let rename = |ns: &mut Namespace, from: &str, to: &str, mode| {
+        let (from, to) = (name(from), name(to));
+        let plan = ns.plan_rename((Ino::ROOT, &from), (Ino::ROOT, &to), mode, NOW).unwrap();
+        apply(ns, &plan);
+    };
+    rename(&mut ns, "tmp", "a", RenameMode::Replace);
+    // The step looks at the object again, and this test's backing says 1.
+    let mut seen = found(FileKind::Regular, 10).seen;
+    seen.nlink = 4;
+    let look = Record::Seen { ino: old, seen: Some(seen) };
+    ns.apply(&look).unwrap();
+    assert_eq!(nlink(&ns), 3);
+    let plan = ns.plan_link(old, Ino::ROOT, &name("c"), NOW).unwrap();
+    plan.steps.iter().flat_map(|s| &s.records).for_each(|r| ns.apply(r).unwrap());
+    seen.nlink = 5;
+    let look = Record::Seen { ino: old, seen: Some(seen) };
+    ns.apply(&look).unwrap();
+    assert_eq!(nlink(&ns), 4, "one more");
+    make(&mut ns, Ino::ROOT, "other", FileKind::Regular);
+    rename(&mut ns, "other", "a", RenameMode::Exchange);
+    rename(&mut ns, "other", "a", RenameMode::Replace);
+    ns.apply(&look).unwrap();
+    assert_eq!(nlink(&ns), 4);
+    let mut copy = Namespace::empty();
+    ns.snapshot().iter().for_each(|r| copy.apply(r).unwrap());
+    assert_eq!(nlink(&copy), 4, "a snapshot knows what is hidden");
+    let plan = copy.plan_remove(Ino::ROOT, &name("a"), false, NOW).unwrap();
+    assert!(plan.steps.iter().flat_map(|s| &s.restat).any(|r| r.ino == old));
+    seen.nlink = 4;
+    plan.steps.iter().flat_map(|s| &s.records).for_each(|r| copy.apply(r).unwrap());
+    copy.apply(&Record::Seen { ino: old, seen: Some(seen) }).unwrap();
+    assert_eq!(nlink(&copy), 4);
 }
 
 #[test]

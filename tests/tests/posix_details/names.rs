@@ -214,6 +214,29 @@ fn hard_links_are_one_file_on_all_nodes_and_on_the_backing() {
 }
 
 #[test]
+fn a_name_that_was_replaced_in_the_job_counts_no_more() {
+    let cluster = two();
+    let backing = cluster.backing();
+    fs::write(backing.join("a"), "old").expect("write");
+    fs::hard_link(backing.join("a"), backing.join("b")).expect("link");
+    fs::hard_link(backing.join("a"), backing.join("unseen")).expect("link");
+    let at = |n: usize, p: &str| cluster.node(n).path(p);
+    let nlink = |n: usize, p: &str| fs::metadata(at(n, p)).expect("stat").nlink();
+    assert_eq!((nlink(0, "a"), nlink(1, "b")), (3, 3));
+    fs::write(at(0, "new"), "new").expect("write");
+    fs::rename(at(0, "new"), at(0, "a")).expect("rename");
+    assert_eq!((nlink(0, "b"), nlink(1, "b"), nlink(1, "a")), (2, 2, 1));
+    cluster.nodes().iter().for_each(ebb_testkit::Node::drain);
+    assert_eq!((nlink(0, "b"), nlink(1, "b"), nlink(1, "a")), (2, 2, 1));
+    fs::write(at(1, "newer"), "newer").expect("write");
+    fs::rename(at(1, "newer"), at(1, "b")).expect("rename");
+    assert_eq!((nlink(0, "unseen"), nlink(1, "unseen")), (1, 1));
+    fs::remove_file(at(0, "b")).expect("unlink");
+    assert_eq!((nlink(0, "unseen"), nlink(1, "unseen")), (1, 1));
+    assert_eq!(fs::read(at(1, "unseen")).expect("read"), b"old");
+}
+
+#[test]
 fn symbolic_links_keep_their_text() {
     let cluster = two();
     let at = |n: usize, p: &str| cluster.node(n).path(p);

@@ -3,11 +3,12 @@
 use super::{Call, OpError, OpResult, ranges};
 use crate::core::Core;
 use crate::grants::ClaimId;
-use crate::state::{Entry, FileOp};
+use crate::state::{Entry, FileOp, State};
 use ebb_namespace::Home;
 use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Time};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
+use std::sync::Arc;
 
 /// A claim that ends when it is dropped.
 pub(super) struct Claim<'a> {
@@ -89,16 +90,13 @@ impl Call {
         if self.core.state().ns.inode(ino)?.home != Home::None {
             return Ok(());
         }
-        let turn = self.core.turn().await;
-        let plan = {
-            let state = self.core.state();
-            let striping = self.core.striping_of(&state, ino);
-            state.ns.plan_place(ino, striping, Time::now())?
+        let core = Arc::clone(&self.core);
+        let plan = move |state: &State| {
+            let striping = core.striping_of(state, ino);
+            state.ns.plan_place(ino, striping, Time::now()).map(Some)
         };
-        self.core
-            .execute(&turn, plan, Vec::new())
-            .await
-            .map_err(|e| OpError::new(e, "making the file on the backing failed"))
+        let placed = self.core.in_round(ino, plan).await;
+        placed.map(drop).map_err(|e| OpError::new(e, "making the file on the backing failed"))
     }
 
     pub(super) async fn flush_end(&self, op: &pb::FlushEnd) -> OpResult {
@@ -169,18 +167,15 @@ impl Core {
     }
 
     async fn publish_once(&self, ino: Ino) -> Result<bool, Errno> {
-        let turn = self.turn().await;
-        let plan = {
-            let state = self.state();
+        let plan = move |state: &State| {
             let inode = state.ns.inode(ino)?;
             let nameless = inode.links.is_empty() && ino != Ino::ROOT;
             if nameless || state.is_dirty(ino) {
-                return Ok(false);
+                return Ok(None);
             }
             let size = state.files.get(&ino).map_or(0, ebb_consistency::FileState::size);
-            state.ns.plan_publish(ino, size, Time::now())?
+            state.ns.plan_publish(ino, size, Time::now()).map(Some)
         };
-        self.execute(&turn, plan, Vec::new()).await?;
-        Ok(true)
+        self.in_round(ino, plan).await
     }
 }

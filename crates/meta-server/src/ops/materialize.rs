@@ -1,6 +1,7 @@
 //! Bringing everything but unflushed bytes to the backing, a little at a time.
 
 use super::{Call, OpResult};
+use crate::core::Core;
 use crate::sessions::Pass;
 use crate::state::State;
 use crate::stats::failure;
@@ -8,6 +9,8 @@ use ebb_namespace::Home;
 use ebb_types::Ino;
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
+use std::sync::Arc;
+use tokio::task::JoinSet;
 
 /// Inodes to a call, when the node does not say, and at most.
 const BATCH: u32 = 256;
@@ -21,13 +24,22 @@ impl Call {
         let mut pass = self.core.sessions.pass(self.who.node);
         let batch = self.batch(pass, limit);
         let mut reply = pb::MaterializeReply::default();
+        pass.after = batch.last().copied().or(pass.after);
+        let mut publishing = JoinSet::new();
         for ino in &batch {
-            pass.after = Some(*ino);
             let waits = unfinished(&self.core.state(), *ino);
             if waits.is_empty() {
-                self.one(*ino, &mut reply).await;
+                publishing.spawn(publish(Arc::clone(&self.core), *ino));
             } else {
                 reply.unfinished.extend(waits);
+            }
+        }
+        // At the same time, so that rounds are made of them.
+        while let Some(published) = publishing.join_next().await {
+            match published {
+                Ok(Ok(done)) => reply.done += u64::from(done),
+                Ok(Err(failed)) => reply.failures.extend(failed),
+                Err(e) => tracing::error!(error = %e, "publishing ended unexpectedly"),
             }
         }
         let full = batch.len() == limit;
@@ -52,21 +64,16 @@ impl Call {
         let pending = state.ns.pending_after(pass.after);
         pending.filter(|i| settled_last(i) == pass.directories).take(limit).collect()
     }
+}
 
-    async fn one(&self, ino: Ino, reply: &mut pb::MaterializeReply) {
-        match self.core.publish(ino).await {
-            Ok(true) => reply.done += 1,
-            // Somebody is writing to it; who does publishes it, or has more to flush.
-            Ok(false) => {}
-            Err(errno) => {
-                let state = self.core.state();
-                // Deleted meanwhile: nothing is missing.
-                if let Some(path) = state.ns.path(ino) {
-                    reply.failures.push(failure(&path.to_bytes(), "materialize", errno));
-                }
-            }
-        }
-    }
+/// False: somebody is writing to it; who does publishes it, or has more to flush. A failure of
+/// what was deleted meanwhile is none: nothing is missing.
+async fn publish(core: Arc<Core>, ino: Ino) -> Result<bool, Option<pb::Failure>> {
+    let published = core.publish(ino).await;
+    published.map_err(|errno| {
+        let path = core.state().ns.path(ino)?;
+        Some(failure(&path.to_bytes(), "materialize", errno))
+    })
 }
 
 /// Whose caches have bytes of this file that the backing lacks.

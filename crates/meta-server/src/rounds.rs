@@ -1,0 +1,207 @@
+//! Rounds: changes of different inodes that several requests want at the same time are carried out
+//! in one turn. What they do on the backing goes on side by side, and a directory that gets names
+//! of many files is synced once. Without that, files of a few kilobytes would come to the backing
+//! one sync after the other.
+//!
+//! Whoever gets the turn first leads: it takes what has been asked for by then, of each inode one
+//! change, and tells the others how theirs ended. All are planned before any is carried out, so
+//! only changes that do not depend on each other belong here: giving a file its place, and
+//! publishing. (Two that need the same new directory both make it; the second finds it made.)
+
+use crate::core::{Core, Turn};
+use crate::state::State;
+use ebb_namespace::{BackingPath, Effect, Plan, Record, Restat, Step};
+use ebb_types::{Errno, Ino};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Most changes of one round: bounds the threads that wait for the backing.
+const MOST: usize = 64;
+
+/// What a change does, decided under the turn; `None` for nothing now.
+type Planner = Box<dyn FnOnce(&State) -> Result<Option<Plan>, Errno> + Send>;
+
+/// True when the change was carried out.
+type Ended = Result<bool, Errno>;
+
+struct Change {
+    ino: Ino,
+    plan: Planner,
+    tell: oneshot::Sender<Ended>,
+}
+
+/// The changes that nobody has begun.
+#[derive(Default)]
+pub struct Rounds(Mutex<Vec<Change>>);
+
+impl Rounds {
+    /// The next ones, of each inode the first.
+    fn take(&self) -> Vec<Change> {
+        let mut waiting = self.0.lock();
+        let mut inos = BTreeSet::new();
+        let (taken, left) = mem::take(&mut *waiting)
+            .into_iter()
+            // Whoever gave up no longer holds what the change relies on.
+            .filter(|c| !c.tell.is_closed())
+            .partition(|c| inos.len() < MOST && inos.insert(c.ino));
+        *waiting = left;
+        taken
+    }
+}
+
+/// A change that is being carried out.
+struct Going {
+    steps: std::vec::IntoIter<Step>,
+    tell: oneshot::Sender<Ended>,
+}
+
+/// One step of one of them.
+struct Doing {
+    going: Going,
+    work: JoinHandle<Result<(), Errno>>,
+    sync: BTreeSet<BackingPath>,
+    restat: Vec<Restat>,
+    records: Vec<Record>,
+}
+
+impl Core {
+    /// Plans and carries out a change of an inode, with what others want at the same time.
+    pub async fn in_round(
+        &self,
+        ino: Ino,
+        plan: impl FnOnce(&State) -> Result<Option<Plan>, Errno> + Send + 'static,
+    ) -> Ended {
+        let (tell, mut told) = oneshot::channel();
+        self.rounds.0.lock().push(Change { ino, plan: Box::new(plan), tell });
+        let turn = self.turn().await;
+        loop {
+            match told.try_recv() {
+                Ok(ended) => return ended,
+                Err(oneshot::error::TryRecvError::Empty) => {}
+                // The one that led was ended in the middle.
+                Err(oneshot::error::TryRecvError::Closed) => return Err(Errno::EIO),
+            }
+            self.carry_out(&turn, self.rounds.take()).await;
+        }
+    }
+
+    async fn carry_out(&self, turn: &Turn<'_>, round: Vec<Change>) {
+        let mut going = Vec::new();
+        {
+            let state = self.state();
+            for change in round {
+                match (change.plan)(&state) {
+                    Ok(Some(plan)) => going.push((plan, change.tell)),
+                    Ok(None) => end(change.tell, Ok(false)),
+                    Err(errno) => end(change.tell, Err(errno)),
+                }
+            }
+        }
+        if going.len() == 1
+            && let Some((plan, tell)) = going.pop()
+        {
+            end(tell, self.execute(turn, plan, Vec::new()).await.map(|()| true));
+        }
+        let mut going: Vec<Going> =
+            going.into_iter().map(|(p, tell)| Going { steps: p.steps.into_iter(), tell }).collect();
+        while !going.is_empty() {
+            going = self.step(going).await;
+        }
+    }
+
+    /// The next step of each: what it does on the backing, then the directories, then what is
+    /// true. Those that failed or came to their end are told so.
+    async fn step(&self, going: Vec<Going>) -> Vec<Going> {
+        let mut doing = Vec::with_capacity(going.len());
+        for mut going in going {
+            match going.steps.next() {
+                Some(step) => doing.push(self.begin(going, step)),
+                None => end(going.tell, Ok(true)),
+            }
+        }
+        let mut done = Vec::with_capacity(doing.len());
+        for mut step in doing {
+            match self.backing.finish(&mut step.work).await {
+                Ok(()) => done.push(step),
+                Err(errno) => end(step.going.tell, Err(errno)),
+            }
+        }
+        let failed = self.sync_dirs(&done).await;
+        let restat: BTreeSet<BackingPath> =
+            done.iter().flat_map(|d| &d.restat).map(|r| r.path.clone()).collect();
+        let seen = self.look_at(restat).await;
+        let mut state = self.state();
+        let mut left = Vec::with_capacity(done.len());
+        for Doing { going, sync, restat, mut records, .. } in done {
+            let failure = sync.iter().find_map(|path| failed.get(path));
+            match (failure, &seen) {
+                (Some(errno), _) | (None, Err(errno)) => end(going.tell, Err(*errno)),
+                (None, Ok(seen)) => {
+                    records.extend(restat.iter().filter_map(|r| {
+                        let seen = *seen.get(&r.path)?;
+                        Some(Record::Seen { ino: r.ino, seen: Some(seen) })
+                    }));
+                    self.commit_ns(&mut state, records);
+                    left.push(going);
+                }
+            }
+        }
+        left
+    }
+
+    fn begin(&self, going: Going, mut step: Step) -> Doing {
+        let mut sync = BTreeSet::new();
+        while let Some(Effect::SyncDir { path }) = step.effects.last() {
+            sync.insert(path.clone());
+            step.effects.pop();
+        }
+        let effects = step.effects;
+        let work = self.backing.start(move |b| {
+            effects.iter().try_for_each(|effect| {
+                b.effect(effect).inspect_err(|e| tracing::debug!(?effect, errno = ?e, "failed"))
+            })
+        });
+        Doing { going, work, sync, restat: step.restat, records: step.records }
+    }
+
+    /// Syncs each directory once; the ones where that failed.
+    async fn sync_dirs(&self, done: &[Doing]) -> BTreeMap<BackingPath, Errno> {
+        let paths: BTreeSet<&BackingPath> = done.iter().flat_map(|d| &d.sync).collect();
+        let mut working = Vec::with_capacity(paths.len());
+        for path in paths {
+            let effect = Effect::SyncDir { path: path.clone() };
+            working.push((path.clone(), self.backing.start(move |b| b.effect(&effect))));
+        }
+        let mut failed = BTreeMap::new();
+        for (path, mut work) in working {
+            if let Err(errno) = self.backing.finish(&mut work).await {
+                failed.insert(path, errno);
+            }
+        }
+        failed
+    }
+
+    /// What is at these paths; what others took away in this moment is found missing when it is
+    /// needed.
+    async fn look_at(
+        &self,
+        paths: BTreeSet<BackingPath>,
+    ) -> Result<BTreeMap<BackingPath, ebb_namespace::Seen>, Errno> {
+        let look = move |b: &crate::backing::Backing| {
+            let seen = paths.into_iter().filter_map(|path| {
+                let seen = b.stat(&path).ok()?.seen;
+                Some((path, seen))
+            });
+            Ok(seen.collect())
+        };
+        self.backing.run(look).await
+    }
+}
+
+/// Nobody listens when the request was given up meanwhile; what is done is done.
+fn end(tell: oneshot::Sender<Ended>, ended: Ended) {
+    let _ = tell.send(ended);
+}
