@@ -151,10 +151,13 @@ impl Node {
             tracing::error!(ino = %file.ino, %range, "bytes of this node are lost");
             return Err(Errno::EIO);
         }
-        if self.is_down(owner)
-            && let Instead::Bytes(bytes) = self.instead_of(file, owner, range).await?
-        {
-            return Ok(Some(bytes));
+        if self.is_down(owner) {
+            match self.instead_of(file, owner, range, Duration::ZERO).await? {
+                Instead::Bytes(bytes) => return Ok(Some(bytes)),
+                Instead::Again => return Ok(None),
+                // It may be back.
+                Instead::Nothing => {}
+            }
         }
         let address = self.address_of(owner).await?;
         let request = ReadRequest::of_owner(file.ino, vec![range]);
@@ -173,7 +176,7 @@ impl Node {
                 tracing::info!(node = %owner, error = %e, "the owner was mounted again elsewhere");
                 Ok(None)
             }
-            Err(e) => match self.instead_of(file, owner, range).await? {
+            Err(e) => match self.instead_of(file, owner, range, self.deadline()).await? {
                 Instead::Bytes(bytes) => Ok(Some(bytes)),
                 Instead::Again => Ok(None),
                 Instead::Nothing => {

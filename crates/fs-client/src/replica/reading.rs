@@ -34,8 +34,8 @@ impl Node {
         down.contains_key(&node)
     }
 
-    /// `owner` did not answer: from where else its bytes can be had, within the time of a remote
-    /// read.
+    /// `owner` did not answer: from where else its bytes can be had, when its partner takes over
+    /// within `patience`.
     ///
     /// Copies are read only once the service counts their owner as lost: it publishes nothing any
     /// more, the set is closed, and what others have fetched from it before is not the newest.
@@ -44,8 +44,9 @@ impl Node {
         file: &CachedFile,
         owner: NodeId,
         range: ByteRange,
+        patience: Duration,
     ) -> Result<Instead, Errno> {
-        let end = Instant::now() + self.deadline();
+        let end = Instant::now() + patience;
         loop {
             let record = self.meta.silent_node(owner).await?;
             // Tells the new versions, and waits until everybody knows.
@@ -65,7 +66,7 @@ impl Node {
                 }
                 // Being adopted just now, or not there.
             }
-            if Instant::now() > end {
+            if Instant::now() >= end {
                 return Ok(Instead::Nothing);
             }
             tokio::time::sleep(LOOK_AGAIN).await;
