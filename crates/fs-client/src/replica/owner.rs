@@ -358,7 +358,10 @@ impl Node {
         };
         let link = match self.peers.reach_partner(address.clone()).await {
             Ok(link) => link,
-            Err(e) => return Ok(unreachable(e)),
+            Err(e) => {
+                unreachable(e);
+                return Ok(());
+            }
         };
         let _turn = owner.turn.lock().await;
         if owner.pair().is_some() {
