@@ -21,6 +21,7 @@ fn hello(name: &str, incarnation: u64) -> pb::Hello {
         nonce: vec![1; 32],
         resume: false,
         trust_ms_max: 0,
+        empty: false,
     }
 }
 
