@@ -27,13 +27,15 @@ pub fn snapshot(root: &Path) -> io::Result<BTreeMap<Vec<u8>, Entry>> {
     let mut found = BTreeMap::new();
     let mut todo = vec![root.to_path_buf()];
     while let Some(dir) = todo.pop() {
-        for item in fs::read_dir(&dir)? {
-            let path = item?.path();
-            let meta = fs::symlink_metadata(&path)?;
+        let list = fs::read_dir(&dir).map_err(|e| named(&dir, "opendir", &e))?;
+        for item in list {
+            let path = item.map_err(|e| named(&dir, "readdir", &e))?.path();
+            let meta = fs::symlink_metadata(&path).map_err(|e| named(&path, "lstat", &e))?;
             let content = if meta.is_file() {
-                fs::read(&path)?
+                fs::read(&path).map_err(|e| named(&path, "read", &e))?
             } else if meta.is_symlink() {
-                fs::read_link(&path)?.as_os_str().as_bytes().to_vec()
+                let target = fs::read_link(&path).map_err(|e| named(&path, "readlink", &e))?;
+                target.as_os_str().as_bytes().to_vec()
             } else {
                 Vec::new()
             };
@@ -54,6 +56,10 @@ pub fn snapshot(root: &Path) -> io::Result<BTreeMap<Vec<u8>, Entry>> {
         }
     }
     Ok(found)
+}
+
+fn named(path: &Path, what: &str, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{what} {}: {e}", path.display()))
 }
 
 /// Panics with the first differences of two trees.

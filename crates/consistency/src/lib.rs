@@ -13,6 +13,7 @@
 //! * [`explore`]: small programs, every schedule, the real structures, one question: is every
 //!   read of a race-free program the one that sequential consistency gives?
 
+mod base;
 pub mod checker;
 pub mod claim;
 pub mod explore;
@@ -24,6 +25,7 @@ pub mod table;
 pub mod tree;
 pub mod view;
 
+pub use base::StoredChanges;
 pub use lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;

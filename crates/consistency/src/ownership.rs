@@ -19,6 +19,7 @@
 //! backing. It is not raised further by a detach: a clean copy that another node fetched after the
 //! last attach of those bytes stays valid.
 
+use crate::base::{BaseChanges, StoredChanges};
 use crate::tree::{DamagedTree, OwnershipTree};
 use ebb_types::{ByteRange, NodeId, Version};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,8 @@ pub struct FileState {
     size: u64,
     base_version: Version,
     base_len: u64,
+    /// The same as `base_version`, exactly; stored apart.
+    changes: BaseChanges,
     tree: OwnershipTree,
 }
 
@@ -91,6 +94,7 @@ impl FileState {
             size,
             base_version: first,
             base_len: size,
+            changes: BaseChanges::new(first),
             tree: OwnershipTree::new(),
         }
     }
@@ -117,6 +121,25 @@ impl FileState {
     #[must_use]
     pub fn base_version(&self) -> Version {
         self.base_version
+    }
+
+    /// The unowned bytes that changed after this version: somebody's bytes went to the backing, or
+    /// the file was cut, or changed there. (Owned ones may be among them.)
+    #[must_use]
+    pub fn changed_after(&self, known: Version) -> Vec<ByteRange> {
+        self.changes.after(known)
+    }
+
+    /// What [`FileState::changed_after`] knows, to be stored beside the state itself; `None` when it
+    /// is what a stored state begins with.
+    #[must_use]
+    pub fn stored_changes(&self) -> Option<StoredChanges> {
+        self.changes.stored(self.base_version)
+    }
+
+    /// Brings that back.
+    pub fn restore_changes(&mut self, stored: &StoredChanges) {
+        self.changes = BaseChanges::from(stored);
     }
 
     /// `node` becomes the owner of `ranges`, unflushed, taking them from others. Nothing happens,
@@ -153,6 +176,11 @@ impl FileState {
     /// `node` gives up flushed bytes, which become the backing's. Bytes of other owners or of
     /// nobody are left alone; an own unflushed byte is an error that changes nothing.
     pub fn detach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Result<Version, NotFlushed> {
+        let pieces = self.flushed_of(node, ranges)?;
+        Ok(self.give_to_backing(&pieces))
+    }
+
+    fn flushed_of(&self, node: NodeId, ranges: &[ByteRange]) -> Result<Vec<Owned>, NotFlushed> {
         let mut pieces = Vec::new();
         for range in ranges {
             for piece in self.tree.overlapping(*range).filter(|o| o.node == node) {
@@ -162,7 +190,7 @@ impl FileState {
                 pieces.push(piece);
             }
         }
-        Ok(self.give_to_backing(&pieces))
+        Ok(pieces)
     }
 
     /// The same by a node that cannot say whether the backing has what others copied from it: it
@@ -173,10 +201,11 @@ impl FileState {
         node: NodeId,
         ranges: &[ByteRange],
     ) -> Result<Version, NotFlushed> {
-        let before = self.version;
-        let version = self.detach(node, ranges)?;
-        if version > before {
+        let pieces = self.flushed_of(node, ranges)?;
+        let version = self.give_to_backing(&pieces);
+        if !pieces.is_empty() {
             self.base_version = version;
+            pieces.iter().for_each(|piece| self.changes.mark(piece.range, version));
         }
         Ok(version)
     }
@@ -188,6 +217,7 @@ impl FileState {
             self.tree.remove(ByteRange::from(len));
             self.base_len = self.base_len.min(len);
             self.base_version = version;
+            self.changes.mark(ByteRange::from(len), version);
         }
         self.size = len;
         version
@@ -204,6 +234,7 @@ impl FileState {
         kept.into_iter().for_each(|o| self.tree.insert(o));
         self.base_len = new_len;
         self.base_version = version;
+        self.changes = BaseChanges::new(version);
         version
     }
 
@@ -290,6 +321,7 @@ impl FileState {
         for piece in pieces {
             self.tree.remove(piece.range);
             self.base_version = self.base_version.max(piece.version);
+            self.changes.mark(piece.range, piece.version);
             self.base_len = self.base_len.max(piece.range.end());
         }
         self.step()
@@ -352,6 +384,7 @@ impl TryFrom<Stored> for FileState {
             size: s.size,
             base_version: s.base_version,
             base_len: s.base_len,
+            changes: BaseChanges::new(s.base_version),
             tree: OwnershipTree::try_from(s.owned)?,
         })
     }

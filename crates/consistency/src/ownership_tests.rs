@@ -136,8 +136,7 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                     assert_eq!(version, if given.is_empty() { before } else { before.next() });
                     reference.give_back(&given);
                     if *anew && !given.is_empty() {
-                        let unowned = reference.units.iter_mut().filter(|u| u.owner.is_none());
-                        unowned.for_each(|u| u.changed = version.0);
+                        given.iter().for_each(|u| reference.units[*u].changed = version.0);
                     }
                 }
             }
@@ -196,7 +195,11 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
         }
         Op::Store => {
             let stored = postcard::to_stdvec(file).unwrap();
-            let read: FileState = postcard::from_bytes(&stored).unwrap();
+            let mut read: FileState = postcard::from_bytes(&stored).unwrap();
+            if let Some(changes) = file.stored_changes() {
+                let stored = postcard::to_stdvec(&changes).unwrap();
+                read.restore_changes(&postcard::from_bytes(&stored).unwrap());
+            }
             assert_eq!(read, *file);
         }
     }
@@ -241,10 +244,22 @@ fn check(file: &FileState, reference: &Reference) {
             Some(o) => assert_eq!(o.version.0, unit.changed, "unit {u}"),
             None if (u as u64) < reference.size / UNIT => {
                 assert!(file.base_version().0 >= unit.changed, "unit {u}");
+                check_changed(file, u, unit.changed, reference.compacted);
             }
             None => {}
         }
     }
+}
+
+/// It is said to have changed after every version before its change, and after none from it on
+/// (when versions are exact).
+fn check_changed(file: &FileState, u: usize, changed: u64, raised: bool) {
+    let after = |known: u64| {
+        let ranges = file.changed_after(Version(known));
+        ranges.iter().any(|r| r.contains_offset(u as u64 * UNIT))
+    };
+    assert!(after(changed - 1), "unit {u} changed at {changed}");
+    assert!(raised || !after(changed), "unit {u} changed at {changed} and not later");
 }
 
 /// A version is that of the byte, or a newer one of the same owner in the same span.

@@ -46,22 +46,18 @@ impl Drain {
             Err(e) => return Outcome::Failed { text: format!("drain: {e}") },
         };
         let mut remaining = remaining_of(&report);
-        let mut timed_out = report.timed_out;
         // Names go after bytes: what is published by now needs nothing more.
-        match self.materialize(deadline).await {
-            Ok(Ok(failures)) => add_unnamed(&mut remaining, meant(failures, paths)),
-            Ok(Err(late)) => {
-                timed_out = true;
-                add_unnamed(&mut remaining, meant(late, paths));
-            }
+        let named = match self.materialize(deadline).await {
+            Ok(named) => named,
             Err(Errno::ETIMEDOUT) => {
                 return Outcome::Unreachable {
                     text: "the metadata service does not answer; nothing is lost, try again".into(),
                 };
             }
             Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
-        }
-        match (remaining.is_empty(), timed_out) {
+        };
+        add_unnamed(&mut remaining, meant(named.left, paths));
+        match (remaining.is_empty(), report.timed_out || named.late) {
             (true, false) => Outcome::Ok { bytes: report.bytes, files: report.files },
             (_, true) => Outcome::TimedOut { remaining },
             (false, false) => Outcome::Incomplete { remaining },
@@ -94,18 +90,25 @@ impl Drain {
         tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)
     }
 
-    /// Asks the service for directories, links, empty files, attributes… until nothing is left.
-    /// The inner error: time ran out before that.
-    async fn materialize(
-        &self,
-        deadline: Option<Instant>,
-    ) -> Result<Result<Vec<Remaining>, Vec<Remaining>>, Errno> {
+    /// Asks the service for directories, links, empty files, attributes… until nothing is left. The
+    /// first pass may go on where that of an earlier drain was given up, so the second one is
+    /// what counts; there is little left for it.
+    async fn materialize(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
+        let first = self.pass(deadline).await?;
+        if first.late { Ok(first) } else { self.pass(deadline).await }
+    }
+
+    async fn pass(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
         let mut failures: Vec<Remaining> = Vec::new();
+        let mut unfinished: Vec<Remaining> = Vec::new();
         let mut done = 0;
         loop {
             let meta = self.node.patient_meta();
             let asked = meta.materialize(MATERIALIZE_STEP);
-            let Some(step) = before(deadline, asked).await else { return Ok(Err(failures)) };
+            let Some(step) = before(deadline, asked).await else {
+                failures.extend(unfinished);
+                return Ok(Named { late: true, left: failures });
+            };
             let step = step?;
             done += step.done;
             for failure in &step.failures {
@@ -123,18 +126,15 @@ impl Drain {
                 stage: "namespace".into(),
             });
             let mine = step.unfinished.iter().filter(|u| u.node == self.node.me.0);
-            let unfinished = mine.map(|u| Remaining {
+            unfinished.extend(mine.map(|u| Remaining {
                 path: String::from_utf8_lossy(&u.path).into_owned(),
                 bytes: u.bytes,
                 why: "not flushed".into(),
-            });
-            if step.remaining == 0 || step.done == 0 {
+            }));
+            let is_done = step.remaining == 0;
+            if is_done || deadline.is_some_and(|d| Instant::now() >= d) {
                 failures.extend(unfinished);
-                return Ok(Ok(failures));
-            }
-            if deadline.is_some_and(|d| Instant::now() >= d) {
-                failures.extend(unfinished);
-                return Ok(Err(failures));
+                return Ok(Named { late: !is_done, left: failures });
             }
         }
     }
@@ -153,6 +153,13 @@ impl Drain {
         }
         Ok(Some(files))
     }
+}
+
+/// What came of the names.
+struct Named {
+    /// Time ran out.
+    late: bool,
+    left: Vec<Remaining>,
 }
 
 /// What comes of `work`, if that comes before the deadline. A backing that hangs also holds up the

@@ -10,7 +10,7 @@
 //! | being published | this node, unflushed | owned |
 //! | being published, or written | this node (else) | dirty |
 //! | being published, or written | another, or nobody, unchanged since | dirty |
-//! | being published, or written | another, or nobody, changed since | kept aside |
+//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside |
 //! | not held, an append was under way | this node, unflushed | owned zeros |
 //! | not held | this node, unflushed | lost |
 //! | not held | this node, flushed | given back |
@@ -29,8 +29,9 @@ use crate::file::CachedFile;
 use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::{FileView, MapAnswer, Owned};
-use ebb_meta_client::QueryRequest;
+use ebb_meta_client::{Changes, QueryRequest};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
+use rangemap::RangeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -90,10 +91,12 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
     }
 }
 
-/// Decides about every byte of a file: sorted, disjoint, without the dropped ones.
+/// Decides about every byte of a file: sorted, disjoint, without the dropped ones. `changed`: the
+/// unowned bytes that changed since the version that the note knows.
 pub(crate) fn judge(
     note: Option<&Note>,
     answer: &MapAnswer,
+    changed: &[ByteRange],
     me: NodeId,
     rebooted: bool,
 ) -> Vec<(ByteRange, Verdict, Option<Held>)> {
@@ -105,7 +108,7 @@ pub(crate) fn judge(
         appending: note.is_some_and(|n| n.appending),
     };
     let mut out = Vec::new();
-    for (range, today) in whole(answer) {
+    for (range, today) in whole(answer, changed, case.known) {
         let mut at = range.start();
         for (part, held) in note.map(|n| n.held_in(range)).unwrap_or_default() {
             out.push((ByteRange::new(at, part.start()), verdict(None, today, &case), None));
@@ -119,16 +122,31 @@ pub(crate) fn judge(
 }
 
 /// The answer as segments that cover every offset.
-fn whole(answer: &MapAnswer) -> Vec<(ByteRange, Today)> {
-    let nobody = Today { owner: NodeId::NOBODY, version: answer.base_version, flushed: false };
+fn whole(answer: &MapAnswer, changed: &[ByteRange], known: Version) -> Vec<(ByteRange, Today)> {
+    let changed: RangeSet<u64> =
+        changed.iter().filter(|r| !r.is_empty()).map(|r| r.to_std()).collect();
+    let nobody = |version| Today { owner: NodeId::NOBODY, version, flushed: false };
     let mut out = Vec::new();
+    let unowned = |range: ByteRange, out: &mut Vec<(ByteRange, Today)>| {
+        if range.is_empty() {
+            return;
+        }
+        let mut at = range.start();
+        for newer in changed.overlapping(range.to_std()) {
+            let newer = ByteRange::new(newer.start, newer.end).intersect(range);
+            out.push((ByteRange::new(at, newer.start()), nobody(known)));
+            out.push((newer, nobody(known.next())));
+            at = newer.end();
+        }
+        out.push((ByteRange::new(at, range.end()), nobody(known)));
+    };
     let mut at = 0;
     for Owned { range, node, version, flushed } in answer.ranges.iter().copied() {
-        out.push((ByteRange::new(at, range.start()), nobody));
+        unowned(ByteRange::new(at, range.start()), &mut out);
         out.push((range, Today { owner: node, version, flushed }));
         at = range.end();
     }
-    out.push((ByteRange::from(at), nobody));
+    unowned(ByteRange::from(at), &mut out);
     out
 }
 
@@ -170,9 +188,9 @@ pub(crate) async fn take_over(
             if done.unknown.contains(&ino) {
                 continue;
             }
-            let (meta, known) = (node.meta.clone(), Version::ZERO);
-            let query = QueryRequest { ino, range: ByteRange::ALL, known, lease: false };
-            asked.spawn(async move { (ino, meta.query(query).await) });
+            let known = found.image.file(ino).map_or(Version::ZERO, |n| n.known);
+            let meta = node.meta.clone();
+            asked.spawn(async move { (ino, meta.query_changes(ino, known).await) });
         }
         while let Some(answer) = asked.join_next().await {
             let (ino, answer) = answer.map_err(|_| Errno::EIO)?;
@@ -181,7 +199,7 @@ pub(crate) async fn take_over(
                 // Another job's numbers may mean other files: nothing in this cache is theirs.
                 Ok(_) if !same_job => node.cache.remove(ino)?,
                 Ok(answer) => {
-                    let taken = one(node, ino, note, &answer.map, found.rebooted, &mut done).await;
+                    let taken = one(node, ino, note, &answer, found.rebooted, &mut done).await;
                     taken.or_else(|e| unless_deleted(node, ino, e))?;
                 }
                 Err(e) => unless_deleted(node, ino, e)?,
@@ -219,7 +237,7 @@ async fn one(
     node: &Arc<Node>,
     ino: Ino,
     note: Option<&Note>,
-    answer: &MapAnswer,
+    since: &Changes,
     rebooted: bool,
     done: &mut Restored,
 ) -> Result<(), Errno> {
@@ -234,7 +252,8 @@ async fn one(
         tracing::error!(path = label, bytes = missing, "the cache file is shorter than it was");
         done.lost.push((label.clone(), missing));
     }
-    let mut judged = judge(note.as_ref(), answer, node.me, rebooted);
+    let (answer, changed) = (&since.map, &since.changed);
+    let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let renewed = match here.is_empty() {
         true => None,
@@ -242,7 +261,7 @@ async fn one(
     };
     let answer = renewed.as_ref().unwrap_or(answer);
     if renewed.is_some() {
-        judged = judge(note.as_ref(), answer, node.me, rebooted);
+        judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
     }
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
     let given_back = match back.is_empty() {
@@ -260,6 +279,7 @@ async fn one(
         tracing::error!(path = label, bytes = sum(&lost), "published bytes are lost");
         done.lost.push((label.clone(), sum(&lost)));
     }
+    tracing::debug!(path = label, version = ?answer.version, ?judged, "judged");
     let aside = ranges_of(&judged, |v| v == Verdict::Aside);
     if !aside.is_empty() {
         tracing::warn!(path = label, bytes = sum(&aside), "unpublished bytes, overwritten since");

@@ -71,6 +71,7 @@ proptest! {
     fn every_byte_is_judged_once(
         held in prop::collection::vec((0..60u64, 1..9u64, 0..3u8, any::<bool>()), 0..6),
         owners in prop::collection::vec((1..9u64, 0..6u64, 1..3u32, any::<bool>()), 0..6),
+        changed in prop::collection::vec((0..60u64, 0..9u64), 0..4),
         rebooted: bool,
     ) {
         let mut image = Image::default();
@@ -96,7 +97,8 @@ proptest! {
             unchanged: false, covers: ByteRange::ALL, ranges,
         };
         let note = image.file(Ino(1)).unwrap();
-        let judged = judge(Some(note), &answer, ME, rebooted);
+        let changed: Vec<_> = changed.iter().map(|(s, l)| ByteRange::at(*s, *l)).collect();
+        let judged = judge(Some(note), &answer, &changed, ME, rebooted);
         for pair in judged.windows(2) {
             prop_assert!(pair[0].0.end() <= pair[1].0.start());
         }
@@ -105,7 +107,9 @@ proptest! {
             let byte = ByteRange::at(offset, 1);
             let held = note.held_in(byte).first().map(|p| p.1);
             let owner = answer.ranges.iter().find(|o| o.range.contains_offset(offset));
-            let today = owner.map_or(today(NodeId::NOBODY, 2, false), |o| Today {
+            let newer = changed.iter().any(|r| r.contains_offset(offset));
+            let nobody = today(NodeId::NOBODY, note.known.0 + u64::from(newer), false);
+            let today = owner.map_or(nobody, |o| Today {
                 owner: o.node, version: o.version, flushed: o.flushed,
             });
             let got = judged.iter().find(|(r, ..)| r.contains_offset(offset)).map(|p| p.1);

@@ -69,7 +69,13 @@ fn client_frames() {
         }),
         Op::SetLock(pb::SetLock { ino: 9, range: Some(range(0, u64::MAX)), ..Default::default() }),
         Op::Append(pb::Append { ino: 9, len: 100, mtime: time, copies: 3, not_below: 7 }),
-        Op::Query(pb::Query { ino: 9, range: Some(range(5, 6)), known_version: 4, lease: true }),
+        Op::Query(pb::Query {
+            ino: 9,
+            range: Some(range(5, 6)),
+            known_version: 4,
+            lease: true,
+            changed_after: Some(3),
+        }),
     ];
     let requests: Vec<_> =
         (1..).zip(ops).map(|(id, op)| pb::Request { id, op: Some(op) }).collect();
@@ -103,6 +109,7 @@ fn server_frames() {
         ranges: vec![owned(0, 10), owned(20, 30)],
         mtime: time,
         lease: Some(pb::Lease { seq: 5, version: 9, compared: true }),
+        changed: vec![range(1, 2)],
     };
     let bodies = [
         Body::Entry(pb::Entry { attr, map: Some(map.clone()), lease: map.lease }),

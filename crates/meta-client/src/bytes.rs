@@ -7,7 +7,7 @@ use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
-use ebb_wire::{range_to_pb, time_to_pb};
+use ebb_wire::{range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the unowned bytes of a file are.
@@ -58,8 +58,18 @@ pub struct QueryRequest {
 impl QueryRequest {
     fn to_pb(self) -> pb::Query {
         let range = Some(range_to_pb(self.range));
-        pb::Query { ino: self.ino.0, range, known_version: self.known.0, lease: self.lease }
+        let (known_version, lease) = (self.known.0, self.lease);
+        pb::Query { ino: self.ino.0, range, known_version, lease, changed_after: None }
     }
+}
+
+/// What became of a file since a version of it was known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changes {
+    /// Who owns what.
+    pub map: ebb_consistency::MapAnswer,
+    /// Unowned bytes that changed, and perhaps owned ones; in any order.
+    pub changed: Vec<ByteRange>,
 }
 
 /// Bytes to publish.
@@ -189,6 +199,19 @@ impl MetaClient {
     /// Who owns these bytes?
     pub async fn query(&self, query: QueryRequest) -> Result<Mapped, Errno> {
         map_from_pb(expect_body!(self.call(Op::Query(query.to_pb())).await?, Map))
+    }
+
+    /// Who owns what of the whole file, and which unowned bytes have changed since `known`.
+    pub async fn query_changes(&self, ino: Ino, known: Version) -> Result<Changes, Errno> {
+        let query = pb::Query {
+            ino: ino.0,
+            range: Some(range_to_pb(ByteRange::ALL)),
+            changed_after: Some(known.0),
+            ..pb::Query::default()
+        };
+        let map = expect_body!(self.call(Op::Query(query)).await?, Map);
+        let changed = map.changed.iter().map(|r| range_from_pb(*r)).collect::<Result<_, _>>()?;
+        Ok(Changes { map: map_from_pb(map)?.map, changed })
     }
 
     /// Makes this node the owner of bytes.

@@ -22,7 +22,7 @@ mod session;
 mod trust;
 
 pub use bytes::{
-    AttachRequest, Attached, Backing, FlushDone, FlushGrant, Materialized, Opened, Place,
+    AttachRequest, Attached, Backing, Changes, FlushDone, FlushGrant, Materialized, Opened, Place,
     QueryRequest,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};

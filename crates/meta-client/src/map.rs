@@ -96,6 +96,7 @@ mod tests {
             ranges,
             mtime: Some(pb::Time { sec: 5, nsec: 6 }),
             lease: Some(pb::Lease { seq: 3, version: 9, compared: true }),
+            changed: Vec::new(),
         }
     }
 

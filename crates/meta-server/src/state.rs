@@ -1,7 +1,7 @@
 //! Everything that the service knows and must not forget, and the one way to change it: entries,
 //! which are applied and journalled together. Replay applies the same entries.
 
-use ebb_consistency::{FileState, Owned};
+use ebb_consistency::{FileState, Owned, StoredChanges};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
@@ -81,6 +81,8 @@ pub enum FileOp {
     Truncate(u64),
     Flushed(NodeId, Vec<Owned>),
     DetachAnew(NodeId, Vec<ByteRange>),
+    /// Follows `State` in a snapshot.
+    Changes(Box<StoredChanges>),
     Adopt(NodeId, NodeId, Vec<ByteRange>),
     Lost(NodeId),
 }
@@ -252,6 +254,7 @@ impl State {
         let file = self.need(ino)?;
         match op {
             FileOp::State(state) => *file = (**state).clone(),
+            FileOp::Changes(changes) => file.restore_changes(changes),
             FileOp::Attach(node, ranges) => drop(file.attach(*node, ranges)),
             FileOp::Append(node, len) => {
                 file.append(*node, *len).ok_or("an append beyond the largest offset")?;
@@ -280,9 +283,11 @@ impl State {
         out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));
         out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));
         let files: BTreeMap<_, _> = self.files.iter().collect();
-        let whole =
-            |(ino, f): (&Ino, &FileState)| Entry::File(*ino, FileOp::State(Box::new(f.clone())));
-        out.extend(files.into_iter().map(|(i, f)| whole((i, f))));
+        for (ino, file) in files {
+            out.push(Entry::File(*ino, FileOp::State(Box::new(file.clone()))));
+            let changes = file.stored_changes().map(Box::new);
+            out.extend(changes.map(|c| Entry::File(*ino, FileOp::Changes(c))));
+        }
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();
         out.extend(models.into_iter().map(|(i, m)| Entry::Model(*i, Some(m.clone()))));

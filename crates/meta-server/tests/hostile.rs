@@ -74,12 +74,7 @@ async fn bad_requests_change_nothing() {
             Op::Attach(pb::Attach {
                 ino: f,
                 ranges: range(90, 91),
-                then_query: Some(pb::Query {
-                    ino: 999,
-                    range: None,
-                    known_version: 0,
-                    lease: false,
-                }),
+                then_query: Some(pb::Query { ino: 999, ..Default::default() }),
                 ..Default::default()
             }),
             Errno::ESTALE,

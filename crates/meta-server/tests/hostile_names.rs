@@ -168,8 +168,7 @@ async fn bad_ranges_are_refused_in_every_message() {
         }
         // A query and a lock may reach to the end of all files; never backwards.
         if start > end {
-            let query =
-                pb::Query { ino: f, range: Some(ranges[0]), known_version: 0, lease: false };
+            let query = pb::Query { ino: f, range: Some(ranges[0]), ..Default::default() };
             assert_eq!(a.ask(Op::Query(query)).await, Err(Errno::EPROTO));
         }
     }

@@ -288,7 +288,9 @@ impl Drop for Cluster {
             let _ = meta.child.wait();
         }
         let is_clear = mounts::wait_until(Duration::from_secs(5), || mounts::clear(&self.real));
+        let wanted = std::thread::panicking() && std::env::var_os("EBB_TEST_KEEP").is_some();
         match self.root.take() {
+            Some(root) if wanted => eprintln!("kept: {}", root.keep().display()),
             Some(root) if is_clear => drop(root),
             // Removing files through a mount that is still there would remove the backing's.
             Some(root) => eprintln!("still mounted, kept: {}", root.keep().display()),

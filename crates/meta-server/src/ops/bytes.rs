@@ -30,6 +30,7 @@ pub(super) fn map(
         ranges,
         mtime: Some(ebb_wire::time_to_pb(state.ns.inode(ino)?.mtime)),
         lease: None,
+        changed: Vec::new(),
     })
 }
 
@@ -99,7 +100,12 @@ impl Call {
 
     pub(super) fn query(&self, op: &pb::Query) -> OpResult {
         let state = self.core.state();
-        let map = map(&state, Ino(op.ino), range_of(op.range)?, op.known_version)?;
+        let ino = Ino(op.ino);
+        let mut map = map(&state, ino, range_of(op.range)?, op.known_version)?;
+        if let Some(since) = op.changed_after {
+            let changed = state.file(ino)?.changed_after(Version(since));
+            map.changed = changed.into_iter().map(ebb_wire::range_to_pb).collect();
+        }
         Ok(Some(Body::Map(map)))
     }
 

@@ -49,6 +49,10 @@ impl OpError {
 pub type OpResult = Result<Option<Body>, OpError>;
 
 /// What became of a request at once.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "taken apart where it is made; a box per answer costs more"
+)]
 pub enum Fast {
     /// Answered.
     Done(OpResult),

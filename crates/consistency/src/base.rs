@@ -1,0 +1,75 @@
+//! When unowned bytes of a file changed, byte by byte: what tells a node that comes back whether
+//! what it wrote and never published was overtaken by somebody meanwhile. (Readers do with one
+//! version for all unowned bytes; a false alarm costs them a fetch, and here it would cost bytes.)
+
+use ebb_types::{ByteRange, Version};
+use rangemap::RangeMap;
+use serde::{Deserialize, Serialize};
+
+/// More intervals than this are not kept: all bytes then count as changed with the newest.
+const INTERVALS_MAX: usize = 1 << 16;
+
+/// The version of the last change of every unowned byte. Of owned ones it is an older one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BaseChanges {
+    /// Of bytes without an interval.
+    floor: Version,
+    newer: RangeMap<u64, Version>,
+}
+
+/// The stored form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredChanges {
+    floor: Version,
+    newer: Vec<(ByteRange, Version)>,
+}
+
+impl BaseChanges {
+    pub fn new(floor: Version) -> BaseChanges {
+        BaseChanges { floor, newer: RangeMap::new() }
+    }
+
+    /// These bytes changed at this version.
+    pub fn mark(&mut self, range: ByteRange, version: Version) {
+        if !range.is_empty() {
+            self.newer.insert(range.to_std(), version);
+        }
+        if self.newer.len() > INTERVALS_MAX {
+            let newest = self.newer.iter().map(|(_, v)| *v).max();
+            *self = BaseChanges::new(newest.map_or(self.floor, |v| v.max(self.floor)));
+        }
+    }
+
+    /// What changed after this version, sorted and disjoint.
+    pub fn after(&self, known: Version) -> Vec<ByteRange> {
+        if self.floor > known {
+            return vec![ByteRange::ALL];
+        }
+        let mut out: Vec<ByteRange> = Vec::new();
+        for (range, _) in self.newer.iter().filter(|(_, v)| **v > known) {
+            match out.last_mut() {
+                Some(last) if last.end() == range.start => {
+                    *last = ByteRange::new(last.start(), range.end);
+                }
+                _ => out.push(ByteRange::new(range.start, range.end)),
+            }
+        }
+        out
+    }
+
+    /// The stored form; `None` when it says no more than the floor does.
+    pub fn stored(&self, floor: Version) -> Option<StoredChanges> {
+        let newer = self.newer.iter().map(|(r, v)| (ByteRange::new(r.start, r.end), *v)).collect();
+        (*self != BaseChanges::new(floor)).then_some(StoredChanges { floor: self.floor, newer })
+    }
+}
+
+impl From<&StoredChanges> for BaseChanges {
+    fn from(stored: &StoredChanges) -> BaseChanges {
+        let mut changes = BaseChanges::new(stored.floor);
+        // A range that was read need not have gone through its constructors.
+        let sound = stored.newer.iter().filter(|(r, _)| r.start() < r.end());
+        sound.for_each(|(range, version)| changes.mark(*range, *version));
+        changes
+    }
+}
