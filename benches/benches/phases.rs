@@ -7,7 +7,8 @@
 //! Writes `phases.csv`, `phases.md`, `phases-time.csv` and `phases.svg` to EBB_BENCH_OUT.
 //!
 //! Variables: EBB_BENCH_ROUNDS, EBB_BENCH_BURSTS, EBB_BENCH_BURST_MIB (of all nodes together),
-//! EBB_BENCH_GAP_MS, EBB_BENCH_BACKING_MIB_S.
+//! EBB_BENCH_GAP_MS, EBB_BENCH_BACKING_MIB_S, EBB_BENCH_NODES (1 or 4; default: both),
+//! EBB_BENCH_SHAPE (rows whose files are called so, like MPI; default: all).
 
 use ebb_benches::timeline::{self, Look, Panel};
 use ebb_benches::{Spread, out_dir, rounds};
@@ -88,9 +89,11 @@ fn main() {
     };
     let mpi = mpi_program(disk.path().parent().expect("it is in a directory"));
     let mut report = Report::new(work, rate);
-    for nodes in [1, 4] {
+    let only = number("EBB_BENCH_NODES", 0);
+    let wanted = std::env::var("EBB_BENCH_SHAPE").unwrap_or_default();
+    for nodes in [1, 4].into_iter().filter(|n| only == 0 || only == *n as u64) {
         for shape in [Shape::Own, Shape::Shared, Shape::MpiOwn, Shape::MpiShared] {
-            if !shape.is_mpi() || mpi.is_some() {
+            if shape.name().contains(&wanted) && (!shape.is_mpi() || mpi.is_some()) {
                 compare(&disk, nodes, shape, work, mpi.as_deref(), &mut report);
             }
         }

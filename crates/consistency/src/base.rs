@@ -73,3 +73,21 @@ impl From<&StoredChanges> for BaseChanges {
         changes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_intervals_become_one_that_forgets_no_change() {
+        let mut changes = BaseChanges::new(Version(1));
+        let last = INTERVALS_MAX as u64;
+        for i in 0..=last {
+            assert!(changes.newer.len() <= INTERVALS_MAX);
+            changes.mark(ByteRange::at(i * 10, 1), Version(2 + i % 7));
+        }
+        assert!(changes.newer.is_empty());
+        assert_eq!(changes.after(Version(7)), [ByteRange::ALL]);
+        assert!(changes.after(Version(8)).is_empty());
+    }
+}

@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// A call on the backing that takes longer counts as failed (ETIMEDOUT), so that a hung backing
 /// makes operations fail and not the service stand still.
@@ -83,7 +84,7 @@ impl Backing {
         self: &std::sync::Arc<Self>,
         f: impl FnOnce(&Backing) -> Res<T> + Send + 'static,
     ) -> Res<T> {
-        self.finish(&mut self.start(f)).await
+        self.finish(&mut self.start(f), Instant::now() + DEADLINE).await
     }
 
     /// Starts `f` on a thread that may block.
@@ -95,9 +96,9 @@ impl Backing {
         tokio::task::spawn_blocking(move || f(&me))
     }
 
-    /// Waits for what was started, for at most [`DEADLINE`].
-    pub async fn finish<T>(&self, work: &mut JoinHandle<Res<T>>) -> Res<T> {
-        match tokio::time::timeout(DEADLINE, work).await {
+    /// Waits for what was started, until then.
+    pub async fn finish<T>(&self, work: &mut JoinHandle<Res<T>>, by: Instant) -> Res<T> {
+        match tokio::time::timeout_at(by, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(_panicked)) => Err(Errno::EIO),
             Err(_late) => Err(Errno::ETIMEDOUT),

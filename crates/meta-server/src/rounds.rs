@@ -8,6 +8,7 @@
 //! only changes that do not depend on each other belong here: giving a file its place, and
 //! publishing. (Two that need the same new directory both make it; the second finds it made.)
 
+use crate::backing::DEADLINE;
 use crate::core::{Core, Turn};
 use crate::state::State;
 use ebb_namespace::{BackingPath, Effect, Plan, Record, Restat, Step};
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// Most changes of one round: bounds the threads that wait for the backing.
 const MOST: usize = 64;
@@ -116,6 +118,8 @@ impl Core {
     /// true. Those that failed or came to their end are told so.
     async fn step(&self, going: Vec<Going>) -> Vec<Going> {
         let mut doing = Vec::with_capacity(going.len());
+        // One for all: a backing that hangs must not hold the turn once for each of them.
+        let by = Instant::now() + DEADLINE;
         for mut going in going {
             match going.steps.next() {
                 Some(step) => doing.push(self.begin(going, step)),
@@ -124,7 +128,7 @@ impl Core {
         }
         let mut done = Vec::with_capacity(doing.len());
         for mut step in doing {
-            match self.backing.finish(&mut step.work).await {
+            match self.backing.finish(&mut step.work, by).await {
                 Ok(()) => done.push(step),
                 Err(errno) => end(step.going.tell, Err(errno)),
             }
@@ -171,13 +175,14 @@ impl Core {
     async fn sync_dirs(&self, done: &[Doing]) -> BTreeMap<BackingPath, Errno> {
         let paths: BTreeSet<&BackingPath> = done.iter().flat_map(|d| &d.sync).collect();
         let mut working = Vec::with_capacity(paths.len());
+        let by = Instant::now() + DEADLINE;
         for path in paths {
             let effect = Effect::SyncDir { path: path.clone() };
             working.push((path.clone(), self.backing.start(move |b| b.effect(&effect))));
         }
         let mut failed = BTreeMap::new();
         for (path, mut work) in working {
-            if let Err(errno) = self.backing.finish(&mut work).await {
+            if let Err(errno) = self.backing.finish(&mut work, by).await {
                 failed.insert(path, errno);
             }
         }
