@@ -3,13 +3,13 @@
 
 use ebb_testkit::{Cluster, Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
+use ebb_tests::copies::{
+    LEASE_MAX, adopted, clear, copies, has_partner, lose, on_backing, store, wait_adopted,
+};
 use ebb_tests::model::{Model, close};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-
-/// A lease of the service, and some.
-const LEASE_MAX: Duration = Duration::from_secs(30);
 
 fn cluster(nodes: usize, model: &str) -> Cluster {
     Cluster::builder()
@@ -20,22 +20,6 @@ fn cluster(nodes: usize, model: &str) -> Cluster {
         .option("--request-timeout", "4s")
         .separate_meta()
         .start()
-}
-
-fn has_partner(node: &Node) {
-    node.wait_status(LEASE_MAX, |s| {
-        s["copies"]["partner"].is_u64() && s["copies"]["degraded"].is_null()
-    });
-}
-
-fn lose(node: &Node) {
-    node.kill9();
-    fs::remove_dir_all(node.cache()).expect("its cache goes too");
-}
-
-fn clear(node: &Node) {
-    let output = node.ebb("umount", &["--no-drain"], &[]);
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{}", describe(&output));
 }
 
 /// Writes a file in pieces, out of order and over each other, and ends with the model's sync event;
@@ -135,32 +119,10 @@ losses! {
     one_of_four_is_lost_under_mpiio 4 Mpiio,
 }
 
-fn copies(node: &Node) -> serde_json::Value {
-    node.status()["copies"].clone()
-}
-
 fn partner_of(cluster: &Cluster, node: usize) -> usize {
     let name = copies(cluster.node(node))["partner_name"].as_str().expect("a partner").to_owned();
     let found = cluster.nodes().iter().position(|n| n.name() == name);
     found.unwrap_or_else(|| panic!("a node of the cluster, not {name}"))
-}
-
-fn adopted(node: &Node) -> u64 {
-    copies(node)["adopted_bytes"].as_u64().expect("a number")
-}
-
-fn wait_adopted(node: &Node, bytes: u64) {
-    node.wait_status(LEASE_MAX, |s| s["copies"]["adopted_bytes"].as_u64() >= Some(bytes));
-}
-
-fn store(node: &Node, name: &str, data: &[u8]) {
-    let file = File::create(node.path(name)).expect("create");
-    file.write_all_at(data, 0).expect("write");
-    close(file).expect("close");
-}
-
-fn on_backing(cluster: &Cluster, name: &str, want: &[u8]) {
-    same(name, &fs::read(cluster.backing().join(name)).expect("read on the backing"), want);
 }
 
 /// The writer goes on without an error, says that it is degraded, takes another partner, and

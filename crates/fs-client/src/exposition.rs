@@ -58,6 +58,12 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
         ("staged_bytes_total", Counter, "Bytes staged", ledger.staged_bytes as f64),
         ("staged_files_total", Counter, "Files staged", ledger.staged_files as f64),
         ("copied_bytes_total", Counter, "Bytes copied to a partner", s.copies.copied_bytes as f64),
+        (
+            "uncopied_bytes",
+            Gauge,
+            "Published bytes that should have a copy and have none",
+            s.copies.uncopied_bytes as f64,
+        ),
         ("held_copy_bytes", Gauge, "Copies kept for other nodes", s.copies.held_bytes as f64),
         (
             "adopted_bytes_total",

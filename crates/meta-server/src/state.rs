@@ -277,7 +277,8 @@ impl State {
     pub fn snapshot(&self) -> Vec<Entry> {
         let mut out = vec![Entry::NextNode(self.next_node)];
         out.extend(self.consistency.iter().cloned().map(Entry::Consistency));
-        out.push(Entry::NextEpoch(self.next_epoch));
+        // A journal of a job without copies is as it was before there were any.
+        out.extend((self.next_epoch > 1).then_some(Entry::NextEpoch(self.next_epoch)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
         out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));

@@ -11,7 +11,7 @@
 use crate::core::Core;
 use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
-use crate::ops::copies::{forget_orphans, leave_ghost};
+use crate::ops::copies::{forget_kept_by, forget_orphans, leave_ghost};
 use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
@@ -210,10 +210,12 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         if hello.empty {
             entries = leave_ghost(&state, old);
             ghost = (!entries.is_empty()).then_some(old.id);
+            // With its cache went what it kept of others.
+            entries.extend(forget_kept_by(&state, old.id));
         } else {
             // It has its bytes: copies of them are of no use.
             entries = forget_orphans(&state, old.id);
-            entries.push(Entry::Paired(old.id, None));
+            entries.extend(state.pairs.contains_key(&old.id).then_some(Entry::Paired(old.id, None)));
         }
     }
     if ghost.is_some() {

@@ -158,7 +158,10 @@ fn copies(copies: &Value) -> Option<String> {
             None => "no partner".to_owned(),
         });
         if let Some(why) = copies["degraded"]["why"].as_str() {
-            told.push(format!("degraded ({why})"));
+            told.push(format!("degraded ({why}; {} here alone)", size(copies, "uncopied_bytes")));
+        }
+        if copies["lost_with_this_node"] == true {
+            told.push("cannot be found when this node is lost (no --meta)".to_owned());
         }
     }
     if copies["held_bytes"].as_u64().is_some_and(|n| n > 0) {

@@ -148,6 +148,10 @@ impl Node {
         range: ByteRange,
     ) -> Result<Option<Vec<u8>>, Errno> {
         if owner == self.me {
+            if !self.replicas.held.adopting(file.ino).is_empty() {
+                // They are being stored just now.
+                return Ok(None);
+            }
             tracing::error!(ino = %file.ino, %range, "bytes of this node are lost");
             return Err(Errno::EIO);
         }

@@ -2,15 +2,19 @@
 //! still owned. From then on they are dirty bytes like others: read, flushed, journalled.
 //!
 //! Consistency: the service moves the ownership first; until the bytes are stored here, peers
-//! that ask for them are told to come again. A daemon that dies in between has lost them, as it
-//! would have lost the copies.
+//! that ask for them are told to come again, and so are readers here. Before the service is asked,
+//! the journal knows what others have written over of this node's bytes, and the log of the set
+//! what the service is asked for: a daemon that dies in between leaves no doubt about whose bytes
+//! the copies are by then ([`super::resume`]).
 
 use crate::file::CachedFile;
 use crate::node::Node;
+use crate::replica::held::bytes;
 use crate::restore;
 use ebb_meta_client::{Adopted, Place};
 use ebb_transport::CopySet;
 use ebb_types::{ByteRange, Errno, Ino, Time, in_steps};
+use rangemap::RangeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -27,8 +31,29 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// An adoption that is asked for is carried out once; its answer must not be missed.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// How long a drain waits for nodes that do not answer to be declared lost.
+/// How long a drain waits for nodes that do not answer to be declared lost, and for what is adopted
+/// to become less.
 const LAST_ADOPTIONS: Duration = Duration::from_secs(45);
+
+/// Copies of nodes that do not answer, which are not this node's own bytes yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    /// How many bytes.
+    pub bytes: u64,
+    /// Of how many nodes.
+    pub sets: usize,
+}
+
+/// The parts of `ranges` that are not this node's published bytes.
+fn not_owned(file: &CachedFile, ranges: &[ByteRange]) -> Vec<ByteRange> {
+    let state = file.state.read();
+    let full = |r: &ByteRange| !r.is_empty();
+    let mut owned: RangeSet<u64> = RangeSet::new();
+    let unflushed = state.view.unflushed(ByteRange::ALL).into_iter().map(|(range, _)| range);
+    unflushed.filter(full).for_each(|r| owned.insert(r.to_std()));
+    let ranges = ranges.iter().filter(|r| full(r));
+    ranges.flat_map(|r| owned.gaps(&r.to_std()).map(|gap| bytes(&gap)).collect::<Vec<_>>()).collect()
+}
 
 impl Node {
     /// The owner of the copies of this epoch is lost.
@@ -79,17 +104,36 @@ impl Node {
                 continue;
             }
             let _turn = file.turn.lock().await;
+            self.query(&file, ByteRange::ALL).await?;
+            self.write_notes()?;
             // What this node's own partner has of these bytes is older than they are.
             for range in &step {
                 self.uncopy(ino, *range).await?;
             }
-            let meta = self.meta.within(PATIENCE);
-            let adopted = meta.adopt(set.owner, set.epoch, ino, &step).await?;
-            self.store_adopted(set, &file, &adopted).await;
+            let wanted = not_owned(&file, &step);
+            if !wanted.is_empty() {
+                let adopted = self.ask_for(set, ino, &wanted).await?;
+                self.store_adopted(set, &file, &adopted).await;
+            }
             self.replicas.held.forget(set, ino, &step)?;
         }
         self.copies_behind();
         self.query(&file, ByteRange::ALL).await
+    }
+
+    async fn ask_for(
+        &self,
+        set: CopySet,
+        ino: Ino,
+        wanted: &[ByteRange],
+    ) -> Result<Adopted, Errno> {
+        let held = &self.replicas.held;
+        held.note_adopting(set, ino, wanted)?;
+        let adopted = self.meta.within(PATIENCE).adopt(set.owner, set.epoch, ino, wanted).await;
+        if adopted.is_err() {
+            held.note_adopting(set, ino, &[])?;
+        }
+        adopted
     }
 
     async fn file_to_adopt(&self, ino: Ino, place: &Place) -> Result<Arc<CachedFile>, Errno> {
@@ -153,27 +197,54 @@ impl Node {
     }
 
     /// What this node holds of nodes that do not answer any more is adopted, so that it can be
-    /// drained.
-    pub(crate) async fn adopt_before_drain(&self, limit: Option<Duration>) {
-        let end = Instant::now() + limit.map_or(LAST_ADOPTIONS, |l| l.min(LAST_ADOPTIONS));
-        while Instant::now() < end {
-            let list = self.replicas.held.list();
-            if list.is_empty() {
-                return;
+    /// drained. It is waited for as long as it goes on. Returns what is left.
+    pub(crate) async fn adopt_before_drain(&self, limit: Option<Duration>) -> Waiting {
+        let last = limit.map(|limit| Instant::now() + limit);
+        let mut left = u64::MAX;
+        let mut end = Instant::now();
+        loop {
+            let waiting = self.waiting_copies().await;
+            if waiting.bytes == 0 {
+                return waiting;
             }
-            let Ok(pairs) = self.meta.copies(&list, false, &[]).await else { return };
-            for epoch in &pairs.drop {
-                self.drop_set(*epoch);
+            if waiting.bytes < left {
+                left = waiting.bytes;
+                end = Instant::now() + LAST_ADOPTIONS;
             }
-            for epoch in &pairs.take {
-                self.begin_adoption(*epoch);
-            }
-            if pairs.take.is_empty() && pairs.silent.is_empty() {
-                return;
+            if Instant::now() >= last.map_or(end, |last| last.min(end)) {
+                tracing::error!(?waiting, "bytes of other nodes were not adopted in time");
+                return waiting;
             }
             tokio::time::sleep(AGAIN / 5).await;
         }
-        tracing::error!("bytes of other nodes were not adopted in time");
+    }
+
+    /// What this node holds of nodes that are lost, or that may be: nobody knows for certain while
+    /// the service does not answer.
+    pub(crate) async fn waiting_copies(&self) -> Waiting {
+        let held = &self.replicas.held;
+        let list = held.list();
+        if list.is_empty() {
+            return Waiting::default();
+        }
+        let Ok(pairs) = self.meta.copies(&list, false, &[]).await else {
+            return Waiting { bytes: held.bytes(), sets: list.len() };
+        };
+        for epoch in &pairs.drop {
+            self.drop_set(*epoch);
+        }
+        for epoch in &pairs.take {
+            self.begin_adoption(*epoch);
+        }
+        let waiting: Vec<u64> = pairs
+            .take
+            .iter()
+            .chain(&pairs.silent)
+            .filter_map(|epoch| held.set_of(*epoch))
+            .map(|set| held.bytes_in(set))
+            .filter(|bytes| *bytes > 0)
+            .collect();
+        Waiting { bytes: waiting.iter().sum(), sets: waiting.len() }
     }
 
     pub(super) fn drop_set(&self, epoch: u64) {

@@ -1,16 +1,21 @@
 //! Copies that this node keeps for others: one sparse file per inode and set, at the offsets of the
-//! real file, below `CACHE/copies`, and in memory which bytes of it are there.
+//! real file, below `CACHE/copies`; in memory, and in the log of the set, which bytes of it are there.
 //!
-//! Crash consistency: none is needed. A daemon that starts throws away what its predecessor kept;
-//! the owners notice, and copy again to whom the service then names.
+//! Crash consistency: bytes are written before the log says that they are here, and the log says
+//! that they are not before they go, so a daemon that starts on the cache knows what its
+//! predecessor acknowledged ([`Held::load`]). Such a set takes nothing more: its owner, when it
+//! lives, begins another one. After a boot of the machine nothing is believed ([`log`]).
+//!
+//! Lock order: the log of a set, then the sets (a leaf, never held while something is written).
 
 use crate::cache;
+use crate::replica::log::{self, Files, Log, Record};
 use ebb_meta_client::Holding;
 use ebb_transport::CopySet;
 use ebb_types::{ByteRange, Errno, Ino};
 use parking_lot::Mutex;
 use rangemap::RangeSet;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
@@ -19,10 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The copies of one pair.
-#[derive(Default)]
 struct Set {
-    files: HashMap<Ino, RangeSet<u64>>,
-    /// Its owner is lost: nothing is added any more.
+    files: Files,
+    log: Arc<Mutex<Log>>,
+    /// Its owner is lost, or an earlier daemon began it: nothing is added any more.
     closed: bool,
     /// Somebody adopts what is in it.
     adopting: bool,
@@ -31,8 +36,16 @@ struct Set {
 }
 
 impl Set {
+    fn new(files: Files, log: Log, closed: bool) -> Set {
+        Set { files, log: Arc::new(Mutex::new(log)), closed, adopting: false, done: false }
+    }
+
     fn bytes(&self) -> u64 {
-        self.files.values().map(len).sum()
+        self.files.values().map(|kept| len(&kept.here)).sum()
+    }
+
+    fn bytes_of(&self, ino: Ino) -> u64 {
+        self.files.get(&ino).map_or(0, |kept| len(&kept.here))
     }
 }
 
@@ -40,23 +53,87 @@ fn len(ranges: &RangeSet<u64>) -> u64 {
     ranges.iter().map(|r| r.end - r.start).sum()
 }
 
-/// All copies that are kept here. Its lock is a leaf and not held while bytes are written.
+/// All copies that are kept here.
 pub struct Held {
     root: PathBuf,
     sets: Mutex<BTreeMap<CopySet, Set>>,
     bytes: AtomicU64,
+    /// Inode numbers mean something only within a job.
+    job: AtomicU64,
+}
+
+fn root_of(cache: &Path) -> PathBuf {
+    cache.join("copies")
+}
+
+/// The directories of sets below a root.
+fn sets_below(root: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(e),
+        Ok(found) => found.map(|entry| Ok(entry?.path())).collect(),
+    }
+}
+
+/// True when an earlier daemon of this boot has left copies in a cache.
+pub fn are_left_in(cache: &Path) -> bool {
+    let left = |dir: &PathBuf| {
+        log::read(dir, None).is_ok_and(|found| found.is_some_and(|(_, files, _)| !files.is_empty()))
+    };
+    sets_below(&root_of(cache)).is_ok_and(|dirs| dirs.iter().any(left))
 }
 
 impl Held {
     /// Below a cache directory; nothing is made before it is needed.
     pub fn new(cache: &Path) -> Held {
-        Held { root: cache.join("copies"), sets: Mutex::default(), bytes: AtomicU64::new(0) }
+        Held {
+            root: root_of(cache),
+            sets: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            job: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes over what an earlier daemon kept in this job; everything else goes. To be called before
+    /// anything is kept.
+    pub fn load(&self, job: u64) -> io::Result<()> {
+        self.job.store(job, Relaxed);
+        for dir in sets_below(&self.root)? {
+            match self.load_set(&dir, job) {
+                Ok(Some((set, kept))) => {
+                    tracing::info!(owner = %set.owner, bytes = kept.bytes(), "copies are here again");
+                    self.bytes.fetch_add(kept.bytes(), Relaxed);
+                    self.sets.lock().insert(set, kept);
+                    continue;
+                }
+                Ok(None) => tracing::info!(dir = %dir.display(), "copies of no use"),
+                Err(e) => tracing::warn!(dir = %dir.display(), error = %e, "copies without a log"),
+            }
+            log::remove(&dir);
+            std::fs::remove_dir_all(&dir)?;
+        }
+        Ok(())
+    }
+
+    fn load_set(&self, dir: &Path, job: u64) -> io::Result<Option<(CopySet, Set)>> {
+        let Some((set, files, log)) = log::read(dir, Some(job))? else { return Ok(None) };
+        let is_whole = |ino: &Ino| {
+            let end = files.get(ino).and_then(|kept| kept.here.last()).map_or(0, |r| r.end);
+            std::fs::metadata(self.path(set, *ino)).is_ok_and(|m| m.len() >= end)
+        };
+        if self.dir(set) != dir || files.is_empty() || !files.keys().all(is_whole) {
+            return Ok(None);
+        }
+        Ok(Some((set, Set::new(files, log, true))))
     }
 
     /// Gives up everything, also what an earlier daemon has left.
     pub fn clear(&self) -> io::Result<()> {
         self.sets.lock().clear();
         self.bytes.store(0, Relaxed);
+        for dir in sets_below(&self.root)? {
+            log::remove(&dir);
+        }
         match std::fs::remove_dir_all(&self.root) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
@@ -66,6 +143,11 @@ impl Held {
     /// Bytes that are kept here.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
+    }
+
+    /// Bytes of one set.
+    pub fn bytes_in(&self, set: CopySet) -> u64 {
+        self.sets.lock().get(&set).map_or(0, Set::bytes)
     }
 
     /// What is kept here, for the service.
@@ -99,12 +181,39 @@ impl Held {
         };
         older.into_iter().for_each(|s| self.remove(s));
         DirBuilder::new().recursive(true).mode(0o700).create(self.dir(set))?;
-        self.sets.lock().insert(set, Set::default());
+        let log = Log::begin(self.dir(set), set, self.job.load(Relaxed))?;
+        self.sets.lock().insert(set, Set::new(Files::new(), log, false));
         Ok(())
     }
 
     fn is_open(&self, set: CopySet) -> bool {
         self.sets.lock().get(&set).is_some_and(|kept| !kept.closed)
+    }
+
+    /// Makes a record true, in the log first; whether the set has anything of the file then.
+    fn note(&self, set: CopySet, ino: Ino, record: &Record) -> Result<bool, Errno> {
+        let log = self.sets.lock().get(&set).map(|kept| Arc::clone(&kept.log));
+        let log = log.ok_or(Errno::ESTALE)?;
+        let mut log = log.lock();
+        log.append(record)?;
+        let (is_left, long) = {
+            let mut sets = self.sets.lock();
+            let adds = matches!(record, Record::Kept(..));
+            // A set that was closed or given up meanwhile does not say yes.
+            let kept = sets.get_mut(&set).filter(|kept| !(adds && kept.closed));
+            let kept = kept.ok_or(Errno::ESTALE)?;
+            let before = kept.bytes_of(ino);
+            log::apply(&mut kept.files, record);
+            self.bytes.fetch_add(kept.bytes_of(ino).wrapping_sub(before), Relaxed);
+            let long = log.is_long().then(|| kept.files.clone());
+            (kept.files.contains_key(&ino), long)
+        };
+        if let Some(files) = long
+            && let Err(e) = log.compact(&files)
+        {
+            tracing::warn!(owner = %set.owner, error = %e, "the log of copies stays long");
+        }
+        Ok(is_left)
     }
 
     /// Keeps bytes, one range after the other.
@@ -132,15 +241,8 @@ impl Held {
             file.write_all_at(now, range.start())?;
             rest = later;
         }
-        // Written before it counts; a set that was closed or given up meanwhile does not say yes.
-        let mut sets = self.sets.lock();
-        let kept = sets.get_mut(&set).filter(|kept| !kept.closed).ok_or(Errno::ESTALE)?;
-        let here = kept.files.entry(ino).or_default();
-        let before = len(here);
-        let full = ranges.iter().filter(|r| !r.is_empty());
-        full.for_each(|r| here.insert(r.to_std()));
-        self.bytes.fetch_add(len(here) - before, Relaxed);
-        Ok(())
+        // Written before it counts.
+        self.note(set, ino, &Record::Kept(ino, ranges.to_vec())).map(drop)
     }
 
     /// Gives up copies of a set; with no ranges it only says whether the set is kept here.
@@ -153,34 +255,17 @@ impl Held {
 
     /// The same, of a closed set too: they were adopted.
     pub fn forget(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
-        if ranges.is_empty() {
+        let is_known = |kept: &Set| kept.files.contains_key(&ino);
+        if ranges.is_empty() || !self.sets.lock().get(&set).is_some_and(is_known) {
             return Ok(());
         }
-        let file = match OpenOptions::new().write(true).open(self.path(set, ino)) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(e.into()),
-        };
+        let file = OpenOptions::new().write(true).open(self.path(set, ino))?;
         // Nothing is added meanwhile: the owner waits for the answer.
-        let empty = {
-            let mut sets = self.sets.lock();
-            let Some(kept) = sets.get_mut(&set) else { return Ok(()) };
-            let Some(here) = kept.files.get_mut(&ino) else { return Ok(()) };
-            let before = len(here);
-            let full = ranges.iter().filter(|r| !r.is_empty());
-            full.for_each(|r| here.remove(r.to_std()));
-            self.bytes.fetch_sub(before - len(here), Relaxed);
-            let empty = here.is_empty();
-            if empty {
-                kept.files.remove(&ino);
-            }
-            empty
-        };
-        if empty {
-            let _ = std::fs::remove_file(self.path(set, ino));
-            return Ok(());
+        if self.note(set, ino, &Record::Dropped(ino, ranges.to_vec()))? {
+            return ranges.iter().try_for_each(|r| cache::punch(&file, *r)).map_err(Errno::from);
         }
-        ranges.iter().try_for_each(|r| cache::punch(&file, *r)).map_err(Errno::from)
+        let _ = std::fs::remove_file(self.path(set, ino));
+        Ok(())
     }
 
     /// The file with these copies, when every byte is here.
@@ -194,8 +279,8 @@ impl Held {
     /// True when every byte is here.
     pub fn has(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> bool {
         let sets = self.sets.lock();
-        let here = sets.get(&set).and_then(|kept| kept.files.get(&ino));
-        let full = |r: &ByteRange| r.is_empty() || here.is_some_and(|h| covers(h, *r));
+        let kept = sets.get(&set).and_then(|kept| kept.files.get(&ino));
+        let full = |r: &ByteRange| r.is_empty() || kept.is_some_and(|k| covers(&k.here, *r));
         ranges.iter().all(full)
     }
 
@@ -218,6 +303,35 @@ impl Held {
         sets.get_mut(&set).is_some_and(|kept| !std::mem::replace(&mut kept.adopting, true))
     }
 
+    /// The service is going to be asked for these bytes of a file, and for no others of it. None: it
+    /// said no.
+    pub fn note_adopting(
+        &self,
+        set: CopySet,
+        ino: Ino,
+        ranges: &[ByteRange],
+    ) -> Result<(), Errno> {
+        self.note(set, ino, &Record::Adopting(ino, ranges.to_vec())).map(drop)
+    }
+
+    /// Of which bytes of a file the service was asked, without a word that they are stored.
+    pub fn adopting(&self, ino: Ino) -> Vec<(CopySet, Vec<ByteRange>)> {
+        let sets = self.sets.lock();
+        let of_file = |(set, kept): (&CopySet, &Set)| {
+            let asked: Vec<ByteRange> =
+                kept.files.get(&ino)?.adopting.iter().map(bytes).collect();
+            (!asked.is_empty()).then_some((*set, asked))
+        };
+        sets.iter().filter_map(of_file).collect()
+    }
+
+    /// All files of which that can be said.
+    pub fn files_adopting(&self) -> Vec<Ino> {
+        let sets = self.sets.lock();
+        let files = sets.values().flat_map(|kept| kept.files.iter());
+        files.filter(|(_, kept)| !kept.adopting.is_empty()).map(|(ino, _)| *ino).collect()
+    }
+
     /// Everything of it was adopted.
     pub fn finish(&self, set: CopySet) {
         if let Some(kept) = self.sets.lock().get_mut(&set) {
@@ -229,14 +343,16 @@ impl Held {
     pub fn files(&self, set: CopySet) -> Vec<(Ino, Vec<ByteRange>)> {
         let sets = self.sets.lock();
         let Some(kept) = sets.get(&set) else { return Vec::new() };
-        let ranges = |here: &RangeSet<u64>| here.iter().map(bytes).collect();
-        kept.files.iter().map(|(ino, here)| (*ino, ranges(here))).collect()
+        kept.files.iter().map(|(ino, k)| (*ino, k.here.iter().map(bytes).collect())).collect()
     }
 
     /// The set is of no use any more.
     pub fn remove(&self, set: CopySet) {
         let Some(kept) = self.sets.lock().remove(&set) else { return };
         self.bytes.fetch_sub(kept.bytes(), Relaxed);
+        // Nobody writes the log anew meanwhile.
+        let _log = kept.log.lock();
+        log::remove(&self.dir(set));
         if let Err(e) = std::fs::remove_dir_all(self.dir(set)) {
             tracing::warn!(owner = %set.owner, error = %e, "cannot remove copies");
         }

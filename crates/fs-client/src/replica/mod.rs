@@ -1,6 +1,7 @@
 //! `--replicas 2`: unflushed bytes are also with a partner node. [`owner`] copies them there before
-//! they are published, [`held`] keeps those of others, [`adopt`] makes the copies of a lost node this
-//! node's own bytes, [`reading`] reads copies of a node that does not answer.
+//! they are published, [`held`] keeps those of others, [`log`] lets these outlive a daemon, [`adopt`]
+//! makes the copies of a lost node this node's own bytes, [`resume`] what a daemon was adopting when
+//! it died, [`reading`] reads copies of a node that does not answer.
 //!
 //! Consistency: bytes are published (attached) only under the epoch of the pair under which they were
 //! copied, and the service refuses any other, so a copy is never older than what its owner has
@@ -12,8 +13,10 @@
 
 mod adopt;
 mod held;
+mod log;
 mod owner;
 mod reading;
+mod resume;
 mod status;
 
 use crate::node::Node;
@@ -27,6 +30,8 @@ use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+pub(crate) use adopt::Waiting;
+pub(crate) use held::are_left_in;
 pub(crate) use reading::Instead;
 pub use status::CopyStatus;
 

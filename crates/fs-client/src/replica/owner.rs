@@ -227,6 +227,20 @@ impl Node {
         }
     }
 
+    /// Published bytes that are here alone, although they should not be.
+    pub(super) fn uncopied_bytes(&self) -> u64 {
+        let owner = &self.replicas.owner;
+        if !owner.wanted {
+            return 0;
+        }
+        let of_file = |file: Arc<CachedFile>| -> u64 {
+            let unflushed = file.state.read().view.unflushed(ByteRange::ALL);
+            let ranges: Vec<ByteRange> = unflushed.into_iter().map(|(range, _)| range).collect();
+            owner.missing(file.ino, &ranges, u64::MAX).iter().map(|r| r.len()).sum()
+        };
+        self.listed_dirty().into_iter().map(of_file).sum()
+    }
+
     /// True when fsync has to publish, so that what it makes safe can be found after the loss of
     /// this node.
     pub(crate) fn fsync_publishes(&self) -> bool {

@@ -15,6 +15,8 @@ pub struct CopyStatus {
     pub partner: Option<u32>,
     pub partner_name: Option<String>,
     pub copied_bytes: u64,
+    /// Published bytes that are here alone just now.
+    pub uncopied_bytes: u64,
     /// Something unflushed is here alone.
     pub degraded: Option<Degraded>,
     /// Bytes that this node keeps for others, and of how many of them.
@@ -22,6 +24,9 @@ pub struct CopyStatus {
     pub held_sets: usize,
     /// Bytes of lost nodes that are this node's now.
     pub adopted_bytes: u64,
+    /// The metadata service is part of this daemon: when this node is lost, so are the names and the
+    /// word whose copies are where.
+    pub lost_with_this_node: bool,
 }
 
 /// Why unflushed bytes have no copy.
@@ -43,12 +48,14 @@ impl Node {
             partner: partner.map(|(node, _)| node.0),
             partner_name: partner.map(|(n, at)| name_of(*n).unwrap_or_else(|| at.clone())),
             copied_bytes: told.copied_bytes,
+            uncopied_bytes: self.uncopied_bytes(),
             degraded: told
                 .degraded
                 .map(|(since, why)| Degraded { why, since: since.sec.unsigned_abs() }),
             held_bytes: held.bytes(),
             held_sets: held.list().len(),
             adopted_bytes: self.replicas.adopted.load(Relaxed),
+            lost_with_this_node: told.wanted && self.config.meta.is_none(),
         }
     }
 }

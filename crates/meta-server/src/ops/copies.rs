@@ -159,6 +159,12 @@ pub(crate) fn forget_orphans(state: &State, owner: NodeId) -> Vec<Entry> {
     its.map(|(epoch, _)| Entry::Orphaned(*epoch, None)).collect()
 }
 
+/// `partner` has lost what it kept: nobody waits for it.
+pub(crate) fn forget_kept_by(state: &State, partner: NodeId) -> Vec<Entry> {
+    let kept = state.orphaned.iter().filter(|(_, o)| o.partner == partner);
+    kept.map(|(epoch, _)| Entry::Orphaned(*epoch, None)).collect()
+}
+
 /// What a lost node had flushed is the backing's. The rest gets new versions: copies may be newer
 /// than what was published, so nothing that others have fetched counts as the newest.
 fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
