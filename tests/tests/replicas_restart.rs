@@ -110,7 +110,8 @@ fn a_partner_that_dies_while_it_adopts_goes_on_after_it() {
     }
     let left = |s: &serde_json::Value| s["copies"]["held_bytes"] == 0;
     partner.wait_status(LEASE_MAX, left);
-    println!("{kills} kills, adopted since the last one: {}", adopted(partner));
+    let resumed = partner.log().matches("adopted by an earlier daemon").count();
+    println!("{kills} kills, {resumed} files resumed, then adopted: {}", adopted(partner));
     for node in [partner, third] {
         for i in 0..FILES {
             let name = format!("f{i}");

@@ -215,7 +215,8 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         } else {
             // It has its bytes: copies of them are of no use.
             entries = forget_orphans(&state, old.id);
-            entries.extend(state.pairs.contains_key(&old.id).then_some(Entry::Paired(old.id, None)));
+            entries
+                .extend(state.pairs.contains_key(&old.id).then_some(Entry::Paired(old.id, None)));
         }
     }
     if ghost.is_some() {

@@ -52,7 +52,9 @@ fn not_owned(file: &CachedFile, ranges: &[ByteRange]) -> Vec<ByteRange> {
     let unflushed = state.view.unflushed(ByteRange::ALL).into_iter().map(|(range, _)| range);
     unflushed.filter(full).for_each(|r| owned.insert(r.to_std()));
     let ranges = ranges.iter().filter(|r| full(r));
-    ranges.flat_map(|r| owned.gaps(&r.to_std()).map(|gap| bytes(&gap)).collect::<Vec<_>>()).collect()
+    ranges
+        .flat_map(|r| owned.gaps(&r.to_std()).map(|gap| bytes(&gap)).collect::<Vec<_>>())
+        .collect()
 }
 
 impl Node {

@@ -305,12 +305,7 @@ impl Held {
 
     /// The service is going to be asked for these bytes of a file, and for no others of it. None: it
     /// said no.
-    pub fn note_adopting(
-        &self,
-        set: CopySet,
-        ino: Ino,
-        ranges: &[ByteRange],
-    ) -> Result<(), Errno> {
+    pub fn note_adopting(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
         self.note(set, ino, &Record::Adopting(ino, ranges.to_vec())).map(drop)
     }
 
@@ -318,8 +313,7 @@ impl Held {
     pub fn adopting(&self, ino: Ino) -> Vec<(CopySet, Vec<ByteRange>)> {
         let sets = self.sets.lock();
         let of_file = |(set, kept): (&CopySet, &Set)| {
-            let asked: Vec<ByteRange> =
-                kept.files.get(&ino)?.adopting.iter().map(bytes).collect();
+            let asked: Vec<ByteRange> = kept.files.get(&ino)?.adopting.iter().map(bytes).collect();
             (!asked.is_empty()).then_some((*set, asked))
         };
         sets.iter().filter_map(of_file).collect()
@@ -390,6 +384,7 @@ mod tests {
         Keep(ByteRange, u8),
         Drop(ByteRange),
         Begin,
+        Restart,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -397,6 +392,7 @@ mod tests {
             4 => (range(), any::<u8>()).prop_map(|(r, v)| Step::Keep(r, v)),
             2 => range().prop_map(Step::Drop),
             1 => Just(Step::Begin),
+            1 => Just(Step::Restart),
         ];
         prop::collection::vec(step, 1..30)
     }
@@ -405,11 +401,16 @@ mod tests {
         #[test]
         fn what_is_kept_is_what_was_kept_last(steps in steps()) {
             let dir = tempfile::tempdir().expect("tempdir");
-            let held = Held::new(dir.path());
-            let mut epoch = 1;
+            let mut held = Held::new(dir.path());
+            let (mut epoch, mut closed) = (1, false);
             let mut model: [Option<u8>; LEN as usize] = [None; LEN as usize];
             held.begin(set(epoch)).expect("begin");
             for step in steps {
+                // What an earlier daemon kept stays as it is.
+                let begins = matches!(step, Step::Begin | Step::Restart);
+                if closed && !begins {
+                    continue;
+                }
                 match step {
                     Step::Keep(range, value) => {
                         let bytes = vec![value; range.len() as usize];
@@ -421,12 +422,25 @@ mod tests {
                         range.to_std().for_each(|at| model[at as usize] = None);
                     }
                     Step::Begin => {
-                        epoch += 1;
+                        if closed {
+                            held.remove(set(epoch));
+                        }
+                        (epoch, closed) = (epoch + 1, false);
                         held.begin(set(epoch)).expect("begin");
                         model = [None; LEN as usize];
                         prop_assert_eq!(
                             held.keep(set(epoch - 1), Ino(9), &[], &[]), Err(Errno::ESTALE)
                         );
+                    }
+                    Step::Restart => {
+                        held = Held::new(dir.path());
+                        held.load(0).expect("load");
+                        prop_assert_eq!(held.list().is_empty(), model.iter().all(Option::is_none));
+                        prop_assert_eq!(are_left_in(dir.path()), !held.list().is_empty());
+                        prop_assert_eq!(
+                            held.keep(set(epoch), Ino(9), &[], &[]), Err(Errno::ESTALE)
+                        );
+                        closed = true;
                     }
                 }
                 prop_assert_eq!(held.bytes(), model.iter().flatten().count() as u64);
@@ -442,6 +456,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_loaded_is_of_this_job_and_whole() {
+        let all = [ByteRange::new(0, 4)];
+        let kept_by = |held: &Held| {
+            held.load(7).expect("load");
+            held.begin(set(3)).expect("begin");
+            held.keep(set(3), Ino(1), &all, b"abcd").expect("keep");
+            held.note_adopting(set(3), Ino(1), &all).expect("note");
+        };
+        let loaded = |job: u64, harm: &dyn Fn(PathBuf)| {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let held = Held::new(dir.path());
+            kept_by(&held);
+            harm(held.path(set(3), Ino(1)));
+            let held = Held::new(dir.path());
+            held.load(job).expect("load");
+            (held.bytes(), held.adopting(Ino(1)), held.dir(set(3)).exists())
+        };
+        assert_eq!(loaded(7, &|_| {}), (4, vec![(set(3), all.to_vec())], true));
+        assert_eq!(loaded(8, &|_| {}), (0, vec![], false), "of another job");
+        let cut = |file: PathBuf| {
+            let file = OpenOptions::new().write(true).open(file).expect("open");
+            file.set_len(3).expect("cut");
+        };
+        assert_eq!(loaded(7, &cut), (0, vec![], false), "a byte is missing");
+        let gone = |file: PathBuf| std::fs::remove_file(file).expect("remove");
+        assert_eq!(loaded(7, &gone), (0, vec![], false), "a file is missing");
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Node {
     }
 
     /// `owner` did not answer: from where else its bytes can be had, when its partner takes over
-    /// within `patience`.
+    /// within `patience`. Nodes without `--replicas 2` do not ask.
     ///
     /// Copies are read only once the service counts their owner as lost: it publishes nothing any
     /// more, the set is closed, and what others have fetched from it before is not the newest.
@@ -46,6 +46,9 @@ impl Node {
         range: ByteRange,
         patience: Duration,
     ) -> Result<Instead, Errno> {
+        if !self.replicas.owner.is_wanted() {
+            return Ok(Instead::Nothing);
+        }
         let end = Instant::now() + patience;
         loop {
             let record = self.meta.silent_node(owner).await?;

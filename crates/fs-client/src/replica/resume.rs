@@ -10,7 +10,7 @@ use crate::journal::{Header, Held, Kept, Note};
 use crate::node::Node;
 use crate::restore;
 use ebb_consistency::MapAnswer;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 
 impl Node {
     /// Puts such bytes into the cache file, and into the note that the file is restored from.
@@ -22,7 +22,7 @@ impl Node {
         answer: &MapAnswer,
     ) -> Result<(), Errno> {
         for (set, asked) in self.replicas.held.adopting(ino) {
-            let ours = mine(note.as_ref(), &asked, answer, self);
+            let ours = mine(note.as_ref(), &asked, answer, self.me);
             let ranges: Vec<ByteRange> = ours.iter().map(|(range, _)| *range).collect();
             if ranges.is_empty() {
                 continue;
@@ -63,9 +63,9 @@ fn mine(
     note: Option<&Note>,
     asked: &[ByteRange],
     answer: &MapAnswer,
-    node: &Node,
+    me: NodeId,
 ) -> Vec<(ByteRange, Version)> {
-    let owned = answer.ranges.iter().filter(|o| o.node == node.me && !o.flushed);
+    let owned = answer.ranges.iter().filter(|o| o.node == me && !o.flushed);
     let mut out = Vec::new();
     for owned in owned {
         for range in asked.iter().map(|r| r.intersect(owned.range)).filter(|r| !r.is_empty()) {
@@ -74,4 +74,69 @@ fn mine(
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_consistency::Owned;
+    use ebb_types::Time;
+
+    const ME: NodeId = NodeId(2);
+    const LOST: NodeId = NodeId(1);
+
+    fn range(start: u64, end: u64) -> ByteRange {
+        ByteRange::new(start, end)
+    }
+
+    fn answer() -> MapAnswer {
+        let owned = |start, end, node, version, flushed| Owned {
+            range: range(start, end),
+            node,
+            version: Version(version),
+            flushed,
+        };
+        MapAnswer {
+            version: Version(9),
+            ranges: vec![
+                owned(0, 10, ME, 9, false),
+                owned(10, 20, LOST, 4, false),
+                owned(20, 30, ME, 5, true),
+                owned(30, 40, ME, 9, false),
+            ],
+            base_version: Version(1),
+            base_len: 0,
+            size: 50,
+            covers: ByteRange::ALL,
+            unchanged: false,
+        }
+    }
+
+    /// Only what was asked for, is this node's by now, is not on the backing, and is not held.
+    #[test]
+    fn what_the_copies_stand_for_is_what_was_moved_and_not_stored() {
+        let all = [range(0, 50)];
+        let v9 = |start, end| (range(start, end), Version(9));
+        assert_eq!(mine(None, &all, &answer(), ME), [v9(0, 10), v9(30, 40)]);
+        assert_eq!(mine(None, &[range(5, 35)], &answer(), ME), [v9(5, 10), v9(30, 35)]);
+        assert_eq!(mine(None, &[], &answer(), ME), []);
+        let header = Header {
+            path: b"f".to_vec(),
+            perm: 0o600,
+            uid: 0,
+            gid: 0,
+            atime: Time::now(),
+            mtime: Time::now(),
+            size: 50,
+            home: None,
+            under: None,
+            shared: true,
+        };
+        let mut note = Note::new(header);
+        note.set_held([
+            (range(2, 4), Held { kept: Kept::Written, durable: false }),
+            (range(30, 40), Held { kept: Kept::Owned(Version(9)), durable: false }),
+        ]);
+        assert_eq!(mine(Some(&note), &all, &answer(), ME), [v9(0, 2), v9(4, 10)]);
+    }
 }
