@@ -191,6 +191,23 @@ fn l11_rename_over(s: &Scene) {
     same("the new file", &std::fs::read(&s.b).expect("read"), &data);
 }
 
+/// An append by who had the file open all the time goes behind what was committed meanwhile.
+fn l12_append_behind_committed(s: &Scene) {
+    let append = |path: &Path| OpenOptions::new().append(true).open(path).expect("open");
+    let (mut a, mut b) = (append(&s.a), append(&s.b));
+    let (ours, others) = (bytes(1, s.round, 0, 1 + s.round * 311), bytes(2, s.round, 0, 777));
+    b.write_all(&others).expect("append");
+    close(b.try_clone().expect("duplicate")).expect("close");
+    a.write_all(&ours).expect("append");
+    a.sync_all().expect("fsync");
+    b.write_all(&others).expect("append");
+    close(b).expect("close");
+    let want = [vec![0; SIZE as usize], others.clone(), ours, others].concat();
+    for path in [&s.a, &s.b] {
+        same("appends", &std::fs::read(path).expect("read"), &want);
+    }
+}
+
 use Model::{Commit, Mpiio, Posix, Session};
 
 const PROGRAMS: &[Litmus] = &[
@@ -205,6 +222,7 @@ const PROGRAMS: &[Litmus] = &[
     Litmus { name: "L9", promised: &[Posix, Commit, Session, Mpiio], run: l9_truncate_stat },
     Litmus { name: "L10", promised: &[Posix, Commit, Session, Mpiio], run: l10_appends_in_turn },
     Litmus { name: "L11", promised: &[Posix, Commit, Session, Mpiio], run: l11_rename_over },
+    Litmus { name: "L12", promised: &[Posix, Commit], run: l12_append_behind_committed },
 ];
 
 fn run_all(model: Model, nodes: usize) {

@@ -156,6 +156,13 @@ impl Model {
         self.on(SyncEvent::Write).attach.is_some()
     }
 
+    /// True when an append that is not atomic must ask where the end is: wherever a look at the size
+    /// or at the bytes would.
+    #[must_use]
+    pub fn append_asks(&self) -> bool {
+        self.on(SyncEvent::Stat).query.is_some() || self.reads_ask()
+    }
+
     /// True when every read asks, so that what was learned earlier does not fix what it sees.
     #[must_use]
     pub fn reads_ask(&self) -> bool {
@@ -205,6 +212,17 @@ mod tests {
             assert_eq!(SyncEvent::from_name(e.name()), Some(e));
         }
         assert_eq!(SyncEvent::from_name("opne"), None);
+    }
+
+    #[test]
+    fn an_append_asks_wherever_a_reader_would() {
+        let asking = |event: SyncEvent| {
+            let mut row = [Actions::NONE; 9];
+            row[event.column()].query = Some(Scope::File);
+            Model::new("m", row).append_asks()
+        };
+        let events = SyncEvent::ALL.into_iter().filter(|e| asking(*e));
+        assert_eq!(events.collect::<Vec<_>>(), [SyncEvent::Stat, SyncEvent::Read]);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! names mean.
 
 use ebb_backend::lustre;
-use ebb_namespace::{BackingKey, BackingPath, DirStamp, Effect, Found, Replace, Seen, XattrMode};
+use ebb_namespace::{
+    BackingKey, BackingPath, DirStamp, Effect, Found, Record, Replace, Restat, Seen, XattrMode,
+};
 use ebb_types::{Errno, FileKind, Name, Striping, Time};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec, Timestamps,
@@ -41,6 +43,9 @@ fn errno(e: Os) -> Errno {
 pub struct Backing {
     root: OwnedFd,
     path: PathBuf,
+    /// When the service is to die.
+    #[cfg(test)]
+    pub death: death::Death,
 }
 
 /// What a look into a directory showed.
@@ -70,7 +75,12 @@ impl Backing {
     pub fn open(path: &Path) -> std::io::Result<Backing> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Backing { root, path: path.to_owned() })
+        Ok(Backing {
+            root,
+            path: path.to_owned(),
+            #[cfg(test)]
+            death: death::Death::default(),
+        })
     }
 
     /// Where it is.
@@ -113,6 +123,14 @@ impl Backing {
             None => self.found(self.root.as_fd(), None),
             Some((dir, name)) => self.found(self.dir(dir)?.as_fd(), Some(name)),
         }
+    }
+
+    /// What objects look like after effects. What others took away in this moment is found missing
+    /// when it is needed.
+    pub fn look_at(&self, objects: &[Restat]) -> Vec<Record> {
+        let seen = |r: &Restat| Some((r.ino, self.stat(&r.path).ok()?.seen));
+        let seen = objects.iter().filter_map(seen);
+        seen.map(|(ino, seen)| Record::Seen { ino, seen: Some(seen) }).collect()
     }
 
     /// The directory itself, and what is under a name in it.
@@ -267,6 +285,8 @@ impl Backing {
 
     /// Carries out one effect.
     pub fn effect(&self, effect: &Effect) -> Res<()> {
+        #[cfg(test)]
+        self.death.may_come()?;
         match effect {
             Effect::Mkdir { path, perm } => self.mkdir(path, *perm),
             Effect::Rmdir { path } => self.unlink(path, AtFlags::REMOVEDIR),
@@ -512,4 +532,53 @@ fn stamp(dir: BorrowedFd<'_>) -> Res<(DirStamp, bool)> {
     let ns = |t: Time| i128::from(t.sec) * 1_000_000_000 + i128::from(t.nsec);
     let settled = ns(Time::now()) - ns(s.ctime.max(s.mtime)) > SETTLED_NS;
     Ok((DirStamp { key: s.key, mtime: s.mtime, ctime: s.ctime }, settled))
+}
+
+/// The service's death between two effects, for tests.
+#[cfg(test)]
+pub mod death {
+    use ebb_types::Errno;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use tokio::sync::Notify;
+
+    /// No errno of any system.
+    const DEAD: Errno = Errno(9999);
+
+    #[derive(Debug)]
+    pub struct Death {
+        /// So many effects are lived to see.
+        left: AtomicU32,
+        pub came: Notify,
+    }
+
+    impl Default for Death {
+        fn default() -> Death {
+            Death { left: AtomicU32::new(u32::MAX), came: Notify::new() }
+        }
+    }
+
+    impl Death {
+        pub fn after(&self, effects: u32) {
+            self.left.store(effects, Relaxed);
+        }
+
+        pub fn may_come(&self) -> Result<(), Errno> {
+            match self.left.load(Relaxed) {
+                u32::MAX => Ok(()),
+                0 => Err(DEAD),
+                n => {
+                    self.left.store(n - 1, Relaxed);
+                    Ok(())
+                }
+            }
+        }
+
+        /// Goes no further if this is the end.
+        pub async fn stop_here<T>(&self, result: &Result<T, Errno>) {
+            if result.as_ref().is_err_and(|e| *e == DEAD) {
+                self.came.notify_one();
+                std::future::pending::<()>().await;
+            }
+        }
+    }
 }

@@ -129,6 +129,7 @@ impl Core {
             instance: random(),
             job,
         };
+        core.finish_begun();
         core.find_published();
         Ok(core)
     }

@@ -7,6 +7,7 @@
 //! comparison finds it, as it finds what others did.
 
 use crate::backing::{Listing, Look};
+use crate::begun::{self, Begun};
 use crate::core::{Checked, Core, Turn};
 use crate::state::{Entry, State};
 use ebb_namespace::{Absence, BackingPath, Home, Inode, Link, Plan, Record, Step};
@@ -298,12 +299,41 @@ impl Core {
             commit(Vec::new(), with.take());
         }
         while let Some(step) = steps.next() {
+            let mut with = if steps.peek().is_none() { with.take() } else { None };
+            let begun = self.note_begun(&step, with.as_deref()).await?;
             let mut records = step.records.clone();
-            records.extend(self.on_backing(step).await?);
-            let with = if steps.peek().is_none() { with.take() } else { None };
+            match self.on_backing(step).await {
+                Ok(seen) => records.extend(seen),
+                Err(e) => {
+                    if begun {
+                        self.commit(&mut self.state(), &[Entry::Ended]);
+                    }
+                    return Err(e);
+                }
+            }
+            if begun {
+                with.get_or_insert_default().push(Entry::Ended);
+            }
             commit(records, with);
         }
         Ok(())
+    }
+
+    /// Notes a step of a change that must not be done twice, before it touches the backing. True
+    /// when that was needed.
+    async fn note_begun(&self, step: &Step, with: Option<&[Entry]>) -> Result<bool, Errno> {
+        let mut answers = with.unwrap_or_default().iter().filter_map(|e| match e {
+            Entry::Answered(node, id, outcome) => Some((*node, *id, *outcome)),
+            _ => None,
+        });
+        let answered = answers.next();
+        if answered.is_none() || !begun::is_noted(step) {
+            return Ok(false);
+        }
+        let entry = Entry::Begun(Box::new(Begun { step: step.clone(), answered }));
+        self.commit(&mut self.state(), &[entry]);
+        self.settled().await?;
+        Ok(true)
     }
 
     /// The effects of a step, and what the objects look like afterwards.
@@ -315,11 +345,15 @@ impl Core {
             for effect in &step.effects {
                 b.effect(effect).inspect_err(|e| tracing::debug!(?effect, errno = ?e, "failed"))?;
             }
-            // What others took away in this moment is found missing when it is needed.
-            let seen = step.restat.iter().filter_map(|r| Some((r.ino, b.stat(&r.path).ok()?.seen)));
-            Ok(seen.map(|(ino, seen)| Record::Seen { ino, seen: Some(seen) }).collect())
+            let seen = b.look_at(&step.restat);
+            #[cfg(test)]
+            b.death.may_come()?;
+            Ok(seen)
         };
-        self.backing.run(work).await
+        let seen = self.backing.run(work).await;
+        #[cfg(test)]
+        self.backing.death.stop_here(&seen).await;
+        seen
     }
 
     /// A change of names: makes sure that the names are known, plans, carries out. When the

@@ -8,6 +8,7 @@
 //! [`pb::Welcome`]: ebb_wire::pb::Welcome
 
 mod backing;
+mod begun;
 mod config;
 mod copies;
 mod core;

@@ -42,6 +42,8 @@ enum Act {
     Flush,
     Materialize,
     Restart,
+    /// The service dies after so many effects of this one, which is then asked again.
+    Dies(Box<Act>, u32),
 }
 
 /// A path of one to three components out of few, so that they often meet.
@@ -67,6 +69,16 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Materialize),
         1 => Just(Act::Restart),
     ]
+}
+
+/// The same, with deaths.
+fn act_or_death() -> impl Strategy<Value = Act> {
+    (act(), 0u32..4, prop::bool::weighted(0.5)).prop_map(|(act, after, dies)| match act {
+        // A grant ends with the service's life: whoever flushes begins anew.
+        Act::Flush | Act::Materialize | Act::Restart | Act::List(_) => act,
+        act if dies => Act::Dies(Box::new(act), after),
+        act => act,
+    })
 }
 
 fn component(c: u8) -> String {
@@ -113,13 +125,25 @@ impl Overlay {
 
     async fn ask(&mut self, op: Op) -> OpResult {
         self.next += 1;
-        let who = Who { node: NODE, incarnation: Incarnation(1) };
-        let call = Call { core: Arc::clone(&self.core), who, stream: self.stream, id: self.next };
-        match call.fast(op) {
-            crate::ops::Fast::Done(result) => result,
-            crate::ops::Fast::Slow(op) => call.slow(op).await,
-            crate::ops::Fast::Lock(_) => unreachable!("no locks here"),
+        let once = Call::is_once(&op);
+        let backing = Arc::clone(&self.core.backing);
+        let answer = tokio::select! {
+            answer = self.call().answer(op.clone()) => Some(answer),
+            () = backing.death.came.notified() => None,
+        };
+        if let Some(answer) = answer {
+            return answer;
         }
+        self.reopen();
+        match self.call().answered_before(&op).filter(|_| once) {
+            Some(answer) => answer,
+            None => self.call().answer(op).await,
+        }
+    }
+
+    fn call(&self) -> Call {
+        let who = Who { node: NODE, incarnation: Incarnation(1) };
+        Call { core: Arc::clone(&self.core), who, stream: self.stream, id: self.next }
     }
 
     async fn ask_errno(&mut self, op: Op) -> Result<(), Errno> {
@@ -260,15 +284,23 @@ impl Overlay {
 
     fn restart(&mut self) {
         let before = snapshot(&self.core.state());
-        self.core.journal.stop();
-        let (backing, state) = self.config.clone();
-        // The old one gives the directory up only when it is dropped.
-        let old = std::mem::replace(&mut self.core, dummy());
-        drop(old);
-        let replayed = replay(&state);
-        assert_eq!(before, snapshot(&replayed));
-        self.core = Arc::new(Core::open(&Config::new(&backing, &state)).unwrap());
+        self.close();
+        assert_eq!(before, snapshot(&replay(&self.config.1)));
+        self.core = Arc::new(Core::open(&Config::new(&self.config.0, &self.config.1)).unwrap());
         assert_eq!(before, snapshot(&self.core.state()));
+    }
+
+    /// The old one gives the directory up only when it is dropped.
+    fn close(&mut self) {
+        self.core.journal.stop();
+        drop(std::mem::replace(&mut self.core, dummy()));
+    }
+
+    /// What the service that follows a dead one does.
+    fn reopen(&mut self) {
+        self.close();
+        self.core = Arc::new(Core::open(&Config::new(&self.config.0, &self.config.1)).unwrap());
+        assert_eq!(self.core.state().begun, None);
     }
 
     /// Names and inodes agree; there are no circles and no nameless inodes that nobody uses.
@@ -304,6 +336,16 @@ impl Overlay {
                 let meta = std::fs::symlink_metadata(&path).expect("what is at home is there");
                 assert_eq!(Some(meta.ino()), inode.seen.map(|s| s.key.ino), "{inode:?}");
             }
+        }
+    }
+}
+
+impl Call {
+    async fn answer(self, op: Op) -> OpResult {
+        match self.fast(op) {
+            crate::ops::Fast::Done(result) => result,
+            crate::ops::Fast::Slow(op) => self.slow(op).await,
+            crate::ops::Fast::Lock(_) => unreachable!("no locks here"),
         }
     }
 }
@@ -393,8 +435,11 @@ fn reference(root: &Path, act: &Act) -> Result<(), Errno> {
             let file = std::fs::OpenOptions::new().write(true).open(r(p)).map_err(Errno::from)?;
             os(file.set_len(u64::from(*len)))
         }
-        Act::SetXattr(p, v) => rustix::fs::lsetxattr(r(p), "user.t", &[*v], XattrFlags::empty())
-            .map_err(|e| Errno(e.raw_os_error())),
+        Act::SetXattr(p, v) => {
+            let flags = XattrFlags::from_bits_retain(u32::from(*v) % 3);
+            rustix::fs::lsetxattr(r(p), "user.t", &[*v], flags).map_err(|e| Errno(e.raw_os_error()))
+        }
+        Act::Dies(act, _) => reference(root, act),
         Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Ok(()),
     }
 }
@@ -410,6 +455,7 @@ fn paths(act: &Act) -> Vec<&[u8]> {
         }
         Act::Rmdir(p) | Act::Chmod(p, _) | Act::Truncate(p, _) | Act::SetXattr(p, _) => vec![p],
         Act::Rename(a, b, _) | Act::Link(a, b) => vec![a, b],
+        Act::Dies(act, _) => paths(act),
         Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Vec::new(),
     }
 }
@@ -453,7 +499,8 @@ async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
         }
         Act::SetXattr(p, v) => {
             let ino = o.find(p).await?.ino;
-            let set = pb::SetXattr { ino, name: b"user.t".to_vec(), value: vec![*v], flags: 0 };
+            let (name, flags) = (b"user.t".to_vec(), u32::from(*v) % 3);
+            let set = pb::SetXattr { ino, name, value: vec![*v], flags };
             o.ask_errno(Op::SetXattr(set)).await
         }
         Act::List(p) => {
@@ -473,6 +520,12 @@ async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
         Act::Restart => {
             o.restart();
             Ok(())
+        }
+        Act::Dies(act, effects) => {
+            o.core.backing.death.after(*effects);
+            let done = Box::pin(overlay(o, act)).await;
+            o.core.backing.death.after(u32::MAX);
+            done
         }
     }
 }
@@ -579,6 +632,13 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_the_service_died_of_is_answered_as_if_it_had_not(
+        acts in prop::collection::vec(act_or_death(), 1..60)
+    ) {
+        run(&acts);
+    }
 
     #[test]
     fn the_overlay_is_what_the_kernel_would_have_made(acts in prop::collection::vec(act(), 1..60)) {

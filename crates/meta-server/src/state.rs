@@ -1,6 +1,7 @@
 //! Everything that the service knows and must not forget, and the one way to change it: entries,
 //! which are applied and journalled together. Replay applies the same entries.
 
+use crate::begun::Begun;
 use ebb_consistency::{FileState, Owned, StoredChanges};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
@@ -33,6 +34,10 @@ pub enum Entry {
     Model(Ino, Option<String>),
     /// A request that must not be done twice has been done.
     Answered(NodeId, u64, Outcome),
+    /// A change of the backing begins.
+    Begun(Box<Begun>),
+    /// It is done, and what it changed is in the state; or it failed.
+    Ended,
     /// Where copies of a node's unflushed bytes are.
     Paired(NodeId, Option<Pair>),
     /// The copies of this epoch belong to a lost node and may be adopted; or no longer.
@@ -120,6 +125,8 @@ pub struct State {
     pub models: HashMap<Ino, String>,
     /// Recent answers of operations that must not be done twice.
     pub answered: BTreeMap<NodeId, BTreeMap<u64, Outcome>>,
+    /// The change of the backing that is being carried out.
+    pub begun: Option<Box<Begun>>,
     next_node: u32,
     /// Where copies of a node's unflushed bytes are.
     pub pairs: BTreeMap<NodeId, Pair>,
@@ -143,6 +150,7 @@ impl State {
             consistency: None,
             models: HashMap::new(),
             answered: BTreeMap::new(),
+            begun: None,
             next_node: 1,
             pairs: BTreeMap::new(),
             orphaned: BTreeMap::new(),
@@ -215,6 +223,8 @@ impl State {
                     answered.pop_first();
                 }
             }
+            Entry::Begun(begun) => self.begun = Some(begun.clone()),
+            Entry::Ended => self.begun = None,
             Entry::Paired(node, Some(pair)) => {
                 self.next_epoch = self.next_epoch.max(pair.epoch.saturating_add(1));
                 self.pairs.insert(*node, *pair);
@@ -295,6 +305,7 @@ impl State {
         for (node, answered) in &self.answered {
             out.extend(answered.iter().map(|(id, o)| Entry::Answered(*node, *id, *o)));
         }
+        out.extend(self.begun.iter().cloned().map(Entry::Begun));
         out
     }
 }

@@ -4,11 +4,12 @@ use crate::inode::{Home, Inode, Under};
 use crate::record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 use crate::tree::Namespace;
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// A backing object to look at again after the effects of a step: its state as seen then becomes
 /// a [`Record::Seen`] of `ino`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restat {
     /// The inode.
     pub ino: Ino,
@@ -17,7 +18,7 @@ pub struct Restat {
 }
 
 /// Effects that belong together and what is true when all of them succeeded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// In order.
     pub effects: Vec<Effect>,

@@ -58,7 +58,7 @@ impl fmt::Display for BackingPath {
 }
 
 /// What becomes of an object that is in the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Replace {
     /// It is replaced atomically.
     Yes,
@@ -69,7 +69,7 @@ pub enum Replace {
 }
 
 /// Something to be done on the backing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Effect {
     /// Fine when it is a directory already.

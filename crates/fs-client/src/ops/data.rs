@@ -2,13 +2,14 @@
 //! peer or the backing.
 
 use crate::cache::read_padded;
-use crate::file::{Place, checked_range};
+use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, Time};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What became of a write.
@@ -27,8 +28,10 @@ pub enum Rest {
     Publish(ByteRange),
     /// The end of the file must be asked for first.
     Append(Vec<u8>),
+    /// Others may have moved the end of the file: they must be asked first.
+    AskEnd(Vec<u8>),
     /// The buffer is full: room must be made first.
-    NoRoom(u64, bool, Vec<u8>),
+    NoRoom(Place, Vec<u8>),
     /// Setuid bits must go first.
     KillPriv(u64, bool, Vec<u8>),
 }
@@ -46,16 +49,30 @@ impl Node {
         if kill_priv {
             return Ok(Written::Then(Rest::KillPriv(offset, append, data.to_vec())));
         }
-        let file = &handle.file;
-        let (attach, atomic) = {
-            let state = file.state.read();
-            (state.model.on(SyncEvent::Write).attach, state.model.append_is_atomic())
-        };
-        if append && atomic {
-            return Ok(Written::Then(Rest::Append(data.to_vec())));
+        if append && let Some(rest) = self.before_append(&handle.file, data) {
+            return Ok(Written::Then(rest));
         }
-        let place = if append { Place::End } else { Place::At(offset) };
-        let no_room = || Ok(Written::Then(Rest::NoRoom(offset, append, data.to_vec())));
+        self.write_at(&handle.file, if append { Place::End } else { Place::At(offset) }, data)
+    }
+
+    /// What an append must wait for: under some models others can have moved the end.
+    fn before_append(&self, file: &CachedFile, data: &[u8]) -> Option<Rest> {
+        let state = file.state.read();
+        if state.model.append_is_atomic() {
+            return Some(Rest::Append(data.to_vec()));
+        }
+        let asks = state.model.append_asks() && !self.map_is_leased(&state);
+        asks.then(|| Rest::AskEnd(data.to_vec()))
+    }
+
+    fn write_at(
+        &self,
+        file: &Arc<CachedFile>,
+        place: Place,
+        data: &[u8],
+    ) -> Result<Written, Errno> {
+        let attach = file.state.read().model.on(SyncEvent::Write).attach;
+        let no_room = || Ok(Written::Then(Rest::NoRoom(place, data.to_vec())));
         if self.is_over_capacity() {
             return no_room();
         }
@@ -80,20 +97,28 @@ impl Node {
                 Ok(range.len() as u32)
             }
             Rest::Append(data) => self.append(handle, &data).await,
+            Rest::AskEnd(data) => {
+                self.ask(&handle.file, ByteRange::ALL).await?;
+                let written = self.write_at(&handle.file, Place::End, &data)?;
+                self.finish_written(handle, written).await
+            }
             Rest::KillPriv(offset, append, data) => {
                 self.kill_priv(handle.file.ino).await?;
-                match self.write_local(handle, offset, append, false, &data)? {
-                    Written::Done(n) => Ok(n),
-                    Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
-                }
+                let written = self.write_local(handle, offset, append, false, &data)?;
+                self.finish_written(handle, written).await
             }
-            Rest::NoRoom(offset, append, data) => {
+            Rest::NoRoom(place, data) => {
                 self.make_room().await?;
-                match self.write_local(handle, offset, append, false, &data)? {
-                    Written::Done(n) => Ok(n),
-                    Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
-                }
+                let written = self.write_at(&handle.file, place, &data)?;
+                self.finish_written(handle, written).await
             }
+        }
+    }
+
+    async fn finish_written(&self, handle: &OpenFile, written: Written) -> Result<u32, Errno> {
+        match written {
+            Written::Done(n) => Ok(n),
+            Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
         }
     }
 
@@ -197,10 +222,8 @@ impl Node {
             if bytes.is_empty() {
                 break;
             }
-            let n = match self.write_local(to, offset_to + done, false, false, &bytes)? {
-                Written::Done(n) => n,
-                Written::Then(rest) => self.finish_write(to, rest).await?,
-            };
+            let written = self.write_local(to, offset_to + done, false, false, &bytes)?;
+            let n = self.finish_written(to, written).await?;
             done += u64::from(n);
         }
         Ok(done as u32)
