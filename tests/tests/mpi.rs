@@ -63,7 +63,7 @@ fn on_two_nodes(model: &str, program: &Path, part: Option<&str>, scratch: &Path)
 }
 
 /// A checkpoint of ranks on two nodes, under `--replicas 2`; then one of them is lost with its cache.
-fn then_lose_a_node(model: &str, program: &Path, scratch: &Path) {
+fn then_lose_a_node(model: &str, part: &str, program: &Path, scratch: &Path) {
     let cluster = Cluster::builder()
         .nodes(2)
         .consistency(model)
@@ -76,13 +76,15 @@ fn then_lose_a_node(model: &str, program: &Path, scratch: &Path) {
     let job = scratch.join(format!("job-{model}"));
     std::fs::create_dir_all(&job).expect("mkdir");
     let file = job.join("data");
-    mpiexec(&cluster, &job, program, &["collective", file.to_str().expect("UTF-8")]);
+    mpiexec(&cluster, &job, program, &[part, file.to_str().expect("UTF-8")]);
     let (lost, other) = (cluster.node(0), cluster.node(1));
     // Through the node that is lost: the other one has no more than it had.
     let want = std::fs::read(lost.path("data")).expect("read");
     let dirty = |node: &Node| node.status()["dirty_bytes"].as_u64().expect("a number");
     let (theirs, own) = (dirty(lost), dirty(other));
-    assert!(theirs > 0 && own > 0, "{model}: both have something: {theirs}, {own}");
+    println!("{model}, {part}: {theirs} bytes on the node that is lost, {own} on the other");
+    // All collective writes of one host go through its first rank.
+    assert!(theirs > 0 && (own > 0 || part == "collective"), "{model}: {theirs}, {own}");
     lose(lost);
     assert!(std::fs::read(other.path("data")).expect("read") == want, "{model}: on the other node");
     wait_adopted(other, theirs);
@@ -146,7 +148,12 @@ fn a_checkpoint_with_two_copies_survives_the_loss_of_a_node() {
     }
     let scratch = tempfile::tempdir().expect("tempdir");
     let program = compile("mpicc.mpich", "mpiio.c", scratch.path());
-    ALL.iter().for_each(|model| then_lose_a_node(model, &program, scratch.path()));
+    for model in ["romio", "commit", "posix"] {
+        then_lose_a_node(model, "independent", &program, scratch.path());
+    }
+    for model in ["session", "mpiio"] {
+        then_lose_a_node(model, "collective", &program, scratch.path());
+    }
 }
 
 #[test]
