@@ -1,6 +1,8 @@
 //! When unowned bytes of a file changed, byte by byte: what tells a node that comes back whether
 //! what it wrote and never published was overtaken by somebody meanwhile. (Readers do with one
 //! version for all unowned bytes; a false alarm costs them a fetch, and here it would cost bytes.)
+//! Exact but for bytes that were flushed beside later ones of the same owner: those share the newest
+//! version within a span ([`crate::tree`]).
 
 use ebb_types::{ByteRange, Version};
 use rangemap::RangeMap;

@@ -55,6 +55,8 @@ struct Unit {
     owner: Option<(u32, bool)>,
     /// The version of the last change of its content.
     changed: u64,
+    /// It was flushed since, and may have taken the version of a neighbour in its span.
+    merged: bool,
 }
 
 struct Grant {
@@ -86,14 +88,15 @@ impl Reference {
 
     fn attach(&mut self, node: u32, a: usize, b: usize, version: Version) {
         for u in a..b {
-            self.units[u] = Unit { owner: Some((node, false)), changed: version.0 };
+            let owner = Some((node, false));
+            self.units[u] = Unit { owner, changed: version.0, merged: false };
             self.size = self.size.max((u as u64 + 1) * UNIT);
         }
     }
 
     fn cut(&mut self, from: usize, version: Version) {
         for u in from..UNITS {
-            self.units[u] = Unit { owner: None, changed: version.0 };
+            self.units[u] = Unit { owner: None, changed: version.0, merged: false };
         }
     }
 }
@@ -136,7 +139,8 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                     assert_eq!(version, if given.is_empty() { before } else { before.next() });
                     reference.give_back(&given);
                     if *anew && !given.is_empty() {
-                        given.iter().for_each(|u| reference.units[*u].changed = version.0);
+                        let now = Unit { owner: None, changed: version.0, merged: false };
+                        given.iter().for_each(|u| reference.units[*u] = now);
                     }
                 }
             }
@@ -213,6 +217,7 @@ fn end_grant(file: &mut FileState, reference: &mut Reference, grant: &Grant) {
         let unit = &mut reference.units[*u];
         if unit.changed == *changed && unit.owner == Some((grant.node, false)) {
             unit.owner = Some((grant.node, true));
+            unit.merged = true;
             reference.base_len = reference.base_len.max((*u as u64 + 1) * UNIT);
             expected += UNIT;
         }
@@ -244,32 +249,37 @@ fn check(file: &FileState, reference: &Reference) {
             Some(o) => assert_eq!(o.version.0, unit.changed, "unit {u}"),
             None if (u as u64) < reference.size / UNIT => {
                 assert!(file.base_version().0 >= unit.changed, "unit {u}");
-                check_changed(file, u, unit.changed, reference.compacted);
+                check_changed(file, u, reference);
             }
             None => {}
         }
     }
 }
 
-/// It is said to have changed after every version before its change, and after none from it on
-/// (when versions are exact).
-fn check_changed(file: &FileState, u: usize, changed: u64, raised: bool) {
+/// It is said to have changed after every version before its change, and after none from it on;
+/// where versions were merged, from the newest change in its span on.
+fn check_changed(file: &FileState, u: usize, reference: &Reference) {
+    let Unit { changed, merged, .. } = reference.units[u];
     let after = |known: u64| {
         let ranges = file.changed_after(Version(known));
         ranges.iter().any(|r| r.contains_offset(u as u64 * UNIT))
     };
     assert!(after(changed - 1), "unit {u} changed at {changed}");
-    assert!(raised || !after(changed), "unit {u} changed at {changed} and not later");
+    let last = if merged || reference.compacted { newest_in_span(reference, u) } else { changed };
+    assert!(!after(last), "unit {u} changed at {changed} and not after {last}");
 }
 
 /// A version is that of the byte, or a newer one of the same owner in the same span.
 fn check_raised(o: Owned, u: usize, reference: &Reference) {
     assert!(o.version.0 >= reference.units[u].changed);
-    // A span's older versions may be remembered by bytes that were since taken by others, so the
-    // bound is the newest change that ever fell into the span.
+    assert!(o.version.0 <= newest_in_span(reference, u));
+}
+
+/// A span's older versions may be remembered by bytes that were since taken by others, so the
+/// bound is the newest change that ever fell into the span.
+fn newest_in_span(reference: &Reference, u: usize) -> u64 {
     let span = u / 8 * 8..u / 8 * 8 + 8;
-    let newest = reference.units[span].iter().map(|x| x.changed).max();
-    assert!(o.version.0 == reference.units[u].changed || Some(o.version.0) <= newest);
+    reference.units[span].iter().map(|x| x.changed).fold(0, u64::max)
 }
 
 fn check_query(file: &FileState, reference: &Reference, a: usize, b: usize) {
@@ -304,7 +314,7 @@ proptest! {
     ) {
         let bytes = size as u64 * UNIT;
         let mut file = FileState::new(bytes);
-        let unit = Unit { owner: None, changed: 1 };
+        let unit = Unit { owner: None, changed: 1, merged: false };
         let mut reference = Reference {
             units: [unit; UNITS], size: bytes, base_len: bytes, grants: Vec::new(), compacted: false,
         };

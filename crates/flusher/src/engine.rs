@@ -286,7 +286,7 @@ impl Shared {
         self.replace_hanging(&mut state);
         let wait = self.observe(&mut state, epoch, idle_for);
         if state.queue.run_halt().is_some() {
-            return self.supervise(&mut state, epoch, idle_for < wait);
+            return self.supervise(&mut state, idle_for < wait);
         }
         let situation = Situation {
             paused: self.is_paused(),
@@ -358,17 +358,15 @@ impl Shared {
         self.pace()
     }
 
-    fn supervise(
-        self: &Arc<Self>,
-        state: &mut MutexGuard<'_, State>,
-        now: Epoch,
-        due: bool,
-    ) -> Next {
+    /// `due`: there has not been quiet for as long as there must be (any more).
+    fn supervise(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, due: bool) -> Next {
         let relieved = state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed;
         if relieved || self.is_paused() || state.queue.draining_everything() {
             state.queue.stop_run();
         }
-        state.queue.give_way(now);
+        // As of now, not as of when the look began: an operation that made the run due in between
+        // is what it gives way to.
+        state.queue.give_way(self.activity.epoch());
         if due && state.queue.run_halt() == Some(Halt::OnActivity) {
             // Before the next burst comes; what is being written is finished.
             state.queue.stop_run();
@@ -413,9 +411,10 @@ impl Shared {
         }
         if let Some(run) = state.queue.finish_run()
             && run.interrupted
-            && let Some(began) = self.activity.began()
         {
-            state.stop_times.record(began.elapsed());
+            // None: the operation has begun so recently that its time is not noted yet.
+            let began = self.activity.began();
+            state.stop_times.record(began.map_or(Duration::ZERO, |began| began.elapsed()));
         }
         let backlog = state.queue.drain_backlog();
         if backlog > 0 {
