@@ -76,6 +76,7 @@ impl Plan {
             request_timeout: span(settings, "request-timeout")?,
             fuse_threads: required(settings, "fuse-threads")?,
             naive: required(settings, "naive")?,
+            replicas: required(settings, "replicas")?,
             backing,
             mountpoint,
         };

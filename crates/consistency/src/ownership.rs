@@ -156,6 +156,15 @@ impl FileState {
         version
     }
 
+    /// `to` has copies of `ranges` of the lost node `from`: what `from` still owns of them
+    /// unflushed becomes `to`'s, at a new version. Returns what that was.
+    pub fn adopt(&mut self, from: NodeId, to: NodeId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        let pieces = self.grantable(from, ranges);
+        let moved: Vec<ByteRange> = pieces.into_iter().map(|piece| piece.range).collect();
+        self.attach(to, &moved);
+        moved
+    }
+
     /// Reserves `len` bytes at the end of the file for `node` and attaches them. Returns where
     /// they begin; `None` when the file would become too large.
     pub fn append(&mut self, node: NodeId, len: u64) -> Option<(u64, Version)> {

@@ -144,6 +144,13 @@ pub struct MountConfig {
     /// Ask the service at every event of the model, without leases: for measurements.
     #[serde(default)]
     pub naive: bool,
+    /// On how many nodes unflushed bytes are: 1, or 2 (also with a partner).
+    #[serde(default = "one")]
+    pub replicas: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// Durations as whole milliseconds, for status and hand-over files.

@@ -3,6 +3,7 @@
 
 use crate::control::{Event, Outcome, Remaining};
 use crate::node::Node;
+use crate::replica::Waiting;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
 use ebb_types::{Errno, Ino};
 use std::collections::HashSet;
@@ -36,6 +37,7 @@ impl Drain {
     /// Drains `paths` (everything, when there are none).
     pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
         let deadline = limit.map(|l| Instant::now() + l);
+        let waiting = self.node.adopt_before_drain(limit).await;
         let files = match self.files_below(paths).await {
             Ok(files) => files,
             Err(outcome) => return outcome,
@@ -56,6 +58,7 @@ impl Drain {
             Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
         };
         add_unnamed(&mut remaining, meant(named.left, paths));
+        remaining.extend(not_adopted(waiting));
         match (remaining.is_empty(), report.timed_out || named.late) {
             (true, false) => Outcome::Ok { bytes: report.bytes, files: report.files },
             (_, true) => Outcome::TimedOut { remaining },
@@ -159,6 +162,15 @@ struct Named {
     /// Time ran out.
     late: bool,
     left: Vec<Remaining>,
+}
+
+/// Bytes of lost nodes of which nobody else has copies any more.
+fn not_adopted(waiting: Waiting) -> Option<Remaining> {
+    (waiting.bytes > 0).then(|| Remaining {
+        path: format!("(copies of {} other node(s))", waiting.sets),
+        bytes: waiting.bytes,
+        why: "their owner does not answer, and they could not be taken over".into(),
+    })
 }
 
 /// What comes of `work`, if that comes before the deadline. A backing that hangs also holds up the

@@ -142,6 +142,7 @@ impl Node {
                 if let Some(file) = self.file(grant.ino) {
                     let at = (&grant.backing_path[..], grant.backing_ino);
                     self.note_flushed(&file, &grant.ranges, at, ended.published).await;
+                    self.copies_in_surplus(grant.ino);
                     self.unlist_if_clean(&file);
                 }
                 Ok(())

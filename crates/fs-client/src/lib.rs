@@ -31,6 +31,7 @@ mod ops;
 mod peer_source;
 pub mod recover;
 pub mod registry;
+pub mod replica;
 mod restore;
 mod rules;
 mod stage;

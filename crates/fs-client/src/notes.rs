@@ -104,8 +104,20 @@ impl Node {
         version: Version,
         size: u64,
     ) {
+        self.note_here(file, state, (range, version), size, Time::now());
+    }
+
+    /// Bytes that are published already are stored here now.
+    pub(crate) fn note_here(
+        &self,
+        file: &CachedFile,
+        state: &State,
+        (range, version): (ByteRange, Version),
+        size: u64,
+        at: Time,
+    ) {
         let Some(journal) = self.journal() else { return };
-        let record = Record::Appended(file.ino, range, version, size, Time::now());
+        let record = Record::Appended(file.ino, range, version, size, at);
         journal.push_about(file.ino, || header(state), &record);
     }
 

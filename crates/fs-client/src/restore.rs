@@ -180,6 +180,7 @@ pub(crate) async fn take_over(
     }
     let mut inos = node.cache.inos()?;
     inos.extend(found.image.files().map(|(ino, _)| ino));
+    inos.extend(node.replicas.held.files_adopting());
     inos.sort_unstable();
     inos.dedup();
     for step in inos.chunks(STEP) {
@@ -253,6 +254,7 @@ async fn one(
         done.lost.push((label.clone(), missing));
     }
     let (answer, changed) = (&since.map, &since.changed);
+    node.resume_adoption(ino, &place.path, &mut note, answer).await?;
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let renewed = match here.is_empty() {

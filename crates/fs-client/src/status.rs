@@ -2,6 +2,7 @@
 
 use crate::ledger::Ledger;
 use crate::node::Node;
+use crate::replica::CopyStatus;
 use ebb_flusher::{Engine, StopLatency, Working};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ pub struct Status {
     pub open_files: usize,
     pub rpc: BTreeMap<String, u64>,
     pub leases: Leases,
+    pub copies: CopyStatus,
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
@@ -128,10 +130,12 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             since: e.since.sec.unsigned_abs(),
         })
         .collect();
+    let mut names = BTreeMap::new();
     let peers = match peers {
         Ok(Ok(nodes)) => nodes
             .into_iter()
             .filter(|n| n.id != node.me.0)
+            .inspect(|n| drop(names.insert(n.id, n.name.clone())))
             .map(|n| Peer { name: n.name, address: n.peer_address, alive: n.alive })
             .collect(),
         _ => {
@@ -139,7 +143,18 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             Vec::new()
         }
     };
+    let copies = node.copy_status(|n| names.get(&n.0).cloned());
+    if let Some(degraded) = &copies.degraded {
+        errors.push(StatusError {
+            path: String::new(),
+            operation: "copies with a partner".into(),
+            errno: libc::EHOSTUNREACH,
+            text: format!("unflushed bytes have no copy: {}", degraded.why),
+            since: degraded.since,
+        });
+    }
     Status {
+        copies,
         node: node.config.node.clone(),
         consistency: node.rules.job().name().to_string(),
         backing: node.config.backing.clone(),

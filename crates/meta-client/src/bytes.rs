@@ -85,6 +85,8 @@ pub struct AttachRequest {
     pub durable: bool,
     /// Asked in the same step, after the attach.
     pub then_query: Option<QueryRequest>,
+    /// Epoch under which the partner has these bytes; 0: nowhere.
+    pub copies: u64,
 }
 
 /// What [`MetaClient::attach`] and [`MetaClient::append`] give.
@@ -221,6 +223,7 @@ impl MetaClient {
             durable: attach.durable,
             then_query: attach.then_query.map(QueryRequest::to_pb),
             renew: false,
+            copies: attach.copies,
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         // Without the answer the view would keep an old map and take it for the new one.
@@ -250,8 +253,18 @@ impl MetaClient {
     }
 
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
-    pub async fn append(&self, ino: Ino, len: u64, mtime: Time) -> Result<Attached, Errno> {
-        let op = Op::Append(pb::Append { ino: ino.0, len, mtime: Some(time_to_pb(mtime)) });
+    /// Fails with EREMCHG when `copies` is not the epoch of this node's pair, or when the file is
+    /// shorter than `not_below`.
+    pub async fn append(
+        &self,
+        ino: Ino,
+        len: u64,
+        mtime: Time,
+        copies: u64,
+        not_below: u64,
+    ) -> Result<Attached, Errno> {
+        let mtime = Some(time_to_pb(mtime));
+        let op = Op::Append(pb::Append { ino: ino.0, len, mtime, copies, not_below });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }
@@ -353,8 +366,15 @@ impl MetaClient {
         &self,
         node: Option<ebb_types::NodeId>,
     ) -> Result<Vec<pb::NodeRecord>, Errno> {
-        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0) });
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0), silent: false });
         Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
+    }
+
+    /// What is known of a node that did not answer; none when it has left.
+    pub async fn silent_node(&self, node: NodeId) -> Result<Option<pb::NodeRecord>, Errno> {
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.0, silent: true });
+        let nodes = expect_body!(self.call(op).await?, NodeInfo).nodes;
+        Ok(nodes.into_iter().find(|n| n.id == node.0))
     }
 
     /// Leaves the job for good: no call succeeds afterwards, and no session comes after this one.

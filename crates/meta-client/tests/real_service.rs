@@ -110,6 +110,7 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
         mtime: Some(Time::now()),
         durable: false,
         then_query: None,
+        copies: 0,
     }
 }
 
@@ -208,7 +209,7 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     let same = one.query(QueryRequest { known: map.version, ..query }).await.unwrap();
     assert!(same.map.unchanged && same.map.ranges.is_empty());
 
-    let appended = one.append(ino, 50, Time::now()).await.unwrap();
+    let appended = one.append(ino, 50, Time::now(), 0, 0).await.unwrap();
     assert_eq!(appended.size, 150);
     one.sync_meta().await.unwrap();
 
@@ -391,9 +392,9 @@ fn changes(client: &MetaClient, file: Ino) -> Vec<tokio::task::JoinHandle<Result
         tokio::spawn(async move {
             makes.make(&make("dir", FileKind::Directory, false)).await.map(|_| 0)
         }),
-        tokio::spawn(
-            async move { appends.append(file, 1000, Time::now()).await.map(|done| done.size) },
-        ),
+        tokio::spawn(async move {
+            appends.append(file, 1000, Time::now(), 0, 0).await.map(|done| done.size)
+        }),
         tokio::spawn(async move {
             let linked = links.link(file, Ino::ROOT, &name("hard")).await;
             linked.map(|attr| u64::from(attr.nlink))

@@ -286,6 +286,8 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             | FileOp::Attach(..)
             | FileOp::Append(..)
             | FileOp::Truncate(_)
+            | FileOp::Adopt(..)
+            | FileOp::Lost(_)
             | FileOp::DetachAnew(..) => (vec![*ino], true),
         },
         Entry::Ns(Record::Attr { ino, .. }) => (vec![*ino], true),

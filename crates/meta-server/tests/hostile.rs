@@ -79,8 +79,11 @@ async fn bad_requests_change_nothing() {
             }),
             Errno::ESTALE,
         ),
-        (Op::Append(pb::Append { ino: f, len: u64::MAX, mtime: None }), Errno::EFBIG),
-        (Op::Append(pb::Append { ino: f, len: i64::MAX as u64, mtime: None }), Errno::EFBIG),
+        (Op::Append(pb::Append { ino: f, len: u64::MAX, ..Default::default() }), Errno::EFBIG),
+        (
+            Op::Append(pb::Append { ino: f, len: i64::MAX as u64, ..Default::default() }),
+            Errno::EFBIG,
+        ),
         (Op::Share(pb::Share { ino: 999, range: None, take: false }), Errno::ESTALE),
         (Op::Detach(pb::Detach { ino: f, ranges: range(0, 10), anew: false }), Errno::EBUSY),
         (Op::FlushEnd(pb::FlushEnd { ino: f, grant: 12345, done: true }), Errno::ESTALE),

@@ -59,7 +59,7 @@ const DURABILITY: &[&str] = &["local", "backing", "none"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 29] = [
+pub static KEYS: [Key; 30] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -88,6 +88,7 @@ pub static KEYS: [Key; 29] = [
     key("request-timeout", Form::Span, "10s"),
     key("stop-timeout", Form::Span, "10m"),
     key("fuse-threads", Form::Count(1, 64), "2"),
+    key("replicas", Form::Count(1, 2), "1"),
     key("naive", Form::Switch, "false"),
 ];
 

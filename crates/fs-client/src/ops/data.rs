@@ -132,7 +132,7 @@ impl Node {
         let _turn = file.turn.lock().await;
         self.note_appending(file)?;
         let now = Time::now();
-        let done = self.meta.append(file.ino, data.len() as u64, now).await?;
+        let done = self.append_under_pair(file, data.len() as u64, now).await?;
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
@@ -148,6 +148,7 @@ impl Node {
         self.write_notes()?;
         self.note_stored(file, range);
         self.list_dirty(file);
+        self.copy(file, &[range]).await?;
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(data.len() as u32)
     }

@@ -101,7 +101,9 @@ impl Drop for Hurry {
 
 impl Node {
     fn share(&self, sixty_fourths: u64) -> u64 {
-        (u128::from(self.capacity()) * u128::from(sixty_fourths) / 64) as u64
+        // What is kept for others is not there for this node.
+        let capacity = self.capacity().saturating_sub(self.replicas.held.bytes());
+        (u128::from(capacity) * u128::from(sixty_fourths) / 64) as u64
     }
 
     /// True when the buffer holds more than it should. The sum is an upper bound that is made
@@ -109,6 +111,18 @@ impl Node {
     pub(crate) fn is_over_capacity(&self) -> bool {
         let full = self.share(FULL);
         self.room.used.load(Relaxed) > full && self.count_used() > full
+    }
+
+    /// Whether copies of so many bytes of another node fit: in half of the buffer at most, and
+    /// never in place of bytes that must stay.
+    pub(crate) fn has_room_for_copies(&self, bytes: u64) -> bool {
+        let held = self.replicas.held.bytes().saturating_add(bytes);
+        let capacity = self.capacity();
+        let fits = |own: u64| own.saturating_add(held) <= capacity;
+        let free = self.cache.space().is_ok_and(|(_, free)| free >= SPARE_BYTES + bytes);
+        // The dirty bytes are counted only when the sum of all does not fit.
+        let room = || fits(self.room.used.load(Relaxed)) || fits(self.count().0);
+        held <= capacity / 2 && free && room()
     }
 
     /// How many clean bytes can stay in the buffer beside so many dirty ones.

@@ -62,6 +62,7 @@ impl Node {
         self.note_lost(file, changes);
         let lost: u64 = changes.overtaken.iter().map(|r| r.len()).sum();
         if lost > 0 {
+            self.copies_in_surplus(file.ino);
             self.metrics.overtaken.fetch_add(lost, Relaxed);
             tracing::debug!(ino = %file.ino, bytes = lost, "another node wrote over bytes of ours");
         }
@@ -72,6 +73,7 @@ impl Node {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
         self.note_cut(file, size, map.version);
+        self.copies_in_surplus(file.ino);
         self.note_changes(file, &changes);
         // Before the cache file changes: it must not be shorter than the journal knows.
         self.try_write_notes();
@@ -149,8 +151,9 @@ impl Node {
                 known,
                 lease: false,
             }),
+            copies: 0,
         };
-        match self.meta.attach(&request).await {
+        match self.copy_and_attach(file, request).await {
             Ok(done) => {
                 self.take_attached(file, &ranges, &done, mtime);
                 match &done.map {
@@ -242,6 +245,9 @@ impl Node {
     /// `fsync`: what the model says, and the durability that was asked for.
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
         let file = &handle.file;
+        if self.fsync_publishes() {
+            self.publish(file).await?;
+        }
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;

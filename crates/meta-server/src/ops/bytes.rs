@@ -117,6 +117,9 @@ impl Call {
         let then = then.transpose()?;
         let mut state = self.core.state();
         state.file(ino)?;
+        if !op.renew {
+            self.check_copies(&state, op.copies)?;
+        }
         if let Some((_, q)) = then {
             state.file(Ino(q.ino))?;
         }
@@ -159,7 +162,11 @@ impl Call {
         let ino = Ino(op.ino);
         let mtime = op.mtime.map(ebb_wire::time_from_pb).transpose()?;
         let mut state = self.core.state();
+        self.check_copies(&state, op.copies)?;
         let file = state.file(ino)?;
+        if file.size() < op.not_below {
+            return Err(super::OpError::new(Errno::EREMCHG, "the file was cut"));
+        }
         let size = size(file.size().checked_add(op.len).ok_or(Errno::EFBIG)?)?;
         let version = if op.len == 0 { file.version() } else { file.version().next() };
         let mut entries = written(&state, ino, FileOp::Append(self.who.node, op.len), mtime)?;

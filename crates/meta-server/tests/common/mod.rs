@@ -120,6 +120,7 @@ impl Node {
             nonce: auth::nonce().to_vec(),
             resume: false,
             trust_ms_max: 0,
+            empty: false,
         };
         Node::join_as(address, hello, token).await
     }
