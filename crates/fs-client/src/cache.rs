@@ -100,6 +100,12 @@ impl CacheDir {
         let s = rustix::fs::statvfs(&self.data)?;
         Ok((s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize))
     }
+
+    /// How many more files fit there; none where the file system has no such bound.
+    pub fn free_inodes(&self) -> io::Result<Option<u64>> {
+        let s = rustix::fs::statvfs(&self.data)?;
+        Ok((s.f_files > 0).then_some(s.f_favail))
+    }
 }
 
 /// Makes the bytes of `range` a hole (zeros) and frees their space.
@@ -113,6 +119,16 @@ pub fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, range.start(), end - range.start()) {
         Err(rustix::io::Errno::OPNOTSUPP) => write_zeros(file, ByteRange::new(range.start(), end)),
+        other => other.map_err(io::Error::from),
+    }
+}
+
+/// Takes blocks for `range`, without a change of the file that can be seen.
+pub fn reserve(file: &File, range: ByteRange) -> io::Result<()> {
+    let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, keep, range.start(), range.len()) {
+        // Some file systems cannot.
+        Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         other => other.map_err(io::Error::from),
     }
 }

@@ -153,6 +153,7 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             since: degraded.since,
         });
     }
+    errors.extend(node.room.refused_since().map(|since| full_cache(node, since)));
     Status {
         copies,
         node: node.config.node.clone(),
@@ -206,5 +207,19 @@ fn unreachable_meta(node: &Node) -> StatusError {
         errno: libc::ETIMEDOUT,
         text: format!("{} does not answer", node.meta.address()),
         since: std::time::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_secs()),
+    }
+}
+
+/// Writers fail for want of room that others have taken.
+fn full_cache(node: &Node, since: u64) -> StatusError {
+    let cache = node.config.cache.display();
+    StatusError {
+        path: cache.to_string(),
+        operation: "write to the cache".into(),
+        errno: libc::ENOSPC,
+        text: format!(
+            "the file system of --cache {cache} is full of other files: make room there (df, df -i)"
+        ),
+        since,
     }
 }

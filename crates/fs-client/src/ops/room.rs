@@ -10,7 +10,7 @@ use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_flusher::Engine;
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno, Ino, Time};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +27,9 @@ const ROOMY: u64 = 48;
 
 /// A disk with less free space than this counts as full.
 const SPARE_BYTES: u64 = 16 << 20;
+
+/// So many inodes, too.
+const SPARE_INODES: u64 = 16;
 
 /// Places of the order that are looked at under one hold of its lock.
 const BATCH: usize = 256;
@@ -47,6 +50,21 @@ const FAILING_BACKING_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a writer waits when nothing fails and nothing moves either.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Why room is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The buffer may hold more than it should.
+    Share,
+    /// The file system of the cache has refused: no blocks, inodes or quota are left there,
+    /// whatever its figures say.
+    Disk,
+}
+
+/// True for what a file system answers that has nothing left.
+pub(crate) fn is_full(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
+}
+
 /// What the node keeps for making room.
 pub struct Room {
     /// A leaf: held for a few map operations only.
@@ -57,6 +75,8 @@ pub struct Room {
     evicted: AtomicU64,
     /// Whoever makes room has this; when room was made last.
     making: tokio::sync::Mutex<Option<Instant>>,
+    /// Since when the file system of the cache takes nothing, in seconds since 1970; 0: it does.
+    refused: AtomicU64,
 }
 
 impl Room {
@@ -68,6 +88,7 @@ impl Room {
             used: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             making: tokio::sync::Mutex::new(None),
+            refused: AtomicU64::new(0),
         }
     }
 
@@ -75,6 +96,12 @@ impl Room {
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Relaxed)
+    }
+
+    /// Since when writers fail because the file system of the cache is full, if they do.
+    #[must_use]
+    pub fn refused_since(&self) -> Option<u64> {
+        Some(self.refused.load(Relaxed)).filter(|since| *since > 0)
     }
 
     /// Nothing of the file is in the buffer any more.
@@ -160,19 +187,20 @@ impl Node {
     }
 
     /// Makes room for writers. One caller works, the others wait for it.
-    pub(crate) async fn make_room(&self) -> Result<(), Errno> {
+    pub(crate) async fn make_room(&self, need: Need) -> Result<(), Errno> {
         let asked = Instant::now();
         let mut last = self.room.making.lock().await;
         // Somebody has just made room.
         if last.is_some_and(|at| at > asked) {
             return Ok(());
         }
-        let full_disk = self.cache.space().is_ok_and(|(_, free)| free < SPARE_BYTES);
+        let full_disk = need == Need::Disk || self.is_disk_short();
         if !full_disk && !self.is_over_capacity() {
             return Ok(());
         }
         let used = self.count_used();
         if used == 0 {
+            self.note_refused();
             return Err(Errno::ENOSPC);
         }
         // A disk that something else fills is relieved of a quarter of what is here.
@@ -184,6 +212,27 @@ impl Node {
         }
         *last = Some(Instant::now());
         Ok(())
+    }
+
+    /// True when the file system of the cache has little left, in bytes or inodes.
+    pub(crate) fn is_disk_short(&self) -> bool {
+        let bytes = self.cache.space().is_ok_and(|(_, free)| free < SPARE_BYTES);
+        bytes || self.cache.free_inodes().is_ok_and(|free| free.is_some_and(|n| n < SPARE_INODES))
+    }
+
+    /// Nothing of ours is in the cache, and its file system is full all the same.
+    fn note_refused(&self) {
+        if self.room.refused.swap(Time::now().sec.unsigned_abs().max(1), Relaxed) == 0 {
+            let cache = self.config.cache.display();
+            tracing::error!(%cache, "the file system of --cache is full of other files");
+        }
+    }
+
+    /// It has taken something.
+    pub(crate) fn note_taken(&self) {
+        if self.room.refused.load(Relaxed) > 0 {
+            self.room.refused.store(0, Relaxed);
+        }
     }
 
     /// Gives up clean bytes for a reader that found the buffer full; false when somebody is at it
@@ -374,8 +423,7 @@ fn hopeless(flusher: &Engine, stuck: Duration) -> Option<Errno> {
         return None;
     }
     let errors = flusher.status().errors;
-    let is_full = |e: i32| matches!(Errno(e), Errno::ENOSPC | Errno::EDQUOT);
-    if let Some(full) = errors.iter().find(|e| is_full(e.errno)) {
+    if let Some(full) = errors.iter().find(|e| is_full(Errno(e.errno))) {
         tracing::error!(path = %full.path, error = %full.text, "buffer and backing are full");
         return Some(Errno(full.errno));
     }

@@ -96,7 +96,8 @@ impl Call {
             state.ns.plan_place(ino, striping, Time::now()).map(Some)
         };
         let placed = self.core.in_round(ino, plan).await;
-        placed.map(drop).map_err(|e| OpError::new(e, "making the file on the backing failed"))
+        let why = |e: Errno| format!("making the file on the backing failed: {e}");
+        placed.map(drop).map_err(|e| OpError::new(e, why(e)))
     }
 
     pub(super) async fn flush_end(&self, op: &pb::FlushEnd) -> OpResult {
