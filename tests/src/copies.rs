@@ -2,7 +2,7 @@
 
 use crate::content::same;
 use crate::model::close;
-use ebb_testkit::{Cluster, Node, describe};
+use ebb_testkit::{Builder, Cluster, Node, describe};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,6 +10,36 @@ use std::time::Duration;
 
 /// A lease of the service, and some.
 pub const LEASE_MAX: Duration = Duration::from_secs(30);
+
+/// Nodes whose bytes go to the backing only at a drain, and to a partner before.
+#[must_use]
+pub fn builder(nodes: usize, model: &str) -> Builder {
+    Cluster::builder()
+        .nodes(nodes)
+        .consistency(model)
+        .flush("end")
+        .option("--replicas", "2")
+        .option("--request-timeout", "4s")
+}
+
+/// Such nodes with a service of their own, each with a partner.
+#[must_use]
+pub fn cluster(nodes: usize, model: &str) -> Cluster {
+    let cluster = builder(nodes, model).separate_meta().start();
+    cluster.nodes().iter().for_each(has_partner);
+    cluster
+}
+
+/// Which node has the copies of another one.
+///
+/// # Panics
+/// When it has no partner, or an unknown one.
+#[must_use]
+pub fn partner_of(cluster: &Cluster, node: usize) -> usize {
+    let name = copies(cluster.node(node))["partner_name"].as_str().expect("a partner").to_owned();
+    let found = cluster.nodes().iter().position(|n| n.name() == name);
+    found.unwrap_or_else(|| panic!("a node of the cluster, not {name}"))
+}
 
 /// Waits until everything unflushed of a node has a copy.
 pub fn has_partner(node: &Node) {

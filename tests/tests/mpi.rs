@@ -3,7 +3,7 @@
 //! after the unmount the backing is compared with what the mount showed.
 
 use ebb_testkit::{Cluster, Node};
-use ebb_tests::copies::{clear, has_partner, lose, wait_adopted};
+use ebb_tests::copies::{clear, cluster, lose, wait_adopted};
 use ebb_tests::tools::{available, run, shell};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -64,15 +64,7 @@ fn on_two_nodes(model: &str, program: &Path, part: Option<&str>, scratch: &Path)
 
 /// A checkpoint of ranks on two nodes, under `--replicas 2`; then one of them is lost with its cache.
 fn then_lose_a_node(model: &str, part: &str, program: &Path, scratch: &Path) {
-    let cluster = Cluster::builder()
-        .nodes(2)
-        .consistency(model)
-        .flush("end")
-        .option("--replicas", "2")
-        .option("--request-timeout", "5s")
-        .separate_meta()
-        .start();
-    cluster.nodes().iter().for_each(has_partner);
+    let cluster = cluster(2, model);
     let job = scratch.join(format!("job-{model}"));
     std::fs::create_dir_all(&job).expect("mkdir");
     let file = job.join("data");

@@ -4,23 +4,13 @@
 use ebb_testkit::{Cluster, Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::copies::{
-    LEASE_MAX, adopted, clear, copies, has_partner, lose, on_backing, store, wait_adopted,
+    LEASE_MAX, adopted, builder, clear, cluster, copies, has_partner, lose, on_backing, partner_of,
+    store, wait_adopted,
 };
 use ebb_tests::model::{Model, close};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-
-fn cluster(nodes: usize, model: &str) -> Cluster {
-    Cluster::builder()
-        .nodes(nodes)
-        .consistency(model)
-        .flush("end")
-        .option("--replicas", "2")
-        .option("--request-timeout", "4s")
-        .separate_meta()
-        .start()
-}
 
 /// Writes a file in pieces, out of order and over each other, and ends with the model's sync event;
 /// the file stays open under every model but session.
@@ -57,7 +47,6 @@ fn one_is_lost(nodes: usize, model: Model) {
     }
     let cluster = cluster(nodes, model.name());
     let others = 1..nodes;
-    cluster.nodes().iter().for_each(has_partner);
     fs::create_dir(cluster.node(0).path("d")).expect("mkdir");
     let mut files = Vec::new();
     let mut open = Vec::new();
@@ -119,12 +108,6 @@ losses! {
     one_of_four_is_lost_under_mpiio 4 Mpiio,
 }
 
-fn partner_of(cluster: &Cluster, node: usize) -> usize {
-    let name = copies(cluster.node(node))["partner_name"].as_str().expect("a partner").to_owned();
-    let found = cluster.nodes().iter().position(|n| n.name() == name);
-    found.unwrap_or_else(|| panic!("a node of the cluster, not {name}"))
-}
-
 /// The writer goes on without an error, says that it is degraded, takes another partner, and
 /// copies there what the dead one had.
 #[test]
@@ -133,7 +116,6 @@ fn when_the_partner_dies_another_one_gets_the_copies() {
         return;
     }
     let cluster = cluster(3, "session");
-    cluster.nodes().iter().for_each(has_partner);
     let (before, after) = (bytes(1, 1, 0, 3_000_000), bytes(1, 2, 0, 500_000));
     store(cluster.node(0), "before", &before);
     let first = partner_of(&cluster, 0);
@@ -174,7 +156,6 @@ fn a_partner_that_hangs_delays_a_write_by_the_deadline() {
         return;
     }
     let cluster = cluster(3, "session");
-    cluster.nodes().iter().for_each(has_partner);
     let first = partner_of(&cluster, 0);
     cluster.node(first).signal(rustix::process::Signal::STOP);
     let start = Instant::now();
@@ -199,7 +180,7 @@ fn a_node_alone_says_so_and_goes_on() {
     if skip_reason().is_some() {
         return;
     }
-    let cluster = cluster(1, "commit");
+    let cluster = builder(1, "commit").separate_meta().start();
     let node = cluster.node(0);
     let data = bytes(1, 1, 0, 100_000);
     store(node, "f", &data);
@@ -224,7 +205,6 @@ fn an_owner_that_comes_back_late_with_its_cache_finds_its_bytes_elsewhere() {
         return;
     }
     let cluster = cluster(2, "session");
-    cluster.nodes().iter().for_each(has_partner);
     let (old, new) = (bytes(1, 1, 0, 400_000), bytes(1, 2, 0, 150_000));
     store(cluster.node(0), "f", &old);
     cluster.node(0).kill9();
@@ -253,7 +233,6 @@ fn an_owner_that_comes_back_soon_with_its_cache_keeps_its_bytes() {
         return;
     }
     let cluster = cluster(2, "session");
-    cluster.nodes().iter().for_each(has_partner);
     let data = bytes(1, 1, 0, 400_000);
     store(cluster.node(0), "f", &data);
     cluster.node(0).kill9();
@@ -280,7 +259,6 @@ fn an_owner_that_comes_back_without_its_cache_reads_its_bytes_elsewhere() {
         return;
     }
     let cluster = cluster(2, "commit");
-    cluster.nodes().iter().for_each(has_partner);
     let data = bytes(1, 1, 0, 400_000);
     store(cluster.node(0), "f", &data);
     lose(cluster.node(0));
@@ -305,7 +283,6 @@ fn a_node_that_was_away_for_too_long_begins_another_pair() {
         return;
     }
     let cluster = cluster(2, "posix");
-    cluster.nodes().iter().for_each(has_partner);
     let (old, new) = (bytes(1, 1, 0, 300_000), bytes(1, 2, 0, 50_000));
     // No file stays open here: a process that starts others would wait for the frozen node.
     store(cluster.node(0), "f", &old);
@@ -335,7 +312,6 @@ fn copies_follow_cuts_names_and_appends() {
         return;
     }
     let cluster = cluster(3, "posix");
-    cluster.nodes().iter().for_each(has_partner);
     let (long, tail) = (bytes(1, 1, 0, 300_000), bytes(1, 2, 0, 1_000));
     let node = cluster.node(0);
     for name in ["cut", "cut elsewhere", "gone", "moved"] {

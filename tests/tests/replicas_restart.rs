@@ -1,29 +1,15 @@
 //! `--replicas 2`: what a node keeps for others outlives its daemon. The partner is killed and mounted
 //! again on its old cache: before its owner is lost, after it, and while it adopts.
 
-use ebb_testkit::{Cluster, Node, describe, skip_reason};
+use ebb_testkit::{Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::copies::{
-    LEASE_MAX, adopted, clear, copies, has_partner, lose, on_backing, store, wait_adopted,
+    LEASE_MAX, adopted, builder, clear, cluster, copies, has_partner, lose, on_backing, partner_of,
+    store, wait_adopted,
 };
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
-
-fn builder(nodes: usize, model: &str) -> ebb_testkit::Builder {
-    Cluster::builder()
-        .nodes(nodes)
-        .consistency(model)
-        .flush("end")
-        .option("--replicas", "2")
-        .option("--request-timeout", "4s")
-}
-
-fn cluster(nodes: usize, model: &str) -> Cluster {
-    let cluster = builder(nodes, model).separate_meta().start();
-    cluster.nodes().iter().for_each(has_partner);
-    cluster
-}
 
 fn mount_again(node: &Node) {
     clear(node);
@@ -87,10 +73,8 @@ fn a_partner_that_dies_while_it_adopts_goes_on_after_it() {
     }
     const FILES: u64 = 300;
     let cluster = cluster(3, "commit");
-    let owner = cluster.node(0);
-    let name = copies(owner)["partner_name"].as_str().expect("a partner").to_owned();
-    let at = cluster.nodes().iter().position(|n| n.name() == name).expect("a node");
-    let (partner, third) = (cluster.node(at), cluster.node(3 - at));
+    let at = partner_of(&cluster, 0);
+    let (owner, partner, third) = (cluster.node(0), cluster.node(at), cluster.node(3 - at));
     let content = |i: u64| bytes(2, i, 0, 150_000 + i);
     (0..FILES).for_each(|i| store(owner, &format!("f{i}"), &content(i)));
     has_partner(owner);

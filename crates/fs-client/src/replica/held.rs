@@ -43,10 +43,6 @@ impl Set {
     fn bytes(&self) -> u64 {
         self.files.values().map(|kept| len(&kept.here)).sum()
     }
-
-    fn bytes_of(&self, ino: Ino) -> u64 {
-        self.files.get(&ino).map_or(0, |kept| len(&kept.here))
-    }
 }
 
 fn len(ranges: &RangeSet<u64>) -> u64 {
@@ -202,9 +198,9 @@ impl Held {
             // A set that was closed or given up meanwhile does not say yes.
             let kept = sets.get_mut(&set).filter(|kept| !(adds && kept.closed));
             let kept = kept.ok_or(Errno::ESTALE)?;
-            let before = kept.bytes_of(ino);
-            log::apply(&mut kept.files, record);
-            self.bytes.fetch_add(kept.bytes_of(ino).wrapping_sub(before), Relaxed);
+            let (came, went) = log::apply(&mut kept.files, record);
+            self.bytes.fetch_add(came, Relaxed);
+            self.bytes.fetch_sub(went, Relaxed);
             let long = log.is_long().then(|| kept.files.clone());
             (kept.files.contains_key(&ino), long)
         };

@@ -64,32 +64,48 @@ pub(super) struct Kept {
 /// What a log adds up to.
 pub(super) type Files = HashMap<Ino, Kept>;
 
-fn put(set: &mut RangeSet<u64>, ranges: &[ByteRange]) {
-    ranges.iter().filter(|r| !r.is_empty()).for_each(|r| set.insert(r.to_std()));
+/// How many bytes are new.
+fn put(set: &mut RangeSet<u64>, ranges: &[ByteRange]) -> u64 {
+    let mut new = 0;
+    for range in ranges.iter().filter(|r| !r.is_empty()) {
+        new += set.gaps(&range.to_std()).map(|gap| gap.end - gap.start).sum::<u64>();
+        set.insert(range.to_std());
+    }
+    new
 }
 
-fn take(set: &mut RangeSet<u64>, ranges: &[ByteRange]) {
-    ranges.iter().filter(|r| !r.is_empty()).for_each(|r| set.remove(r.to_std()));
+/// How many bytes were there.
+fn take(set: &mut RangeSet<u64>, ranges: &[ByteRange]) -> u64 {
+    let mut gone = 0;
+    for range in ranges.iter().filter(|r| !r.is_empty()) {
+        let missing: u64 = set.gaps(&range.to_std()).map(|gap| gap.end - gap.start).sum();
+        gone += range.len() - missing;
+        set.remove(range.to_std());
+    }
+    gone
 }
 
-/// Makes a record true.
-pub(super) fn apply(files: &mut Files, record: &Record) {
+/// Makes a record true. How many bytes came, and how many went.
+pub(super) fn apply(files: &mut Files, record: &Record) -> (u64, u64) {
     match record {
-        Record::Begun { .. } => {}
-        Record::Kept(_, ranges) if ranges.iter().all(|r| r.is_empty()) => {}
-        Record::Kept(ino, ranges) => put(&mut files.entry(*ino).or_default().here, ranges),
+        Record::Begun { .. } => (0, 0),
+        Record::Kept(_, ranges) if ranges.iter().all(|r| r.is_empty()) => (0, 0),
+        Record::Kept(ino, ranges) => (put(&mut files.entry(*ino).or_default().here, ranges), 0),
         Record::Dropped(ino, ranges) => {
-            let Some(kept) = files.get_mut(ino) else { return };
-            take(&mut kept.here, ranges);
+            let Some(kept) = files.get_mut(ino) else { return (0, 0) };
+            let gone = take(&mut kept.here, ranges);
             take(&mut kept.adopting, ranges);
             if kept.here.is_empty() {
                 files.remove(ino);
             }
+            (0, gone)
         }
         Record::Adopting(ino, ranges) => {
-            let Some(kept) = files.get_mut(ino) else { return };
-            kept.adopting.clear();
-            put(&mut kept.adopting, ranges);
+            if let Some(kept) = files.get_mut(ino) {
+                kept.adopting.clear();
+                put(&mut kept.adopting, ranges);
+            }
+            (0, 0)
         }
     }
 }
