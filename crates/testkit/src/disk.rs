@@ -70,10 +70,12 @@ impl Disk {
     pub fn with_quota(mib: u64) -> Result<Disk, String> {
         let format = ["mkfs.btrfs", "-q", "-m", "single", "-d", "single"];
         let disk = Disk::build(mib, false, &format.map(str::to_owned))?;
-        let at = text(&disk.path());
-        run("btrfs", &["quota", "enable", &at])?;
-        run("btrfs", &["subvolume", "create", &format!("{at}/limited")])?;
+        let (at, top) = (text(&disk.path()), text(&disk.top()));
         run("umount", &[&at])?;
+        fs::create_dir(&top).map_err(|e| e.to_string())?;
+        run("mount", &[&disk.device, &top])?;
+        run("btrfs", &["quota", "enable", &top])?;
+        run("btrfs", &["subvolume", "create", &format!("{top}/limited")])?;
         run("mount", &["-o", "subvol=limited", &disk.device, &at])?;
         Ok(disk)
     }
@@ -143,7 +145,14 @@ impl Disk {
     /// When it is not one with a quota.
     pub fn limit(&self, bytes: Option<u64>) {
         let bytes = bytes.map_or_else(|| "none".to_owned(), |n| n.to_string());
-        must("btrfs", &["qgroup", "limit", &bytes, &text(&self.path())]);
+        // From outside the subvolume, which may have no room for the note of it; 256 is the number
+        // of a first subvolume.
+        must("btrfs", &["qgroup", "limit", &bytes, "0/256", &text(&self.top())]);
+    }
+
+    /// Where all of a disk with a quota is mounted.
+    fn top(&self) -> PathBuf {
+        self.dir.path().join("top")
     }
 
     fn pool(&self) -> PathBuf {
@@ -235,9 +244,10 @@ impl Drop for Disk {
             let _ = fs::remove_file(switch);
         }
         let _ = run("fsfreeze", &["--unfreeze", &text(&self.path())]);
-        let mount = text(&self.dir.path().join("mnt"));
-        if run("umount", &[&mount]).is_err() {
-            let _ = run("umount", &["-l", &mount]);
+        for mount in [text(&self.dir.path().join("mnt")), text(&self.top())] {
+            if run("umount", &[&mount]).is_err() {
+                let _ = run("umount", &["-l", &mount]);
+            }
         }
         if !self.device.is_empty() {
             let _ = run("losetup", &["-d", &self.device]);

@@ -126,6 +126,10 @@ impl Plan {
         let drawn = families.into_iter().filter(|(_, chance)| dice.random_bool(*chance));
         plan.faults = drawn.map(|(family, _)| family).collect();
         plan.keep_possible();
+        if plan.faults.contains(&Family::Losses) {
+            // A partner that has no room for copies refuses them: a loss then costs bytes.
+            plan.cache_size = None;
+        }
         plan
     }
 
