@@ -5,11 +5,12 @@
 use ebb_testkit::{Cluster, Disk, Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::model::close;
-use ebb_tests::tools::available;
+use ebb_tests::tools::{available, within};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What the job has written.
 type Written = Vec<(String, Vec<u8>)>;
@@ -259,6 +260,36 @@ fn a_cache_with_no_room_at_all_is_told_and_made_good_later() {
         drop(cluster);
         let _ = fs::remove_dir_all(disk.path().join("node0"));
     }
+}
+
+/// A file that is open and has no name any more is never flushed: its bytes cannot make room, and
+/// a writer is told so soon. When others make room meanwhile, it goes on at once.
+#[test]
+fn bytes_of_a_nameless_file_are_not_waited_for() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = with_cache_on(&disk, "session", "immediate");
+    let node = cluster.node(0);
+    let nameless = File::create_new(node.path("nameless")).expect("create");
+    fs::remove_file(node.path("nameless")).expect("unlink");
+    let content = bytes(4, 4, 0, 300_000);
+    nameless.write_all_at(&content, 0).expect("the buffer takes it");
+    disk.fill();
+    for _ in 0..2 {
+        let path = node.path("refused");
+        let refused = within(Duration::from_secs(20), "write", move || store(&path, &[1; 200_000]));
+        let refused = refused.expect_err("there is no room").raw_os_error();
+        assert_eq!(refused, Some(libc::ENOSPC));
+    }
+    is_told_in_status(node);
+    let path = node.path("written");
+    let waiting = std::thread::spawn(move || store(&path, &[2; 200_000]));
+    std::thread::sleep(Duration::from_secs(1));
+    disk.unfill();
+    let done = within(Duration::from_secs(20), "write", move || waiting.join()).expect("no panic");
+    done.expect("there is room again");
+    drop(nameless);
+    node.umount();
+    same("written", &fs::read(cluster.backing().join("written")).expect("read"), &[2; 200_000]);
 }
 
 /// The job's user may not write in a directory of the backing, or not any more.

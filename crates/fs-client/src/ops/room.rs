@@ -194,7 +194,8 @@ impl Node {
         if last.is_some_and(|at| at > asked) {
             return Ok(());
         }
-        let full_disk = need == Need::Disk || self.is_disk_short();
+        let short = self.is_disk_short();
+        let full_disk = need == Need::Disk || short;
         if !full_disk && !self.is_over_capacity() {
             return Ok(());
         }
@@ -208,7 +209,8 @@ impl Node {
         let (enough, roomy) = (bound(ENOUGH), bound(ROOMY));
         self.evict(roomy).await;
         if self.count_used() > enough {
-            self.wait_for_flusher(enough, roomy).await?;
+            let of_disk = full_disk.then_some(short);
+            self.wait_for_flusher(enough, roomy, of_disk).await?;
         }
         *last = Some(Instant::now());
         Ok(())
@@ -244,8 +246,15 @@ impl Node {
         self.count_used() <= self.share(FULL)
     }
 
-    /// Waits until the flusher has made bytes clean and these are given up.
-    async fn wait_for_flusher(&self, enough: u64, roomy: u64) -> Result<(), Errno> {
+    /// Waits until the flusher has made bytes clean and these are given up. When it is the disk that
+    /// is full (`short`: by its own figures), others may make room on it as well, and what nobody
+    /// can flush, as the bytes of an open file without a name, is not waited for.
+    async fn wait_for_flusher(
+        &self,
+        enough: u64,
+        roomy: u64,
+        disk_short: Option<bool>,
+    ) -> Result<(), Errno> {
         let flusher = self.flusher.get().cloned().ok_or(Errno::ENOSPC)?;
         let _hurry = Hurry::new(Arc::clone(&flusher));
         let began = Instant::now();
@@ -260,9 +269,15 @@ impl Node {
                 moved = (flushed, Instant::now());
                 self.evict(roomy).await;
             }
+            let has_room = disk_short == Some(true) && !self.is_disk_short();
             // Bytes also go when files are deleted or cut.
-            if self.count_used() <= enough {
+            if has_room || self.count_used() <= enough {
                 return Ok(());
+            }
+            let waited = still && moved.1.elapsed() > FULL_BACKING_PATIENCE;
+            if waited && disk_short.is_some() && flusher.status().in_flight == 0 {
+                self.note_refused();
+                return Err(Errno::ENOSPC);
             }
             if still && let Some(errno) = hopeless(&flusher, moved.1.elapsed()) {
                 // What became clean without us having seen it.
