@@ -2,13 +2,14 @@
 //! nothing that was acknowledged is lost, and a node can be mounted again at once. Needs root and
 //! network namespaces.
 
-use ebb_testkit::{Cluster, Network, Port, describe, skip_reason};
+use ebb_testkit::{Cluster, Disk, Network, Port, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::within;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A cut, a lease, and some.
 const OPERATION_MAX: Duration = Duration::from_secs(40);
@@ -95,4 +96,50 @@ fn a_daemon_waits_until_the_service_knows_that_its_predecessor_is_gone() {
     let gone = cluster.run_ebb(&["umount", &second.display().to_string()]);
     assert!(gone.status.success(), "{}", describe(&gone));
     assert_eq!(fs::read(cluster.backing().join("f")).expect("read"), b"f");
+}
+
+/// Between the moment when a file gets its name on the backing and the one when the service says
+/// so, the way to it leads nowhere: whoever opens it waits that out.
+#[test]
+fn a_file_can_be_opened_while_it_gets_its_name_on_a_slow_backing() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let mut disk = match Disk::new(64).and_then(|mut d| d.throttle(1_000_000).map(|()| d)) {
+        Ok(disk) => disk,
+        Err(why) => return println!("SKIPPED: {why}"),
+    };
+    let builder = Cluster::builder().nodes(2).consistency("posix").flush("immediate");
+    let builder = builder.option("--cache-size", "400KiB").backing(disk.path());
+    let cluster = builder.start();
+    let mount = cluster.node(0).mountpoint().to_owned();
+    let writing = std::thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(8);
+        let mut count = 0;
+        while Instant::now() < end {
+            for name in ["f", "g", "h", "i"] {
+                let file = fs::File::create(mount.join(format!("{name}.new"))).expect("create");
+                for piece in 0..12 {
+                    file.write_all_at(&bytes(1, piece, 0, 9_000), piece * 9_000).expect("write");
+                }
+                drop(file);
+                fs::rename(mount.join(format!("{name}.new")), mount.join(name)).expect("rename");
+                count += 1;
+            }
+        }
+        count
+    });
+    let mut opened = 0;
+    while !writing.is_finished() {
+        for name in ["f", "g", "h", "i", "f.new", "g.new", "h.new", "i.new"] {
+            match fs::read(cluster.node(1).path(name)) {
+                Ok(_) => opened += 1,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => panic!("{name}, after {opened} opens: {e}"),
+            }
+        }
+    }
+    println!("{} files, {opened} opens", writing.join().expect("no panic"));
+    disk.throttle(0).expect("as above");
+    cluster.umount_all();
 }

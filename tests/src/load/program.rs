@@ -10,7 +10,9 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
@@ -100,8 +102,15 @@ impl Program {
         }
     }
 
+    /// In the mount, and never in the directory below it, when the daemon is gone just now.
     fn make_directories(&mut self) -> io::Result<()> {
-        std::fs::create_dir_all(self.setup.root.join(self.book.directory()).join("s"))
+        let root = File::open(&self.setup.root)?;
+        let below = self.setup.root.parent().map(std::fs::metadata).transpose()?;
+        if below.is_some_and(|below| root.metadata().is_ok_and(|m| m.dev() == below.dev())) {
+            return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+        }
+        let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
+        std::fs::create_dir_all(root.join(self.book.directory()).join("s"))
     }
 
     fn step(&mut self) {
