@@ -6,7 +6,6 @@ use ebb_backend::{BackendError, Faulty, PosixDir};
 use ebb_types::{Ino, Version};
 use proptest::prelude::*;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -48,6 +47,20 @@ impl Fixture {
         let mut buf = Vec::new();
         let how = How { verify: verify.then_some(ReadBack::Storage), eager: verify };
         move_grant(self.faulty.as_ref(), &self.grant(ranges), how, &mut buf, &mut |_| true)
+    }
+}
+
+/// Both halves.
+fn move_grant(
+    backend: &dyn Backend,
+    grant: &Grant,
+    how: How,
+    buf: &mut Vec<u8>,
+    proceed: &mut dyn FnMut(Step) -> bool,
+) -> Result<Moved, Unmoved> {
+    match write_grant(backend, grant, how, buf, proceed)? {
+        Some(written) => written.finish(buf, proceed),
+        None => Ok(Moved::default()),
     }
 }
 
@@ -143,15 +156,15 @@ fn impossible_ranges_are_refused() {
 }
 
 #[test]
-fn a_stop_comes_between_pieces_and_never_after_the_last() {
+fn a_stop_comes_between_pieces_or_before_the_sync() {
     let fixture = fixture(3 * plan::PIECE);
     let grant = fixture.grant(&[ByteRange::at(0, 3 * plan::PIECE)]);
-    for allowed in 0..4 {
+    for allowed in 0..5 {
         let (mut writes, mut steps) = (0, Vec::new());
         let mut proceed = |step: Step| {
             steps.push(step.name());
-            if !matches!(step, Step::Write(_)) {
-                // A no to anything else must not leave written bytes unsynced.
+            if !matches!(step, Step::Write(_) | Step::Sync) {
+                // A no to anything else means nothing.
                 return false;
             }
             writes += 1;
@@ -159,7 +172,7 @@ fn a_stop_comes_between_pieces_and_never_after_the_last() {
         };
         let outcome =
             move_grant(fixture.faulty.as_ref(), &grant, VERIFIED, &mut Vec::new(), &mut proceed);
-        if allowed < 3 {
+        if allowed < 4 {
             assert!(matches!(outcome, Err(Unmoved::Stopped)), "{outcome:?}");
             assert_eq!(steps.len(), allowed + 2);
         } else {
