@@ -9,7 +9,7 @@ use crate::options::ReadBack;
 use crate::plan;
 use crate::source::{FlushError, Grant};
 use ebb_backend::{Access, Backend, BackingFile};
-use ebb_types::{ByteRange, Errno};
+use ebb_types::{ByteRange, Errno, Shape};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -54,6 +54,8 @@ const SEND_BYTES: u64 = 8 << 20;
 pub(crate) struct Moved {
     pub(crate) bytes: u64,
     pub(crate) verified: u64,
+    /// And the file has the shape that the grant asked for.
+    pub(crate) shaped: bool,
 }
 
 /// They are not.
@@ -77,6 +79,7 @@ pub(crate) struct Written {
     /// Of each piece, when it is to be read back.
     sums: Vec<u64>,
     bytes: u64,
+    shape: Option<Shape>,
     how: How,
 }
 
@@ -118,13 +121,16 @@ pub(crate) fn write_grant(
             sent = bytes;
         }
     }
-    Ok(Some(Written { file, pieces, sums, bytes, how }))
+    let shape = grant.shape.map(|(shape, _)| shape);
+    Ok(Some(Written { file, pieces, sums, bytes, shape, how }))
 }
 
 impl Written {
     /// Sends it to the storage without waiting for it.
     pub(crate) fn start(&self) {
-        if self.how.eager && let Some(span) = span(&self.pieces) {
+        if self.how.eager
+            && let Some(span) = span(&self.pieces)
+        {
             self.file.start_writing(span);
         }
     }
@@ -132,15 +138,23 @@ impl Written {
     /// Waits until it is on stable storage, and looks whether it is right there.
     pub(crate) fn finish(
         self,
-        buf: &mut Vec<u8>,
+        buf: &mut [u8],
         proceed: &mut dyn FnMut(Step) -> bool,
     ) -> Result<Moved, Unmoved> {
         let Some(span) = span(&self.pieces) else { return Ok(Moved::default()) };
         if !proceed(Step::Sync) {
             return Err(Unmoved::Stopped);
         }
-        self.file.sync_data()?;
-        let mut moved = Moved { bytes: self.bytes, verified: 0 };
+        let shaped = match &self.shape {
+            Some(shape) => self.file.take_shape(shape)?,
+            None => false,
+        };
+        if shaped {
+            self.file.sync_all()?;
+        } else {
+            self.file.sync_data()?;
+        }
+        let mut moved = Moved { bytes: self.bytes, verified: 0, shaped };
         if let Some(from) = self.how.verify {
             proceed(Step::Verify);
             if from == ReadBack::Storage {

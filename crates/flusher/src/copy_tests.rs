@@ -32,6 +32,7 @@ impl Fixture {
             id: 1,
             ranges: ranges.iter().map(|r| (*r, Version(1))).collect(),
             next: None,
+            shape: None,
             cache: Arc::clone(&self.cache),
             backing_path: b"f".to_vec(),
             backing_ino: std::fs::metadata(self.dir.path().join("backing/f")).unwrap().ino(),
@@ -100,7 +101,7 @@ fn large_grants_arrive_through_short_writes() {
     let fixture = fixture(size);
     fixture.faulty.set(Faults { short: 0.5, ..Faults::default() });
     let moved = fixture.move_it(&[ByteRange::at(0, size)], true).unwrap();
-    assert_eq!(moved, Moved { bytes: size, verified: size });
+    assert_eq!(moved, Moved { bytes: size, verified: size, shaped: false });
     let want = std::fs::read(fixture.dir.path().join("cache")).unwrap();
     assert!(fixture.stored() == want);
 }
@@ -146,6 +147,26 @@ fn a_file_that_changed_hands_is_left_alone() {
     let e = failure(outcome);
     assert!(matches!(e, FlushError::Backing(BackendError::Moved { .. })), "{e}");
     assert_eq!(fixture.stored(), b"");
+}
+
+#[test]
+fn a_file_gets_its_shape_when_it_has_its_size() {
+    let fixture = fixture(100);
+    let time = ebb_types::Time { sec: 1_000_000, nsec: 7 };
+    let meta = std::fs::metadata(fixture.dir.path().join("cache")).unwrap();
+    let (uid, gid) = (meta.uid(), meta.gid());
+    for (size, shaped) in [(101, false), (100, true)] {
+        let shape = Shape { size, perm: 0o640, uid, gid, atime: time, mtime: time };
+        let mut grant = fixture.grant(&[ByteRange::at(0, 100)]);
+        grant.shape = Some((shape, Version(1)));
+        let mut buf = Vec::new();
+        let moved =
+            move_grant(fixture.faulty.as_ref(), &grant, VERIFIED, &mut buf, &mut |_| true).unwrap();
+        assert_eq!(moved, Moved { bytes: 100, verified: 100, shaped });
+        let there = std::fs::metadata(fixture.dir.path().join("backing/f")).unwrap();
+        assert_eq!((there.mtime(), there.mtime_nsec()) == (1_000_000, 7), shaped);
+        assert_eq!(there.mode() & 0o7777 == 0o640, shaped);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! bytes to the backing, and where those bytes are.
 
 use ebb_backend::BackendError;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino, Shape, Version};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -43,6 +43,9 @@ pub struct Grant {
     /// Where the next [`FlushSource::begin`] of this file goes on; None when nothing that was
     /// dirty lies behind this grant. Greater than the `from` of this one.
     pub next: Option<u64>,
+    /// What the file is to be given before it is synced, when these are the last bytes of it that
+    /// are missing on the backing. At the end: what it was given.
+    pub shape: Option<(Shape, Version)>,
     /// The cache file; the bytes have the same offsets as in the file itself.
     pub cache: Arc<File>,
     /// Where to write, relative to the backing.

@@ -153,7 +153,8 @@ impl Worker {
             if background && state.queue.give_way(shared.activity.epoch()) {
                 shared.settle(&mut state);
             }
-            let most = if background { shared.grant_size.load(Ordering::Relaxed) } else { u64::MAX };
+            let most =
+                if background { shared.grant_size.load(Ordering::Relaxed) } else { u64::MAX };
             let asks = state.queue.take(self.slot.lane, most, Instant::now());
             if !asks.is_empty() {
                 return asks;
@@ -222,8 +223,11 @@ impl Worker {
         let labels: Vec<String> = granted.iter().map(|(_, grant)| grant.label.clone()).collect();
         let (Some(first), Some(label)) = (inos.first(), labels.first()) else { return };
         self.slot.begins(*first, &inos.clone().into(), &Arc::from(label.as_str()), "flush end");
-        let done = moved.iter().map(Result::is_ok);
-        let ending = granted.into_iter().map(|(_, grant)| grant).zip(done).collect();
+        let ending = granted.into_iter().zip(&moved).map(|((_, mut grant), moved)| {
+            grant.shape = grant.shape.filter(|_| moved.as_ref().is_ok_and(|m| m.shaped));
+            (grant, moved.is_ok())
+        });
+        let ending = ending.collect();
         let ended = self.shared.source.end_all(ending);
         self.slot.rests();
         let mut outcomes = Vec::with_capacity(inos.len());
@@ -305,8 +309,7 @@ impl Worker {
             slot.begins(ask.ino, with, &label, step.name());
             true
         };
-        let written =
-            write_grant(shared.backend.as_ref(), grant, how, &mut self.buf, &mut proceed);
+        let written = write_grant(shared.backend.as_ref(), grant, how, &mut self.buf, &mut proceed);
         slot.rests();
         written
     }

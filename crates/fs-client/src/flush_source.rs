@@ -148,6 +148,7 @@ impl Node {
             id: granted.grant,
             ranges: granted.ranges.iter().map(|o| (o.range, o.version)).collect(),
             next,
+            shape: granted.shape,
             cache,
             backing_path: backing.path,
             backing_ino: backing.ino,
@@ -160,7 +161,7 @@ impl Node {
         if grant.id == 0 {
             return Ok(());
         }
-        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
+        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, grant.shape).await;
         match ended {
             Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
