@@ -21,7 +21,7 @@ use crate::adaptive::{Glance, Observer};
 use crate::errors::{ErrorRecord, ErrorTable};
 use crate::options::Options;
 use crate::policy::{Decision, Halt, Policy, Scope, Situation, decide};
-use crate::queue::{Ended, Lane, Queue};
+use crate::queue::{Ended, Lane, Listed, Queue};
 use crate::source::{FileUse, FlushError, FlushSource};
 use crate::status::{Counters, FlushState, Status, StopTimes, Working};
 use crate::throttle::Throttle;
@@ -264,10 +264,14 @@ impl Shared {
 
     fn sleep(&self, most: Duration) {
         let mut state = self.state.lock();
-        if !std::mem::take(&mut state.kicked) && !self.is_stopping() {
-            self.changed.wait_for(&mut state, most);
-            state.kicked = false;
+        let until = Instant::now() + most;
+        // What workers report does not concern us: a look goes through all dirty files.
+        while !state.kicked && !self.is_stopping() {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
         }
+        state.kicked = false;
     }
 
     fn look(self: &Arc<Self>) -> Next {
@@ -339,10 +343,10 @@ impl Shared {
         let mut state = self.state.lock();
         let alive: HashSet<Ino> = dirty.iter().map(|f| f.ino).collect();
         state.errors.keep_only(&alive);
-        let files: Vec<Ino> = dirty
+        let files: Vec<Listed> = dirty
             .iter()
             .filter(|f| scope.takes(f.in_use) && !state.errors.must_wait(f.ino, now))
-            .map(|f| f.ino)
+            .map(|f| Listed { ino: f.ino, bytes: f.bytes })
             .collect();
         if files.is_empty() {
             // All of them wait for their next attempt, or for somebody to close them.
@@ -378,6 +382,9 @@ impl Shared {
     /// Stops a run under pressure when there is none any more. Called between grants, so that
     /// the run overshoots the low watermark by no more than what is being written.
     pub(crate) fn relieve(self: &Arc<Self>) {
+        if self.state.lock().queue.run_halt() != Some(Halt::AtLowWatermark) {
+            return;
+        }
         let (dirty_bytes, capacity) = (self.source.dirty_bytes(), self.source.capacity());
         let mut state = self.state.lock();
         state.pressed = self.is_pressed(state.pressed, dirty_bytes, capacity);
@@ -409,12 +416,13 @@ impl Shared {
         for ended in state.queue.settle_all(Instant::now()) {
             self.pass_ended(state, ended);
         }
-        if let Some(run) = state.queue.finish_run()
-            && run.interrupted
-        {
-            // None: the operation has begun so recently that its time is not noted yet.
-            let began = self.activity.began();
-            state.stop_times.record(began.map_or(Duration::ZERO, |began| began.elapsed()));
+        if let Some(run) = state.queue.finish_run() {
+            state.kicked = true;
+            if run.interrupted {
+                // None: the operation has begun so recently that its time is not noted yet.
+                let began = self.activity.began();
+                state.stop_times.record(began.map_or(Duration::ZERO, |began| began.elapsed()));
+            }
         }
         let backlog = state.queue.drain_backlog();
         if backlog > 0 {

@@ -2,7 +2,7 @@
 //! bytes to the backing, and where those bytes are.
 
 use ebb_backend::BackendError;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino, Shape, Version};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -43,6 +43,9 @@ pub struct Grant {
     /// Where the next [`FlushSource::begin`] of this file goes on; None when nothing that was
     /// dirty lies behind this grant. Greater than the `from` of this one.
     pub next: Option<u64>,
+    /// What the file is to be given before it is synced, when these are the last bytes of it that
+    /// are missing on the backing. At the end: what it was given.
+    pub shape: Option<(Shape, Version)>,
     /// The cache file; the bytes have the same offsets as in the file itself.
     pub cache: Arc<File>,
     /// Where to write, relative to the backing.
@@ -51,6 +54,17 @@ pub struct Grant {
     pub backing_ino: u64,
     /// The file's path for messages.
     pub label: String,
+}
+
+/// What [`FlushSource::begin`] is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// The file.
+    pub ino: Ino,
+    /// From this offset on.
+    pub from: u64,
+    /// That many bytes at most.
+    pub most_bytes: u64,
 }
 
 /// The daemon, as the flusher sees it. Called from the flusher's threads; must not call back
@@ -74,10 +88,21 @@ pub trait FlushSource: Send + Sync + 'static {
     /// times before `end`, with growing `from`, so its grants do not overlap.
     fn begin(&self, ino: Ino, from: u64, most_bytes: u64) -> Result<Option<Grant>, FlushError>;
 
+    /// The same for several files, whose answers come in their order. Worth overriding where one
+    /// question costs as much as many.
+    fn begin_all(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>> {
+        wants.iter().map(|w| self.begin(w.ino, w.from, w.most_bytes)).collect()
+    }
+
     /// Reports the outcome. `done`: every byte of the grant is on the backing's stable storage.
     /// Otherwise the grant is given back and its bytes stay dirty. Bytes that were written
     /// again under the grant stay dirty in either case.
     fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError>;
+
+    /// The same for several grants, whose answers come in their order.
+    fn end_all(&self, grants: Vec<(Grant, bool)>) -> Vec<Result<(), FlushError>> {
+        grants.into_iter().map(|(grant, done)| self.end(grant, done)).collect()
+    }
 }
 
 /// Why bytes did not reach the backing.

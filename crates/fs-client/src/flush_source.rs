@@ -2,9 +2,10 @@
 
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_flusher::{DirtyFile, FileUse, FlushError, FlushSource, Grant};
+use ebb_flusher::{DirtyFile, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError};
 use ebb_types::{ByteRange, Errno, Ino};
+use futures_util::future::join_all;
 use std::sync::{Arc, Weak};
 
 /// Ranges of one grant: bounds the size of the request for badly fragmented files.
@@ -38,7 +39,7 @@ impl FlushSource for NodeSource {
     }
 
     fn dirty_bytes(&self) -> u64 {
-        self.0.upgrade().map_or(0, |node| node.dirty_files().iter().map(|f| f.bytes).sum())
+        self.0.upgrade().map_or(0, |node| node.unflushed_bytes())
     }
 
     fn capacity(&self) -> u64 {
@@ -55,9 +56,27 @@ impl FlushSource for NodeSource {
         node.runtime.block_on(node.begin_flush(ino, from, most))
     }
 
+    fn begin_all(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>> {
+        let node = match self.node() {
+            Ok(node) => node,
+            Err(e) => return wants.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let begin = |w: &Want| node.begin_flush(w.ino, w.from, w.most_bytes);
+        node.runtime.block_on(join_all(wants.iter().map(begin)))
+    }
+
     fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
         let node = self.node()?;
         node.runtime.block_on(node.end_flush(grant, done))
+    }
+
+    fn end_all(&self, grants: Vec<(Grant, bool)>) -> Vec<Result<(), FlushError>> {
+        let node = match self.node() {
+            Ok(node) => node,
+            Err(e) => return grants.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let end = |(grant, done)| node.end_flush(grant, done);
+        node.runtime.block_on(join_all(grants.into_iter().map(end)))
     }
 }
 
@@ -79,6 +98,11 @@ impl Node {
         }
         found.sort_by_key(|f| f.ino);
         found
+    }
+
+    /// How many bytes are not on the backing.
+    fn unflushed_bytes(&self) -> u64 {
+        self.listed_dirty().iter().map(|file| file.state.read().view.unflushed_bytes()).sum()
     }
 
     async fn begin_flush(
@@ -124,6 +148,7 @@ impl Node {
             id: granted.grant,
             ranges: granted.ranges.iter().map(|o| (o.range, o.version)).collect(),
             next,
+            shape: granted.shape,
             cache,
             backing_path: backing.path,
             backing_ino: backing.ino,
@@ -136,7 +161,7 @@ impl Node {
         if grant.id == 0 {
             return Ok(());
         }
-        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
+        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, grant.shape).await;
         match ended {
             Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {

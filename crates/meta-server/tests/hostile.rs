@@ -86,7 +86,10 @@ async fn bad_requests_change_nothing() {
         ),
         (Op::Share(pb::Share { ino: 999, range: None, take: false }), Errno::ESTALE),
         (Op::Detach(pb::Detach { ino: f, ranges: range(0, 10), anew: false }), Errno::EBUSY),
-        (Op::FlushEnd(pb::FlushEnd { ino: f, grant: 12345, done: true }), Errno::ESTALE),
+        (
+            Op::FlushEnd(pb::FlushEnd { ino: f, grant: 12345, done: true, shape: None }),
+            Errno::ESTALE,
+        ),
         (make(ROOT, "", libc::S_IFREG), Errno::ENOENT),
         (make(ROOT, "..", libc::S_IFREG), Errno::EINVAL),
         (make(ROOT, "a/b", libc::S_IFREG), Errno::EINVAL),

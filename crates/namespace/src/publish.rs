@@ -5,7 +5,7 @@ use crate::inode::{Home, Inode, Link, Under};
 use crate::plan::{Plan, Planner, part_name};
 use crate::record::{BackingPath, Effect, Record, Replace};
 use crate::tree::Namespace;
-use ebb_types::{Errno, FileKind, Ino, Striping, Time};
+use ebb_types::{Errno, FileKind, Ino, Shape, Striping, Time};
 
 impl Namespace {
     /// The file gets a place on the backing that bytes can be written to, with this striping.
@@ -25,7 +25,15 @@ impl Namespace {
     /// Everything of `ino` but unflushed bytes reaches the backing: a directory with its
     /// ancestors, a symlink, a special file, or a regular file of which no byte is missing, with
     /// its `size`, attributes and all its names.
-    pub fn plan_publish(&self, ino: Ino, size: u64, now: Time) -> Result<Plan, Errno> {
+    ///
+    /// `shaped`: what its part file was given before its last sync, when somebody did that.
+    pub fn plan_publish(
+        &self,
+        ino: Ino,
+        size: u64,
+        shaped: Option<&Shape>,
+        now: Time,
+    ) -> Result<Plan, Errno> {
         let inode = self.inode(ino)?;
         let mut p = Planner::new(self, now);
         match (inode.home, inode.kind) {
@@ -36,14 +44,26 @@ impl Namespace {
                 // Without bytes to flush there is nothing to spread.
                 let part = make_part(&mut p, inode, None)?;
                 p.end_step();
-                p.effect(Effect::SetSize { path: part.clone(), len: size });
-                p.attributes(inode, &part);
-                p.effect(Effect::SyncFile { path: part.clone() });
+                let wanted = self.shape(ino, size)?;
+                if wanted.is_none() || shaped != wanted.as_ref() {
+                    p.effect(Effect::SetSize { path: part.clone(), len: size });
+                    p.attributes(inode, &part);
+                    p.effect(Effect::SyncFile { path: part.clone() });
+                }
                 take_names(&mut p, inode, Some(part))?;
             }
             (_, _) => make_special(&mut p, inode)?,
         }
         Ok(p.finish(Some(ino)))
+    }
+
+    /// What the part file of `ino` must be given before it gets its name; None when that is more
+    /// than a shape, or when it has no part file.
+    pub fn shape(&self, ino: Ino, size: u64) -> Result<Option<Shape>, Errno> {
+        let inode = self.inode(ino)?;
+        let plain = matches!(inode.home, Home::Part { .. }) && inode.xattrs.is_empty();
+        let Inode { perm, uid, gid, atime, mtime, .. } = *inode;
+        Ok(plain.then_some(Shape { size, perm, uid, gid, atime, mtime }))
     }
 }
 

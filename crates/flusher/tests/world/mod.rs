@@ -239,6 +239,7 @@ impl FlushSource for World {
         let list = ranges.iter().map(|r| (ByteRange::new(r.start, r.end), Version(id))).collect();
         grants.insert(id, (ino, ranges));
         Ok(Some(Grant {
+            shape: None,
             ino,
             id,
             ranges: list,

@@ -12,11 +12,12 @@ use crate::sessions::{Line, Who};
 use crate::state::{self, Entry, NodeRecord, State};
 use acts::{Act, act, act_or_death, component, populate, reference, tree};
 use ebb_namespace::{Home, Namespace, Under};
-use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId};
+use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId, Time};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
 use proptest::prelude::*;
+use rustix::fs::{Mode, Timespec, Timestamps};
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -24,6 +25,17 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 const NODE: NodeId = NodeId(1);
+
+/// What a flusher does before it syncs.
+fn take_shape(file: &std::fs::File, shape: &pb::Shape) {
+    let (shape, _) = ebb_wire::shape_from_pb(shape).unwrap();
+    let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+    let times = Timestamps { last_access: spec(shape.atime), last_modification: spec(shape.mtime) };
+    assert_eq!(file.metadata().unwrap().len(), shape.size);
+    std::os::unix::fs::fchown(file, Some(shape.uid), Some(shape.gid)).unwrap();
+    rustix::fs::fchmod(file, Mode::from_raw_mode(shape.perm)).unwrap();
+    rustix::fs::futimens(file, &times).unwrap();
+}
 
 /// The overlay, with a cache that has what was written and not flushed.
 struct Overlay {
@@ -162,7 +174,7 @@ impl Overlay {
                 f.write_all_at(&data[r.start as usize..r.end as usize], r.start).is_ok()
             };
             let done = file.is_some_and(|f| grant.ranges.iter().all(|r| write(&f, r)));
-            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done };
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done, shape: None };
             let _ = self.ask(Op::FlushEnd(end)).await;
         }
     }
@@ -187,7 +199,12 @@ impl Overlay {
                 let (start, end) = (r.start as usize, r.end as usize);
                 file.write_all_at(&data[start..end], r.start).unwrap();
             }
-            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true };
+            // Every other one, as a flusher that may: the rest is then only the name.
+            let shape = grant.shape.filter(|_| ino.0 % 2 == 0);
+            if let Some(shape) = &shape {
+                take_shape(&file, shape);
+            }
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true, shape };
             match self.ask(Op::FlushEnd(end)).await {
                 Ok(Some(Body::FlushDone(d))) => assert!(d.published),
                 other => panic!("{other:?}"),
