@@ -129,16 +129,23 @@ fn a_file_can_be_opened_while_it_gets_its_name_on_a_slow_backing() {
         }
         count
     });
-    let mut opened = 0;
-    while !writing.is_finished() {
-        for name in ["f", "g", "h", "i", "f.new", "g.new", "h.new", "i.new"] {
-            match fs::read(cluster.node(1).path(name)) {
-                Ok(_) => opened += 1,
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => panic!("{name}, after {opened} opens: {e}"),
+    let read_all = || {
+        let mut opened = 0;
+        while !writing.is_finished() {
+            for name in ["f", "g", "h", "i", "f.new", "g.new", "h.new", "i.new"] {
+                match fs::read(cluster.node(1).path(name)) {
+                    Ok(_) => opened += 1,
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(e) => panic!("{name}, after {opened} opens: {e}"),
+                }
             }
         }
-    }
+        opened
+    };
+    let opened: u32 = std::thread::scope(|scope| {
+        let readers = [0; 4].map(|_| scope.spawn(read_all));
+        readers.into_iter().map(|reader| reader.join().expect("no panic")).sum()
+    });
     println!("{} files, {opened} opens", writing.join().expect("no panic"));
     disk.throttle(0).expect("as above");
     cluster.umount_all();
