@@ -7,9 +7,14 @@ use ebb_meta_client::{Backing, CallError};
 use ebb_types::{ByteRange, Errno, Ino};
 use futures_util::future::join_all;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Ranges of one grant: bounds the size of the request for badly fragmented files.
 const RANGES_MAX: usize = 8192;
+
+/// When it is asked first, and most rarely, whether a file without a name is still open elsewhere.
+const ASK_FIRST: Duration = Duration::from_secs(1);
+const ASK_MOST: Duration = Duration::from_secs(10);
 
 /// What the flusher holds of the daemon.
 pub struct NodeSource(pub Weak<Node>);
@@ -116,7 +121,7 @@ impl Node {
             Ok(()) => {}
             // Unlinked and nobody's any more: it never touches the backing.
             Err(e) if is_gone(e) => {
-                self.unlinked(&file);
+                self.unlinked(&file, e);
                 return Ok(None);
             }
             Err(e) => return Err(service("attach", e)),
@@ -128,7 +133,7 @@ impl Node {
         let granted = match self.patient_meta().flush_begin(ino, &wanted).await {
             Ok(granted) => granted,
             Err(e) if is_gone(e.errno) => {
-                self.unlinked(&file);
+                self.unlinked(&file, e.errno);
                 return Ok(None);
             }
             Err(e) => return Err(explained("flush_begin", &e)),
@@ -181,15 +186,34 @@ impl Node {
         }
     }
 
-    /// The file has no name left. Its bytes live on for those who have it open.
-    fn unlinked(&self, file: &CachedFile) {
+    /// The file has no name left. Its bytes live on for those who have it open, here or elsewhere.
+    fn unlinked(&self, file: &CachedFile, answer: Errno) {
         self.note_gone(file.ino);
-        if file.state.read().opens == 0 {
+        if answer == Errno::ESTALE && file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {
             file.state.write().orphan = true;
+            self.discard_when_unused(file.ino);
         }
         self.unlist(file);
+    }
+
+    /// Nobody tells when the last node closes such a file; it is asked for.
+    fn discard_when_unused(&self, ino: Ino) {
+        let Some(me) = self.me_arc() else { return };
+        let node = Arc::downgrade(&me);
+        self.runtime.spawn(async move {
+            let mut pause = ASK_FIRST;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(ASK_MOST);
+                let Some(node) = node.upgrade() else { return };
+                if node.file(ino).is_none() {
+                    return;
+                }
+                node.discard_if_unlinked(ino).await;
+            }
+        });
     }
 }
 

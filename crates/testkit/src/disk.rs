@@ -1,7 +1,7 @@
 //! A small disk of its own, as a backing that can be slow, full, failing or hanging: ext4 without
-//! a journal (or btrfs, whose quotas hold for root too) on a loop device over an image in memory. Needs root, loop devices and mkfs.ext4; to
-//! be slow also the v1 blkio controller of cgroups; to fail nbdkit and nbdfuse; for a quota
-//! mkfs.btrfs. Everything goes when it is dropped.
+//! a journal (or btrfs, whose quotas hold for root too) on a loop device over an image in memory.
+//! Needs root, loop devices and mkfs.ext4; to be slow also the v1 blkio controller of cgroups; to
+//! fail nbdkit and nbdfuse; for a quota mkfs.btrfs. Everything goes when it is dropped.
 
 use crate::mounts::wait_until;
 use std::fs;
