@@ -102,7 +102,8 @@ pub(crate) fn spawn(shared: &Arc<Shared>, lane: Lane) -> std::io::Result<Arc<Slo
         Lane::Background => "ebb-flush-bg",
         Lane::Drain => "ebb-flush-drain",
     };
-    let worker = Worker { shared: Arc::clone(shared), slot: Arc::clone(&slot), buf: Vec::new() };
+    let (to, slot_of) = (Arc::clone(shared), Arc::clone(&slot));
+    let worker = Worker { shared: to, slot: slot_of, buf: Vec::new(), asked: 0 };
     std::thread::Builder::new().name(name.to_owned()).spawn(move || worker.run())?;
     Ok(slot)
 }
@@ -111,6 +112,8 @@ struct Worker {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
     buf: Vec<u8>,
+    /// The size that grants of runs that must give way had when this worker asked last.
+    asked: u64,
 }
 
 /// Whatever way the thread ends, nobody counts on it any more.
@@ -137,7 +140,7 @@ impl Worker {
     }
 
     /// Waits for work; nothing when the thread is to end.
-    fn next(&self) -> Vec<Ask> {
+    fn next(&mut self) -> Vec<Ask> {
         let shared = &self.shared;
         let background = self.slot.lane == Lane::Background;
         if background {
@@ -153,10 +156,11 @@ impl Worker {
             if background && state.queue.give_way(shared.activity.epoch()) {
                 shared.settle(&mut state);
             }
-            let most =
-                if background { shared.grant_size.load(Ordering::Relaxed) } else { u64::MAX };
+            let size = shared.grant_size.load(Ordering::Relaxed);
+            let most = if background { size } else { u64::MAX };
             let asks = state.queue.take(self.slot.lane, most, Instant::now());
             if !asks.is_empty() {
+                self.asked = size;
                 return asks;
             }
             if expired {
@@ -203,7 +207,7 @@ impl Worker {
         let options = &self.shared.options;
         let most = match ask.interrupt {
             _ if ask.small => SMALL,
-            Some(_) => self.shared.grant_size.load(Ordering::Relaxed),
+            Some(_) => self.asked,
             None => options.grant_bytes,
         };
         let most_bytes = plan::aligned_most(ask.from, most, options.chunk);
@@ -344,10 +348,16 @@ impl Worker {
             return;
         }
         let share = took.as_secs_f64() / options.stop_within.as_secs_f64().max(1e-6);
-        // Several workers learn at once; a lost step of one of them does not matter.
-        let size = self.shared.grant_size.load(Ordering::Relaxed);
-        let next = plan::next_grant_size(size, share, stopped, options.grant_bytes);
-        self.shared.grant_size.store(next, Ordering::Relaxed);
+        // One step from what this grant was asked with: what others have learned meanwhile counts
+        // more, or many small grants that were fast would make the next ones far too large.
+        let next = plan::next_grant_size(self.asked, share, stopped, options.grant_bytes);
+        // One that was smaller than it might have been says nothing of larger ones.
+        let bytes: u64 = moved.iter().flatten().map(|m| m.bytes).sum();
+        if next > self.asked && bytes < self.asked / 2 {
+            return;
+        }
+        let learn = |size: u64| (size == self.asked || next < size).then_some(next);
+        let _ = self.shared.grant_size.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
     }
 
     fn count(&self, moved: Moved) {
