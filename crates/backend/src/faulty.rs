@@ -4,7 +4,7 @@
 use crate::error::{BackendError, Operation};
 use crate::paths::shown;
 use crate::{Access, Backend, BackingFile, Identity, Space};
-use ebb_types::{ByteRange, Errno, Shape};
+use ebb_types::{Attr, ByteRange, Errno};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -215,7 +215,7 @@ impl BackingFile for FaultyFile {
         self.inner.sync_all()
     }
 
-    fn take_shape(&self, shape: &Shape) -> Result<bool, BackendError> {
+    fn take_shape(&self, shape: &Attr) -> Result<bool, BackendError> {
         self.dice.before(Operation::Attributes, &self.path)?;
         self.inner.take_shape(shape)
     }

@@ -9,7 +9,7 @@ use crate::options::ReadBack;
 use crate::plan;
 use crate::source::{FlushError, Grant};
 use ebb_backend::{Access, Backend, BackingFile};
-use ebb_types::{ByteRange, Errno, Shape};
+use ebb_types::{Attr, ByteRange, Errno};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -76,10 +76,11 @@ impl<E: Into<FlushError>> From<E> for Unmoved {
 pub(crate) struct Written {
     file: Arc<dyn BackingFile>,
     pieces: Vec<ByteRange>,
+    span: ByteRange,
     /// Of each piece, when it is to be read back.
     sums: Vec<u64>,
     bytes: u64,
-    shape: Option<Shape>,
+    shape: Option<Attr>,
     how: How,
 }
 
@@ -121,17 +122,14 @@ pub(crate) fn write_grant(
             sent = bytes;
         }
     }
-    let shape = grant.shape.map(|(shape, _)| shape);
-    Ok(Some(Written { file, pieces, sums, bytes, shape, how }))
+    Ok(Some(Written { file, pieces, span, sums, bytes, shape: grant.shape, how }))
 }
 
 impl Written {
     /// Sends it to the storage without waiting for it.
     pub(crate) fn start(&self) {
-        if self.how.eager
-            && let Some(span) = span(&self.pieces)
-        {
-            self.file.start_writing(span);
+        if self.how.eager {
+            self.file.start_writing(self.span);
         }
     }
 
@@ -141,7 +139,6 @@ impl Written {
         buf: &mut [u8],
         proceed: &mut dyn FnMut(Step) -> bool,
     ) -> Result<Moved, Unmoved> {
-        let Some(span) = span(&self.pieces) else { return Ok(Moved::default()) };
         if !proceed(Step::Sync) {
             return Err(Unmoved::Stopped);
         }
@@ -158,14 +155,14 @@ impl Written {
         if let Some(from) = self.how.verify {
             proceed(Step::Verify);
             if from == ReadBack::Storage {
-                self.file.drop_cached(span)?;
+                self.file.drop_cached(self.span)?;
             }
-            read_back(self.file.as_ref(), &self.pieces, &self.sums, span, buf)?;
+            read_back(self.file.as_ref(), &self.pieces, &self.sums, self.span, buf)?;
             moved.verified = moved.bytes;
         }
         // The pages are the application's: what is on the backing is in the cache file too. Best
         // effort only: the bytes are safe.
-        let _ = self.file.drop_cached(span);
+        let _ = self.file.drop_cached(self.span);
         Ok(moved)
     }
 }

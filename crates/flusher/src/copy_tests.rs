@@ -3,7 +3,7 @@
 use super::*;
 use ebb_backend::faulty::Faults;
 use ebb_backend::{BackendError, Faulty, PosixDir};
-use ebb_types::{Ino, Version};
+use ebb_types::{FileKind, Ino, Version};
 use proptest::prelude::*;
 use std::os::unix::fs::MetadataExt;
 
@@ -156,9 +156,21 @@ fn a_file_gets_its_shape_when_it_has_its_size() {
     let meta = std::fs::metadata(fixture.dir.path().join("cache")).unwrap();
     let (uid, gid) = (meta.uid(), meta.gid());
     for (size, shaped) in [(101, false), (100, true)] {
-        let shape = Shape { size, perm: 0o640, uid, gid, atime: time, mtime: time };
+        let shape = Attr {
+            ino: Ino(9),
+            kind: FileKind::Regular,
+            perm: 0o640,
+            nlink: 1,
+            uid,
+            gid,
+            rdev: 0,
+            size,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        };
         let mut grant = fixture.grant(&[ByteRange::at(0, 100)]);
-        grant.shape = Some((shape, Version(1)));
+        grant.shape = Some(shape);
         let mut buf = Vec::new();
         let moved =
             move_grant(fixture.faulty.as_ref(), &grant, VERIFIED, &mut buf, &mut |_| true).unwrap();

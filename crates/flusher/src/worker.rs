@@ -7,7 +7,7 @@ use crate::nice;
 use crate::options::ReadBack;
 use crate::plan;
 use crate::queue::{Ask, Ended, Lane, Queue, SMALL};
-use crate::source::{FlushError, Grant, Want};
+use crate::source::{Fate, FlushError, Grant, Want};
 use crate::status::Counters;
 use ebb_types::Ino;
 use parking_lot::{Mutex, MutexGuard};
@@ -179,7 +179,7 @@ impl Worker {
         let with: Arc<[Ino]> = asks.iter().map(|ask| ask.ino).collect();
         let wants: Vec<Want> = asks.iter().map(|ask| self.wanted(ask)).collect();
         self.slot.begins(first.ino, &with, &Arc::from(""), "flush begin");
-        let answers = self.shared.source.begin_all(&wants);
+        let answers = self.shared.source.begin(&wants);
         self.slot.rests();
         let mut granted = Vec::with_capacity(asks.len());
         let mut answered = Vec::with_capacity(asks.len());
@@ -227,12 +227,12 @@ impl Worker {
         let labels: Vec<String> = granted.iter().map(|(_, grant)| grant.label.clone()).collect();
         let (Some(first), Some(label)) = (inos.first(), labels.first()) else { return };
         self.slot.begins(*first, &inos.clone().into(), &Arc::from(label.as_str()), "flush end");
-        let ending = granted.into_iter().zip(&moved).map(|((_, mut grant), moved)| {
-            grant.shape = grant.shape.filter(|_| moved.as_ref().is_ok_and(|m| m.shaped));
-            (grant, moved.is_ok())
+        let fates = moved.iter().map(|moved| match moved {
+            Ok(moved) => Fate::Done { shaped: moved.shaped },
+            Err(_) => Fate::GivenBack,
         });
-        let ending = ending.collect();
-        let ended = self.shared.source.end_all(ending);
+        let ending = granted.into_iter().map(|(_, grant)| grant).zip(fates).collect();
+        let ended = self.shared.source.end(ending);
         self.slot.rests();
         let mut outcomes = Vec::with_capacity(inos.len());
         for (((ino, label), moved), ended) in inos.into_iter().zip(labels).zip(moved).zip(ended) {
@@ -383,9 +383,9 @@ impl Worker {
 
     fn give_back(&self, grant: Grant) {
         let label = grant.label.clone();
-        if let Err(e) = self.shared.source.end(grant, false) {
+        for failed in self.shared.source.end(vec![(grant, Fate::GivenBack)]) {
             // The service forgets the grant with our session, or has done so.
-            tracing::debug!("flusher: {label}: {e}");
+            let _ = failed.inspect_err(|e| tracing::debug!("flusher: {label}: {e}"));
         }
     }
 

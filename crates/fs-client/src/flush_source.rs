@@ -2,7 +2,7 @@
 
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_flusher::{DirtyFile, FileUse, FlushError, FlushSource, Grant, Want};
+use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError};
 use ebb_types::{ByteRange, Errno, Ino};
 use futures_util::future::join_all;
@@ -56,12 +56,7 @@ impl FlushSource for NodeSource {
         file.map_or_else(|| ino.to_string(), |f| f.label())
     }
 
-    fn begin(&self, ino: Ino, from: u64, most: u64) -> Result<Option<Grant>, FlushError> {
-        let node = self.node()?;
-        node.runtime.block_on(node.begin_flush(ino, from, most))
-    }
-
-    fn begin_all(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>> {
+    fn begin(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>> {
         let node = match self.node() {
             Ok(node) => node,
             Err(e) => return wants.iter().map(|_| Err(e.clone())).collect(),
@@ -70,17 +65,12 @@ impl FlushSource for NodeSource {
         node.runtime.block_on(join_all(wants.iter().map(begin)))
     }
 
-    fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
-        let node = self.node()?;
-        node.runtime.block_on(node.end_flush(grant, done))
-    }
-
-    fn end_all(&self, grants: Vec<(Grant, bool)>) -> Vec<Result<(), FlushError>> {
+    fn end(&self, grants: Vec<(Grant, Fate)>) -> Vec<Result<(), FlushError>> {
         let node = match self.node() {
             Ok(node) => node,
             Err(e) => return grants.iter().map(|_| Err(e.clone())).collect(),
         };
-        let end = |(grant, done)| node.end_flush(grant, done);
+        let end = |(grant, fate)| node.end_flush(grant, fate);
         node.runtime.block_on(join_all(grants.into_iter().map(end)))
     }
 }
@@ -161,12 +151,16 @@ impl Node {
         }))
     }
 
-    async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
+    async fn end_flush(&self, grant: Grant, fate: Fate) -> Result<(), FlushError> {
         // Number 0 stands for a grant of nothing.
         if grant.id == 0 {
             return Ok(());
         }
-        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, grant.shape).await;
+        let (done, shaped) = match fate {
+            Fate::Done { shaped } => (true, shaped),
+            Fate::GivenBack => (false, false),
+        };
+        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
         match ended {
             Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
@@ -192,8 +186,10 @@ impl Node {
         if answer == Errno::ESTALE && file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {
-            file.state.write().orphan = true;
-            self.discard_when_unused(file.ino);
+            let known = std::mem::replace(&mut file.state.write().orphan, true);
+            if !known {
+                self.discard_when_unused(file.ino);
+            }
         }
         self.unlist(file);
     }

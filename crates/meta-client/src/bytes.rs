@@ -5,9 +5,9 @@ use crate::driver::LEFT;
 use crate::map::{Mapped, map_from_pb, owned_from_pb};
 use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
-use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Shape, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
-use ebb_wire::{range_from_pb, range_to_pb, shape_from_pb, shape_to_pb, time_to_pb};
+use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the unowned bytes of a file are.
@@ -111,8 +111,8 @@ pub struct FlushGrant {
     pub backing: Option<Backing>,
     /// Published size of the file.
     pub size: u64,
-    /// What the file may be given before its sync, and of which version that is.
-    pub shape: Option<(Shape, Version)>,
+    /// What the file may be given before its sync: these are the last bytes that it lacks.
+    pub shape: Option<Attr>,
 }
 
 /// What became of a flush.
@@ -331,21 +331,20 @@ impl MetaClient {
         if !own || (backing.is_none() && !ranges.is_empty()) {
             return Err(Errno::EPROTO.into());
         }
-        let shape = grant.shape.as_ref().map(shape_from_pb).transpose()?;
+        let shape = grant.shape.as_ref().map(attr_from_pb).transpose()?;
         Ok(FlushGrant { grant: grant.grant, ranges, backing, size: grant.size, shape })
     }
 
-    /// Ends a grant; `done` when the bytes were written, synced and verified, `shape` when the file
-    /// was given it before it was synced.
+    /// Ends a grant; `done` when the bytes were written, synced and verified, `shaped` when the
+    /// file was given the grant's shape before it was synced.
     pub async fn flush_end(
         &self,
         ino: Ino,
         grant: u64,
         done: bool,
-        shape: Option<(Shape, Version)>,
+        shaped: bool,
     ) -> Result<FlushDone, CallError> {
-        let shape = shape.map(|(shape, of)| shape_to_pb(&shape, of));
-        let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done, shape });
+        let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done, shaped });
         let end = expect_body!(self.call_explained(op).await?, FlushDone);
         Ok(FlushDone { published: end.published, version: Version(end.version) })
     }

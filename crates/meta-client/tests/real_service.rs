@@ -222,12 +222,12 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
         let backing = grant.backing.unwrap();
         let path = dirs.backing().join(std::str::from_utf8(&backing.path).unwrap());
         write_ranges(&path, content);
-        let done = client.flush_end(ino, grant.grant, true, None).await.unwrap();
+        let done = client.flush_end(ino, grant.grant, true, false).await.unwrap();
         assert_eq!(done.published, std::ptr::eq(client, &two));
     }
     let bytes = std::fs::read(dirs.backing().join("shared")).unwrap();
     assert!(bytes.len() == 150 && bytes.iter().all(|b| *b == 7));
-    let stale = one.flush_end(ino, 12345, true, None).await.unwrap_err();
+    let stale = one.flush_end(ino, 12345, true, false).await.unwrap_err();
     assert_eq!(stale.errno, Errno::ESTALE);
     assert!(!stale.text.is_empty());
     one.detach(ino, &[ByteRange::new(0, 40)]).await.unwrap();

@@ -87,7 +87,7 @@ async fn bad_requests_change_nothing() {
         (Op::Share(pb::Share { ino: 999, range: None, take: false }), Errno::ESTALE),
         (Op::Detach(pb::Detach { ino: f, ranges: range(0, 10), anew: false }), Errno::EBUSY),
         (
-            Op::FlushEnd(pb::FlushEnd { ino: f, grant: 12345, done: true, shape: None }),
+            Op::FlushEnd(pb::FlushEnd { ino: f, grant: 12345, done: true, shaped: false }),
             Errno::ESTALE,
         ),
         (make(ROOT, "", libc::S_IFREG), Errno::ENOENT),

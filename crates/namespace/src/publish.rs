@@ -5,7 +5,7 @@ use crate::inode::{Home, Inode, Link, Under};
 use crate::plan::{Plan, Planner, part_name};
 use crate::record::{BackingPath, Effect, Record, Replace};
 use crate::tree::Namespace;
-use ebb_types::{Errno, FileKind, Ino, Shape, Striping, Time};
+use ebb_types::{Attr, Errno, FileKind, Ino, Striping, Time};
 
 impl Namespace {
     /// The file gets a place on the backing that bytes can be written to, with this striping.
@@ -31,7 +31,7 @@ impl Namespace {
         &self,
         ino: Ino,
         size: u64,
-        shaped: Option<&Shape>,
+        shaped: Option<&Attr>,
         now: Time,
     ) -> Result<Plan, Errno> {
         let inode = self.inode(ino)?;
@@ -44,8 +44,8 @@ impl Namespace {
                 // Without bytes to flush there is nothing to spread.
                 let part = make_part(&mut p, inode, None)?;
                 p.end_step();
-                let wanted = self.shape(ino, size)?;
-                if wanted.is_none() || shaped != wanted.as_ref() {
+                let wanted = Attr { size, ..self.attr(ino)? };
+                if shaped != Some(&wanted) || !self.needs_only_a_shape(ino) {
                     p.effect(Effect::SetSize { path: part.clone(), len: size });
                     p.attributes(inode, &part);
                     p.effect(Effect::SyncFile { path: part.clone() });
@@ -57,13 +57,11 @@ impl Namespace {
         Ok(p.finish(Some(ino)))
     }
 
-    /// What the part file of `ino` must be given before it gets its name; None when that is more
-    /// than a shape, or when it has no part file.
-    pub fn shape(&self, ino: Ino, size: u64) -> Result<Option<Shape>, Errno> {
-        let inode = self.inode(ino)?;
-        let plain = matches!(inode.home, Home::Part { .. }) && inode.xattrs.is_empty();
-        let Inode { perm, uid, gid, atime, mtime, .. } = *inode;
-        Ok(plain.then_some(Shape { size, perm, uid, gid, atime, mtime }))
+    /// True for a part file that must be given only its attributes before it gets its name.
+    #[must_use]
+    pub fn needs_only_a_shape(&self, ino: Ino) -> bool {
+        let plain = |i: &Inode| matches!(i.home, Home::Part { .. }) && i.xattrs.is_empty();
+        self.get(ino).is_some_and(plain)
     }
 }
 

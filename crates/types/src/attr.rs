@@ -126,23 +126,6 @@ pub struct Attr {
     pub ctime: Time,
 }
 
-/// What a file has on the backing when nothing of it is missing there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Size in bytes.
-    pub size: u64,
-    /// Permission bits with setuid, setgid and sticky.
-    pub perm: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Last access.
-    pub atime: Time,
-    /// Last change of the content.
-    pub mtime: Time,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ pub mod range;
 pub mod striping;
 pub mod units;
 
-pub use attr::{Attr, FileKind, Shape, Time};
+pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use name::Name;

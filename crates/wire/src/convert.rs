@@ -1,7 +1,7 @@
 //! Checked conversions between messages and types.
 
 use crate::pb;
-use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Shape, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Time};
 
 /// A time as sent.
 #[must_use]
@@ -23,32 +23,6 @@ pub fn range_to_pb(r: ByteRange) -> pb::Range {
 /// A range as received; an inverted one is refused.
 pub fn range_from_pb(r: pb::Range) -> Result<ByteRange, Errno> {
     if r.start <= r.end { Ok(ByteRange::new(r.start, r.end)) } else { Err(Errno::EPROTO) }
-}
-
-/// A shape of a file of this version as sent.
-#[must_use]
-pub fn shape_to_pb(s: &Shape, of: Version) -> pb::Shape {
-    pb::Shape {
-        size: s.size,
-        perm: s.perm,
-        uid: s.uid,
-        gid: s.gid,
-        atime: Some(time_to_pb(s.atime)),
-        mtime: Some(time_to_pb(s.mtime)),
-        version: of.0,
-    }
-}
-
-/// A shape and the version of the file as received; a missing time or more than permission bits
-/// are refused.
-pub fn shape_from_pb(s: &pb::Shape) -> Result<(Shape, Version), Errno> {
-    let time = |t: Option<pb::Time>| t.ok_or(Errno::EPROTO).and_then(time_from_pb);
-    if s.perm & !0o7777 != 0 {
-        return Err(Errno::EPROTO);
-    }
-    let (atime, mtime) = (time(s.atime)?, time(s.mtime)?);
-    let shape = Shape { size: s.size, perm: s.perm, uid: s.uid, gid: s.gid, atime, mtime };
-    Ok((shape, Version(s.version)))
 }
 
 /// Attributes as sent.

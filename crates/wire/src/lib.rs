@@ -9,10 +9,7 @@ pub mod pb {
 }
 
 mod convert;
-pub use convert::{
-    attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, shape_from_pb, shape_to_pb, time_from_pb,
-    time_to_pb,
-};
+pub use convert::{attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, time_from_pb, time_to_pb};
 
 /// Version of the protocol in `Hello`.
 pub const PROTOCOL: u32 = 1;

@@ -6,7 +6,7 @@ use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
-use crate::ops::room::{Need, is_full};
+use crate::ops::room::Need;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, Time};
 use std::os::unix::fs::FileExt;
@@ -78,7 +78,7 @@ impl Node {
             return no_room(Need::Share);
         }
         let range = match file.store(&self.cache, place, data) {
-            Err(e) if is_full(e) => return no_room(Need::Disk),
+            Err(e) if e.is_full() => return no_room(Need::Disk),
             stored => stored?,
         };
         self.note_taken();
@@ -172,7 +172,7 @@ impl Node {
                 cache::reserve(&cache, checked_range(end, len)?).map_err(Errno::from)
             });
             match taken {
-                Err(e) if is_full(e) => self.make_room(Need::Disk).await?,
+                Err(e) if e.is_full() => self.make_room(Need::Disk).await?,
                 other => return other,
             }
         }

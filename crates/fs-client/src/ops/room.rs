@@ -60,11 +60,6 @@ pub enum Need {
     Disk,
 }
 
-/// True for what a file system answers that has nothing left.
-pub(crate) fn is_full(errno: Errno) -> bool {
-    matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
-}
-
 /// What the node keeps for making room.
 pub struct Room {
     /// A leaf: held for a few map operations only.
@@ -438,7 +433,7 @@ fn hopeless(flusher: &Engine, stuck: Duration) -> Option<Errno> {
         return None;
     }
     let errors = flusher.status().errors;
-    if let Some(full) = errors.iter().find(|e| is_full(Errno(e.errno))) {
+    if let Some(full) = errors.iter().find(|e| Errno(e.errno).is_full()) {
         tracing::error!(path = %full.path, error = %full.text, "buffer and backing are full");
         return Some(Errno(full.errno));
     }

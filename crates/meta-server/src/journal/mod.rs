@@ -346,11 +346,6 @@ impl Out {
     }
 }
 
-/// True for what a full disk answers.
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.raw_os_error().map(Errno), Some(Errno::ENOSPC | Errno::EDQUOT))
-}
-
 /// Writes a whole new journal beside the old one.
 fn prepare(storage: &dyn Storage, job: u64, snapshot: &[u8]) -> io::Result<(Arc<dyn Stored>, u64)> {
     let bytes = fresh(job, Boot::now(), snapshot);
@@ -406,7 +401,7 @@ fn write_when_there_is_room(
     let mut last = LAST_RETRIES;
     loop {
         let error = match write_group(shared, bytes, rotate) {
-            Err(e) if is_full(&e) => e,
+            Err(e) if Errno::from(&e).is_full() => e,
             done => return done,
         };
         if !shared.written.borrow().full {
@@ -437,7 +432,9 @@ fn write_group(shared: &Shared, bytes: &[u8], rotate: Option<&Rotation>) -> io::
                 shared.snapshot_bytes.store(len, Ordering::Relaxed);
             }
             // The old one goes on; the next compaction may find room.
-            Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room to compact the journal"),
+            Err(e) if Errno::from(&e).is_full() => {
+                tracing::warn!(error = %e, "no room to compact the journal")
+            }
             Err(e) => return Err(e),
         }
         append(shared, &mut out, new)?;

@@ -2,20 +2,19 @@
 
 use super::{Call, OpError, OpResult, ranges};
 use crate::core::Core;
-use crate::grants::ClaimId;
+use crate::grants::{ClaimId, Right};
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::FileState;
 use ebb_namespace::Home;
-use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Shape, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
-use ebb_wire::{shape_from_pb, shape_to_pb};
 use std::sync::Arc;
 
 /// What a part file was given, synced with its bytes, as long as the file has this version.
 #[derive(Clone, Copy)]
 struct Shaped {
-    shape: Shape,
+    shape: Attr,
     version: Version,
 }
 
@@ -68,15 +67,16 @@ impl Call {
             let granted = file.grantable(node, &wanted);
             let bytes: u64 = granted.iter().map(|o| o.range.len()).sum();
             let last = bytes == file.unflushed_bytes();
-            let shape = if last { state.ns.shape(ino, file.size())? } else { None };
-            let shape = shape.map(|s| shape_to_pb(&s, file.version()));
+            let may = last && state.ns.needs_only_a_shape(ino);
+            let shape = if may { Some((state.attr(ino)?, file.version())) } else { None };
             (granted, super::bytes::backing_ref(&state, ino), file.size(), shape)
         };
         if granted.is_empty() {
             return Ok(Some(Body::FlushGrant(self.nothing_to_flush(ino)?)));
         }
         let ranges = granted.iter().map(super::bytes::owned).collect();
-        self.core.narrow_claim(ino, id, granted);
+        self.core.narrow_claim(ino, id, Right { ranges: granted, shape });
+        let shape = shape.map(|(attr, _)| ebb_wire::attr_to_pb(&attr));
         let grant = claim.keep();
         Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size, shape })))
     }
@@ -116,7 +116,6 @@ impl Call {
     pub(super) async fn flush_end(&self, op: &pb::FlushEnd) -> OpResult {
         let ino = Ino(op.ino);
         let node = self.who.node;
-        let shaped = op.shape.as_ref().filter(|_| op.done).map(shape_from_pb).transpose()?;
         let shaped = {
             let mut state = self.core.state();
             // Under the state: nothing can be cut or claimed between the two.
@@ -125,9 +124,9 @@ impl Call {
             })?;
             // Of the file as it is now: whatever else came to the backing since has changed it.
             let version = |state: &State| state.file(ino).map(FileState::version).ok();
-            let current = shaped.filter(|(_, of)| version(&state) == Some(*of));
+            let current = granted.shape.filter(|(_, of)| op.shaped && version(&state) == Some(*of));
             if op.done && state.file(ino).is_ok() {
-                let entry = Entry::File(ino, FileOp::Flushed(node, granted));
+                let entry = Entry::File(ino, FileOp::Flushed(node, granted.ranges));
                 self.core.commit(&mut state, &[entry]);
             }
             current.and_then(|(shape, _)| Some(Shaped { shape, version: version(&state)? }))

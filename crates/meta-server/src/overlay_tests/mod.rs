@@ -27,8 +27,8 @@ use tokio::sync::{mpsc, watch};
 const NODE: NodeId = NodeId(1);
 
 /// What a flusher does before it syncs.
-fn take_shape(file: &std::fs::File, shape: &pb::Shape) {
-    let (shape, _) = ebb_wire::shape_from_pb(shape).unwrap();
+fn take_shape(file: &std::fs::File, shape: &pb::Attr) {
+    let shape = ebb_wire::attr_from_pb(shape).unwrap();
     let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
     let times = Timestamps { last_access: spec(shape.atime), last_modification: spec(shape.mtime) };
     assert_eq!(file.metadata().unwrap().len(), shape.size);
@@ -174,7 +174,7 @@ impl Overlay {
                 f.write_all_at(&data[r.start as usize..r.end as usize], r.start).is_ok()
             };
             let done = file.is_some_and(|f| grant.ranges.iter().all(|r| write(&f, r)));
-            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done, shape: None };
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done, shaped: false };
             let _ = self.ask(Op::FlushEnd(end)).await;
         }
     }
@@ -201,10 +201,9 @@ impl Overlay {
             }
             // Every other one, as a flusher that may: the rest is then only the name.
             let shape = grant.shape.filter(|_| ino.0 % 2 == 0);
-            if let Some(shape) = &shape {
-                take_shape(&file, shape);
-            }
-            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true, shape };
+            let shaped = shape.is_some();
+            shape.iter().for_each(|shape| take_shape(&file, shape));
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true, shaped };
             match self.ask(Op::FlushEnd(end)).await {
                 Ok(Some(Body::FlushDone(d))) => assert!(d.published),
                 other => panic!("{other:?}"),

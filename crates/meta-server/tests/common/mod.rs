@@ -294,7 +294,7 @@ impl Node {
     }
 
     pub async fn end(&mut self, ino: u64, grant: u64, done: bool) -> Result<pb::FlushDone, Errno> {
-        match self.ask(Op::FlushEnd(pb::FlushEnd { ino, grant, done, shape: None })).await? {
+        match self.ask(Op::FlushEnd(pb::FlushEnd { ino, grant, done, shaped: false })).await? {
             Some(Body::FlushDone(d)) => Ok(d),
             other => panic!("{other:?}"),
         }
