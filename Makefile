@@ -3,7 +3,8 @@
 #
 #   make demo    two nodes on this machine, each step explained (under two minutes once built)
 #   make test    all tests, on real mounts
-#   make chaos SECONDS=60 [SEED=n]   nodes, programs that write, and everything that can break
+#   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
+#                break; another cluster after every n rounds
 #   make bench   the benchmarks
 #   make build   the binary: $(TARGET)/release/ebb
 #   make lint    format, clippy
@@ -33,7 +34,7 @@ test: build
 # SECONDS is the shell's own name for its age: only a value from the command line counts.
 chaos: build
 	EBB_CHAOS_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) \
-	    $(if $(SEED),EBB_SEED=$(SEED)) EBB_REQUIRE_FUSE=1 \
+	    $(if $(SEED),EBB_SEED=$(SEED)) $(if $(ROUNDS),EBB_CHAOS_ROUNDS=$(ROUNDS)) EBB_REQUIRE_FUSE=1 \
 	    cargo test --release -p ebb-tests --test chaos -- --ignored --nocapture
 
 bench: build

@@ -84,8 +84,8 @@ fn main() {
     }
     let work = Work {
         bursts: number("EBB_BENCH_BURSTS", 6),
-        burst_mib: number("EBB_BENCH_BURST_MIB", 128),
-        gap: Duration::from_millis(number("EBB_BENCH_GAP_MS", 400)),
+        burst_mib: number("EBB_BENCH_BURST_MIB", 384),
+        gap: Duration::from_millis(number("EBB_BENCH_GAP_MS", 1000)),
     };
     let mpi = mpi_program(disk.path().parent().expect("it is in a directory"));
     let mut report = Report::new(work, rate);

@@ -4,6 +4,7 @@
 //! be there afterwards.
 
 pub mod content;
+pub mod copies;
 pub mod crash;
 pub mod grown;
 pub mod load;

@@ -272,7 +272,8 @@ fn a_daemon_in_the_foreground_ends_with_its_mount() {
     let cluster = Cluster::builder().flush("end").prepare();
     let node = cluster.node(0);
     let mut daemon = node.mount_command(&["--foreground"]).spawn().expect("ebb");
-    let up = || mounts::is_mounted(node.mountpoint()) && node.path(".ebb/status.json").exists();
+    // The mount is there a moment before the commands know whose it is.
+    let up = || node.ebb("status", &[], &[]).status.success();
     assert!(mounts::wait_until(SOON, up), "it does not come up");
     assert_eq!(node.status()["pid"], daemon.id());
     std::fs::write(node.path("f"), "content").expect("write");

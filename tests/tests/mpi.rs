@@ -3,6 +3,7 @@
 //! after the unmount the backing is compared with what the mount showed.
 
 use ebb_testkit::{Cluster, Node};
+use ebb_tests::copies::{clear, cluster, lose, wait_adopted};
 use ebb_tests::tools::{available, run, shell};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,6 +62,30 @@ fn on_two_nodes(model: &str, program: &Path, part: Option<&str>, scratch: &Path)
     copy
 }
 
+/// A checkpoint of ranks on two nodes, under `--replicas 2`; then one of them is lost with its cache.
+fn then_lose_a_node(model: &str, part: &str, program: &Path, scratch: &Path) {
+    let cluster = cluster(2, model);
+    let job = scratch.join(format!("job-{model}"));
+    std::fs::create_dir_all(&job).expect("mkdir");
+    let file = job.join("data");
+    mpiexec(&cluster, &job, program, &[part, file.to_str().expect("UTF-8")]);
+    let (lost, other) = (cluster.node(0), cluster.node(1));
+    // Through the node that is lost: the other one has no more than it had.
+    let want = std::fs::read(lost.path("data")).expect("read");
+    let dirty = |node: &Node| node.status()["dirty_bytes"].as_u64().expect("a number");
+    let (theirs, own) = (dirty(lost), dirty(other));
+    println!("{model}, {part}: {theirs} bytes on the node that is lost, {own} on the other");
+    // All collective writes of one host go through its first rank.
+    assert!(theirs > 0 && (own > 0 || part == "collective"), "{model}: {theirs}, {own}");
+    lose(lost);
+    assert!(std::fs::read(other.path("data")).expect("read") == want, "{model}: on the other node");
+    wait_adopted(other, theirs);
+    clear(lost);
+    other.umount();
+    let backing = std::fs::read(cluster.backing().join("data")).expect("read the backing");
+    assert!(backing == want, "{model}: the backing differs");
+}
+
 fn may_run(needed: &[&str]) -> bool {
     // SAFETY: no arguments, no memory.
     let root = unsafe { libc::geteuid() } == 0;
@@ -106,6 +131,21 @@ fn atomic_mode() {
 #[test]
 fn shared_file_pointers() {
     mpi_io("shared", &ALL);
+}
+
+#[test]
+fn a_checkpoint_with_two_copies_survives_the_loss_of_a_node() {
+    if !may_run(&["mpicc.mpich", "mpiexec.mpich", "unshare"]) {
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("tempdir");
+    let program = compile("mpicc.mpich", "mpiio.c", scratch.path());
+    for model in ["romio", "commit", "posix"] {
+        then_lose_a_node(model, "independent", &program, scratch.path());
+    }
+    for model in ["session", "mpiio"] {
+        then_lose_a_node(model, "collective", &program, scratch.path());
+    }
 }
 
 #[test]

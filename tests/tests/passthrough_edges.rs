@@ -384,3 +384,125 @@ fn a_program_outlives_its_daemon() {
     everywhere(&cluster, "published", &[1; 50_000]);
     assert_eq!(number(&two.status(), "dirty_bytes"), 0);
 }
+
+/// A node wrote and synced, and died before it published; another one published its own record of
+/// the same block meanwhile, past the daemon. The synced bytes are there when the node is back.
+#[test]
+fn synced_bytes_beside_a_claimed_block_survive_a_killed_daemon() {
+    let cluster = past(2).start();
+    let [one, two] = cluster.nodes() else { panic!("two nodes") };
+    let theirs = created(&one.path("f"));
+    let mut want = Vec::new();
+    let ours = OpenOptions::new().read(true).write(true).open(two.path("f")).expect("open");
+    ours.write_all_at(&[2; 1000], 1000).expect("write");
+    ours.sync_all().expect("sync");
+    for (value, at) in [(1, 0), (3, 2500)] {
+        theirs.write_all_at(&[value; 1000], at).expect("write");
+        put(&mut want, at as usize, &[value; 1000]);
+    }
+    put(&mut want, 1000, &[2; 1000]);
+    close(theirs).expect("close");
+    two.kill9();
+    drop(ours);
+    let _ = two.ebb("umount", &[], &[]);
+    two.mount();
+    assert_eq!(opens(one, "passthrough-write"), 1);
+    let shown = std::fs::read(two.path("f")).expect("read");
+    same("after a crash", &shown, &want);
+    close(OpenOptions::new().write(true).open(two.path("f")).expect("open")).expect("publish");
+    everywhere(&cluster, "f", &want);
+}
+
+/// Bytes that are on the backing already are written again past the daemon and synced, which publishes
+/// nothing and shows in no journal of what is dirty. They are there when the node is back.
+#[test]
+fn bytes_that_were_flushed_and_written_again_survive_a_killed_daemon() {
+    let cluster = past(2).start();
+    let node = &cluster.nodes()[1];
+    let file = created(&node.path("f"));
+    file.write_all_at(&[1; 9000], 0).expect("write");
+    node.drain();
+    assert_eq!(std::fs::read(cluster.backing().join("f")).expect("drained"), [1; 9000]);
+    file.write_all_at(&[2; 100], 50).expect("write");
+    file.sync_all().expect("sync");
+    assert_eq!(opens(node, "passthrough-write"), 1);
+    node.kill9();
+    drop(file);
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+    let mut want = vec![1; 9000];
+    put(&mut want, 50, &[2; 100]);
+    same("after a crash", &std::fs::read(node.path("f")).expect("read"), &want);
+    close(OpenOptions::new().write(true).open(node.path("f")).expect("open")).expect("publish");
+    everywhere(&cluster, "f", &want);
+}
+
+/// The same as with a claimed block, when the claim is on the backing already, and when its node is
+/// dead as well; and a byte that the other node wrote there is not written over.
+#[test]
+fn claims_that_were_flushed_or_whose_node_is_dead_overtake_nothing() {
+    for (dies, flushed) in [(false, true), (true, false), (true, true)] {
+        let cluster = past(3).start();
+        let [_, one, two] = cluster.nodes() else { panic!("three nodes") };
+        let theirs = created(&one.path("f"));
+        let ours = OpenOptions::new().read(true).write(true).open(two.path("f")).expect("open");
+        ours.write_all_at(&[2; 1000], 1000).expect("write");
+        ours.sync_all().expect("sync");
+        for (value, at) in [(1, 0), (3, 2500)] {
+            theirs.write_all_at(&[value; 1000], at).expect("write");
+        }
+        close(theirs).expect("close");
+        two.kill9();
+        if flushed {
+            one.drain();
+        }
+        if dies {
+            one.kill9();
+        }
+        drop(ours);
+        let _ = two.ebb("umount", &[], &[]);
+        two.mount();
+        if dies {
+            let _ = one.ebb("umount", &[], &[]);
+            one.mount();
+        }
+        let mut want = Vec::new();
+        put(&mut want, 2500, &[3; 1000]);
+        put(&mut want, 1000, &[2; 1000]);
+        put(&mut want, 0, &[1; 1000]);
+        let shown = std::fs::read(two.path("f")).expect("read");
+        same(&format!("dies: {dies}, flushed: {flushed}"), &shown, &want);
+        close(OpenOptions::new().write(true).open(two.path("f")).expect("open")).expect("publish");
+        everywhere(&cluster, "f", &want);
+    }
+}
+
+/// A program that does not follow its model: another node wrote, and published, where this one had synced.
+/// What is there stays, and the synced bytes are kept for whoever wants them.
+#[test]
+fn bytes_that_another_node_wrote_there_are_not_written_over() {
+    let cluster = past(2).start();
+    let [one, two] = cluster.nodes() else { panic!("two nodes") };
+    let theirs = created(&one.path("f"));
+    let ours = OpenOptions::new().read(true).write(true).open(two.path("f")).expect("open");
+    ours.write_all_at(&[2; 1000], 1000).expect("write");
+    ours.sync_all().expect("sync");
+    theirs.write_all_at(&[3; 500], 1200).expect("write");
+    theirs.write_all_at(&[1; 10], 3000).expect("write");
+    close(theirs).expect("close");
+    two.kill9();
+    drop(ours);
+    let _ = two.ebb("umount", &[], &[]);
+    two.mount();
+    let mut want = Vec::new();
+    put(&mut want, 3000, &[1; 10]);
+    put(&mut want, 1000, &[2; 1000]);
+    put(&mut want, 1200, &[3; 500]);
+    same("after a crash", &std::fs::read(two.path("f")).expect("read"), &want);
+    let kept = std::fs::read_dir(two.cache().join("aside")).expect("kept aside");
+    let kept: Vec<_> = kept.map(|e| std::fs::read(e.expect("entry").path()).expect("read")).collect();
+    assert_eq!(kept.len(), 1);
+    assert!(kept[0][1200..1700].iter().all(|b| *b == 2));
+    close(OpenOptions::new().write(true).open(two.path("f")).expect("open")).expect("publish");
+    everywhere(&cluster, "f", &want);
+}

@@ -16,6 +16,8 @@ pub enum Operation {
     Sync,
     /// Asking what a file is.
     Stat,
+    /// Giving it owner, permissions and times.
+    Attributes,
     /// Asking for the room left.
     Space,
 }
@@ -30,6 +32,7 @@ impl Operation {
             Operation::Write => "write",
             Operation::Sync => "fsync",
             Operation::Stat => "stat",
+            Operation::Attributes => "attributes",
             Operation::Space => "statfs",
         }
     }

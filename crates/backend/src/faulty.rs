@@ -4,7 +4,7 @@
 use crate::error::{BackendError, Operation};
 use crate::paths::shown;
 use crate::{Access, Backend, BackingFile, Identity, Space};
-use ebb_types::{ByteRange, Errno};
+use ebb_types::{Attr, ByteRange, Errno};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -208,6 +208,16 @@ impl BackingFile for FaultyFile {
     fn sync_data(&self) -> Result<(), BackendError> {
         self.dice.before(Operation::Sync, &self.path)?;
         self.inner.sync_data()
+    }
+
+    fn sync_all(&self) -> Result<(), BackendError> {
+        self.dice.before(Operation::Sync, &self.path)?;
+        self.inner.sync_all()
+    }
+
+    fn take_shape(&self, shape: &Attr) -> Result<bool, BackendError> {
+        self.dice.before(Operation::Attributes, &self.path)?;
+        self.inner.take_shape(shape)
     }
 
     fn identity(&self) -> Result<Identity, BackendError> {

@@ -10,7 +10,7 @@ pub mod lustre;
 mod paths;
 mod posix;
 
-use ebb_types::{ByteRange, Time};
+use ebb_types::{Attr, ByteRange, Time};
 use std::sync::Arc;
 
 pub use error::{BackendError, Operation};
@@ -88,6 +88,13 @@ pub trait BackingFile: Send + Sync {
 
     /// Returns when content and length are on stable storage.
     fn sync_data(&self) -> Result<(), BackendError>;
+
+    /// Gives a file that has the size of `shape` its owner, permissions and times. False when it has
+    /// another size, or when we may not; some of it may be done then.
+    fn take_shape(&self, shape: &Attr) -> Result<bool, BackendError>;
+
+    /// Returns when content and attributes are on stable storage.
+    fn sync_all(&self) -> Result<(), BackendError>;
 
     /// Asks for written pages of `range` to be sent to the storage soon, without waiting for it: a
     /// sync that comes later has less to do. Advice: what cannot does nothing.

@@ -14,8 +14,10 @@ use crate::error::{BackendError, Operation};
 use crate::lustre;
 use crate::paths::{components, shown};
 use crate::{Access, Backend, BackingFile, Identity, Space};
-use ebb_types::{ByteRange, Errno, Time};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use ebb_types::{Attr, ByteRange, Errno, Time};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid,
+};
 use rustix::io::Errno as Os;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -254,6 +256,34 @@ impl BackingFile for PosixFile {
 
     fn sync_data(&self) -> Result<(), BackendError> {
         self.retrying(Operation::Sync, || self.file.sync_data().map(|()| 0)).map(|_| ())
+    }
+
+    fn sync_all(&self) -> Result<(), BackendError> {
+        self.retrying(Operation::Sync, || self.file.sync_all().map(|()| 0)).map(|_| ())
+    }
+
+    fn take_shape(&self, shape: &Attr) -> Result<bool, BackendError> {
+        let stat =
+            rustix::fs::fstat(&self.file).map_err(|e| io_error(Operation::Stat, &self.name, e))?;
+        if u64::try_from(stat.st_size) != Ok(shape.size) {
+            return Ok(false);
+        }
+        let set = || {
+            // The owner before the permissions: another one takes setuid and setgid away.
+            if (stat.st_uid, stat.st_gid) != (shape.uid, shape.gid) {
+                let (uid, gid) = (Uid::from_raw(shape.uid), Gid::from_raw(shape.gid));
+                rustix::fs::fchown(&self.file, Some(uid), Some(gid))?;
+            }
+            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(shape.perm & 0o7777))?;
+            let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+            let (last_access, last_modification) = (spec(shape.atime), spec(shape.mtime));
+            rustix::fs::futimens(&self.file, &Timestamps { last_access, last_modification })
+        };
+        match set() {
+            Ok(()) => Ok(true),
+            Err(Os::PERM | Os::ACCESS) => Ok(false),
+            Err(e) => Err(io_error(Operation::Attributes, &self.name, e)),
+        }
     }
 
     fn start_writing(&self, range: ByteRange) {

@@ -10,11 +10,19 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// Copies are of no use to those who cannot find them.
+const COPIES_WITHOUT_SERVICE: &str = "--replicas 2 without --meta: the metadata service is part of \
+    this node, and when this node is lost the copies of its bytes cannot be found; run `ebb meta` on \
+    a node that is not lost with it, and name that with --meta on all nodes";
+
 /// Checks a configuration; answers what the user should know although it is no error.
 pub fn mount(config: &MountConfig) -> Result<Vec<String>, Failure> {
     // First, because a look at a dead mount's files would only say "not connected".
     mount_point(&config.mountpoint)?;
-    let notes = backing(&config.backing)?;
+    let mut notes = backing(&config.backing)?;
+    if config.replicas > 1 && config.meta.is_none() {
+        notes.push(COPIES_WITHOUT_SERVICE.to_owned());
+    }
     nothing_inside_itself(config)?;
     socket_name(&config.cache)?;
     crate::models::check(config)?;

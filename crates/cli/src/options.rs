@@ -111,6 +111,11 @@ pub struct MountOptions {
     /// FUSE event loops [default: 2]
     #[arg(long, value_name = "N")]
     pub fuse_threads: Option<String>,
+    /// On how many nodes what is not on the backing yet is kept: 1, or 2 (each sync event also
+    /// copies it to a partner node before it returns, so that the loss of one node loses nothing)
+    /// [default: 1]
+    #[arg(long, value_name = "N")]
+    pub replicas: Option<String>,
     /// For measurements: ask the metadata service at every event that the model names, without
     /// leases on this node
     #[arg(long)]
@@ -155,6 +160,7 @@ impl MountOptions {
             ("request-timeout", self.request_timeout),
             ("stop-timeout", self.stop_timeout),
             ("fuse-threads", self.fuse_threads),
+            ("replicas", self.replicas),
             ("naive", self.naive.then(|| "true".to_owned())),
             ("io-path", self.io_path),
         ];

@@ -4,6 +4,7 @@
 use crate::exit::{Code, Failure};
 use ebb_fs_client::control::{Event, Outcome, Remaining};
 use ebb_fs_client::ledger::Ledger;
+use ebb_types::Errno;
 use ebb_types::units::Size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
@@ -111,7 +112,21 @@ fn list(remaining: &[Remaining]) -> String {
     }
     let bytes = remaining.iter().fold(0u64, |sum, r| sum.saturating_add(r.bytes));
     lines.push(format!("  in all {} path(s), {bytes} bytes", remaining.len()));
+    lines.extend(advice(remaining));
     lines.join("\n")
+}
+
+/// What to do about reasons that do not pass by themselves.
+fn advice(remaining: &[Remaining]) -> impl Iterator<Item = String> {
+    const ADVICE: [(Errno, &str); 4] = [
+        (Errno::ENOSPC, "no room, or no inodes, on the backing (df, df -i): make room"),
+        (Errno::EDQUOT, "the quota on the backing is used up: make room, or have it raised"),
+        (Errno::EACCES, "the backing refuses this user: have the permission given"),
+        (Errno::EROFS, "the backing is mounted read-only: have that changed"),
+    ];
+    let is_why = |errno: &Errno| remaining.iter().any(|r| r.why.contains(&errno.to_string()));
+    let found: Vec<_> = ADVICE.into_iter().filter(|(errno, _)| is_why(errno)).collect();
+    found.into_iter().map(|(_, text)| format!("  {text}, then do this again; nothing is lost"))
 }
 
 #[cfg(test)]
@@ -136,6 +151,15 @@ mod tests {
         }
         let text = finish(Outcome::Incomplete { remaining: one() }).unwrap_err().text;
         assert!(text.contains("a/b: 7 bytes (write: ENOSPC)"), "{text}");
+    }
+
+    #[test]
+    fn reasons_that_stay_come_with_advice_once() {
+        let r = |errno: Errno| Remaining { path: "p".into(), bytes: 1, why: format!("w: {errno}") };
+        let text = list(&[r(Errno::ENOSPC), r(Errno::ENOSPC), r(Errno::EIO)]);
+        assert_eq!((text.matches("inodes").count(), text.matches("again").count()), (1, 1));
+        assert!(list(&[r(Errno::EDQUOT)]).contains("quota"));
+        assert!(!list(&[r(Errno::EIO)]).contains("again"));
     }
 
     #[test]

@@ -47,6 +47,20 @@
 //! 6. *A clean byte* that equals its twin was not written, or written with the value that it had:
 //!    any other write between the observation and ours would be a race.
 //!
+//! # A node that dies
+//!
+//! A node that synced bytes and died before it published them has them in its journal, and the
+//! daemon that takes its cache over asks which of them were overtaken since. A claim of a whole
+//! block overtakes nothing for certain: the claimant may never have written there. The service
+//! remembers what was published by a claim ([`crate::FileState::claim`]), also when the bytes went to
+//! the backing, and when they had changed before. Where a claim is all that came since, what is there
+//! now is looked at: a zero is no byte of the claimant's (or one that the program raced for), so the synced
+//! byte comes back; anything else was written, and the synced byte is kept aside. By rule 2 a
+//! program that follows its model never gets there: had the claimant written the byte, then before
+//! this node saw it, and it would not be absent here, or after this node published it. Own
+//! bytes that were published, flushed and written again past the daemon are noted at every sync, since a
+//! journal knows nothing of flushed bytes.
+//!
 //! Under posix and commit the chain may end with a message alone: another node writes 5 and
 //! commits, this one learns of it from the program and overwrites with 0 without ever asking.
 //! Step 2 fails. There a claim is right only for a node that nobody else can write beside, for the

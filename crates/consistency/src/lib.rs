@@ -27,7 +27,7 @@ pub mod table;
 pub mod tree;
 pub mod view;
 
-pub use base::StoredChanges;
+pub use base::{StoredChanges, StoredGuesses};
 pub use claim::Claim;
 pub use lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
 pub use model::{Actions, Model, Scope, SyncEvent};

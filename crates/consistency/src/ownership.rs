@@ -19,7 +19,7 @@
 //! backing. It is not raised further by a detach: a clean copy that another node fetched after the
 //! last attach of those bytes stays valid.
 
-use crate::base::{BaseChanges, StoredChanges};
+use crate::base::{BaseChanges, Guesses, StoredChanges, StoredGuesses};
 use crate::claim::Claim;
 use crate::tree::{DamagedTree, OwnershipTree};
 use ebb_types::{ByteRange, NodeId, Version};
@@ -71,6 +71,8 @@ pub struct FileState {
     base_len: u64,
     /// The same as `base_version`, exactly; stored apart.
     changes: BaseChanges,
+    /// What was published last by a guess; stored apart.
+    guesses: Guesses,
     tree: OwnershipTree,
 }
 
@@ -96,6 +98,7 @@ impl FileState {
             base_version: first,
             base_len: size,
             changes: BaseChanges::new(first),
+            guesses: Guesses::default(),
             tree: OwnershipTree::new(),
         }
     }
@@ -143,6 +146,25 @@ impl FileState {
         self.changes = BaseChanges::from(stored);
     }
 
+    /// The bytes whose only change after this version is a claim of blocks ([`FileState::claim`]):
+    /// nobody is known to have written there. Sorted and disjoint.
+    #[must_use]
+    pub fn guessed_after(&self, known: Version) -> Vec<ByteRange> {
+        self.guesses.after(known)
+    }
+
+    /// What [`FileState::guessed_after`] knows, to be stored beside the state itself; `None` when
+    /// that is nothing.
+    #[must_use]
+    pub fn stored_guesses(&self) -> Option<StoredGuesses> {
+        self.guesses.stored()
+    }
+
+    /// Brings that back.
+    pub fn restore_guesses(&mut self, stored: &StoredGuesses) {
+        self.guesses = Guesses::from(stored);
+    }
+
     /// `node` becomes the owner of `ranges`, unflushed, taking them from others. Nothing happens,
     /// and no version is used up, when there is no byte in them.
     pub fn attach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Version {
@@ -151,10 +173,46 @@ impl FileState {
         }
         let version = self.step();
         for range in ranges.iter().copied().filter(|r| !r.is_empty()) {
-            self.tree.insert(Owned { range, node, version, flushed: false });
-            self.size = self.size.max(range.end());
+            self.guesses.forget(range);
+            self.insert(node, range, version);
         }
         version
+    }
+
+    /// The same for `ranges` that were written, and in the same step for `claimed`, which
+    /// [`FileState::judge_claim`] granted: perhaps nothing was written there. That is remembered,
+    /// also when the bytes have gone to the backing, until somebody attaches them by name.
+    pub fn claim(
+        &mut self,
+        node: NodeId,
+        ranges: &[ByteRange],
+        claimed: &[ByteRange],
+    ) -> Version {
+        if claimed.iter().all(|r| r.is_empty()) {
+            return self.attach(node, ranges);
+        }
+        for range in claimed {
+            let mut at = range.start();
+            let owned: Vec<ByteRange> = self.tree.overlapping(*range).map(|o| o.range).collect();
+            for owned in owned.into_iter().chain([ByteRange::at(range.end(), 0)]) {
+                self.guesses.note(ByteRange::new(at, owned.start()), &self.changes);
+                at = owned.end();
+            }
+        }
+        let before = self.version;
+        let mut version = self.attach(node, ranges);
+        if version == before {
+            version = self.step();
+        }
+        for range in claimed.iter().copied().filter(|r| !r.is_empty()) {
+            self.insert(node, range, version);
+        }
+        version
+    }
+
+    fn insert(&mut self, node: NodeId, range: ByteRange, version: Version) {
+        self.tree.insert(Owned { range, node, version, flushed: false });
+        self.size = self.size.max(range.end());
     }
 
     /// What of `range` the claimant `node` gets without taking a byte that another node has:
@@ -191,6 +249,15 @@ impl FileState {
         contested.extend(others);
         contested.sort_unstable();
         (granted, contested)
+    }
+
+    /// `to` has copies of `ranges` of the lost node `from`: what `from` still owns of them
+    /// unflushed becomes `to`'s, at a new version. Returns what that was.
+    pub fn adopt(&mut self, from: NodeId, to: NodeId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        let pieces = self.grantable(from, ranges);
+        let moved: Vec<ByteRange> = pieces.into_iter().map(|piece| piece.range).collect();
+        self.attach(to, &moved);
+        moved
     }
 
     /// Reserves `len` bytes at the end of the file for `node` and attaches them. Returns where
@@ -246,6 +313,7 @@ impl FileState {
             self.base_len = self.base_len.min(len);
             self.base_version = version;
             self.changes.mark(ByteRange::from(len), version);
+            self.guesses.forget(ByteRange::from(len));
         }
         self.size = len;
         version
@@ -263,6 +331,7 @@ impl FileState {
         self.base_len = new_len;
         self.base_version = version;
         self.changes = BaseChanges::new(version);
+        self.guesses = Guesses::default();
         version
     }
 
@@ -423,6 +492,7 @@ impl TryFrom<Stored> for FileState {
             base_version: s.base_version,
             base_len: s.base_len,
             changes: BaseChanges::new(s.base_version),
+            guesses: Guesses::default(),
             tree: OwnershipTree::try_from(s.owned)?,
         })
     }

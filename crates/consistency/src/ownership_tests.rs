@@ -12,6 +12,8 @@ const UNITS: usize = 40;
 #[derive(Clone, Debug)]
 enum Op {
     Attach(u32, Vec<(usize, usize)>),
+    /// What was written, and what is claimed.
+    Claim(u32, (usize, usize), (usize, usize)),
     Append(u32, usize),
     /// The last: anew.
     Detach(u32, usize, usize, bool),
@@ -33,6 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
     let node = 1..4u32;
     prop_oneof![
         8 => (node.clone(), prop::collection::vec(span(), 1..3)).prop_map(|(n, r)| Op::Attach(n, r)),
+        3 => (node.clone(), span(), span()).prop_map(|(n, r, c)| Op::Claim(n, r, c)),
         1 => (node.clone(), 0..3usize).prop_map(|(n, l)| Op::Append(n, l)),
         2 => (node.clone(), span(), any::<bool>())
             .prop_map(|(n, (a, b), anew)| Op::Detach(n, a, b, anew)),
@@ -55,6 +58,10 @@ struct Unit {
     owner: Option<(u32, bool)>,
     /// The version of the last change of its content.
     changed: u64,
+    /// It was flushed since, and may have taken the version of a neighbour in its span.
+    merged: bool,
+    /// Published last by a guess: when it had changed before that.
+    guess: Option<u64>,
 }
 
 struct Grant {
@@ -86,14 +93,40 @@ impl Reference {
 
     fn attach(&mut self, node: u32, a: usize, b: usize, version: Version) {
         for u in a..b {
-            self.units[u] = Unit { owner: Some((node, false)), changed: version.0 };
+            let owner = Some((node, false));
+            self.units[u] = Unit { owner, changed: version.0, merged: false, guess: None };
+            self.size = self.size.max((u as u64 + 1) * UNIT);
+        }
+    }
+
+    fn claim(
+        &mut self,
+        node: u32,
+        written: (usize, usize),
+        granted: &[ByteRange],
+        version: Version,
+    ) {
+        let units: Vec<usize> = granted
+            .iter()
+            .flat_map(|r| (r.start() / UNIT) as usize..(r.end() / UNIT) as usize)
+            .collect();
+        let before = self.units;
+        self.attach(node, written.0, written.1, version);
+        for u in units {
+            let Unit { owner, changed, guess, .. } = before[u];
+            assert!(owner.is_none_or(|(n, _)| n == node), "nobody else has it");
+            let is_written = (written.0..written.1).contains(&u);
+            let fresh = if owner.is_none() { Some(changed) } else { guess };
+            let guess = if is_written { None } else { fresh };
+            let owner = Some((node, false));
+            self.units[u] = Unit { owner, changed: version.0, merged: false, guess };
             self.size = self.size.max((u as u64 + 1) * UNIT);
         }
     }
 
     fn cut(&mut self, from: usize, version: Version) {
         for u in from..UNITS {
-            self.units[u] = Unit { owner: None, changed: version.0 };
+            self.units[u] = Unit { owner: None, changed: version.0, merged: false, guess: None };
         }
     }
 }
@@ -107,6 +140,13 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
             let some = ranges.iter().any(|(a, b)| a < b);
             assert_eq!(version, if some { before.next() } else { before });
             ranges.iter().for_each(|(a, b)| reference.attach(*node, *a, *b, version));
+        }
+        Op::Claim(node, (a, b), (c, d)) => {
+            let (granted, _) = file.judge_claim(NodeId(*node), bytes(*c, *d), Claim::Guessed);
+            let version = file.claim(NodeId(*node), &[bytes(*a, *b)], &granted);
+            let none = a == b && granted.iter().all(|r| r.is_empty());
+            assert_eq!(version, if none { before } else { before.next() });
+            reference.claim(*node, (*a, *b), &granted, version);
         }
         Op::Append(node, len) => {
             let start = (reference.size / UNIT) as usize;
@@ -136,7 +176,11 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                     assert_eq!(version, if given.is_empty() { before } else { before.next() });
                     reference.give_back(&given);
                     if *anew && !given.is_empty() {
-                        given.iter().for_each(|u| reference.units[*u].changed = version.0);
+                        for u in &given {
+                            let guess = reference.units[*u].guess;
+                            reference.units[*u] =
+                                Unit { owner: None, changed: version.0, merged: false, guess };
+                        }
                     }
                 }
             }
@@ -200,6 +244,10 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                 let stored = postcard::to_stdvec(&changes).unwrap();
                 read.restore_changes(&postcard::from_bytes(&stored).unwrap());
             }
+            if let Some(guesses) = file.stored_guesses() {
+                let stored = postcard::to_stdvec(&guesses).unwrap();
+                read.restore_guesses(&postcard::from_bytes(&stored).unwrap());
+            }
             assert_eq!(read, *file);
         }
     }
@@ -213,6 +261,7 @@ fn end_grant(file: &mut FileState, reference: &mut Reference, grant: &Grant) {
         let unit = &mut reference.units[*u];
         if unit.changed == *changed && unit.owner == Some((grant.node, false)) {
             unit.owner = Some((grant.node, true));
+            unit.merged = true;
             reference.base_len = reference.base_len.max((*u as u64 + 1) * UNIT);
             expected += UNIT;
         }
@@ -237,6 +286,7 @@ fn check(file: &FileState, reference: &Reference) {
     assert_eq!(file.unflushed_bytes(), by_node.values().sum::<u64>());
     assert_eq!(file.is_clean(), by_node.is_empty());
     for (u, unit) in reference.units.iter().enumerate() {
+        check_guess(file, u, unit);
         let got = exact[u];
         assert_eq!(got.map(|o| (o.node.0, o.flushed)), unit.owner, "unit {u}");
         match got {
@@ -244,32 +294,49 @@ fn check(file: &FileState, reference: &Reference) {
             Some(o) => assert_eq!(o.version.0, unit.changed, "unit {u}"),
             None if (u as u64) < reference.size / UNIT => {
                 assert!(file.base_version().0 >= unit.changed, "unit {u}");
-                check_changed(file, u, unit.changed, reference.compacted);
+                check_changed(file, u, reference);
             }
             None => {}
         }
     }
 }
 
-/// It is said to have changed after every version before its change, and after none from it on
-/// (when versions are exact).
-fn check_changed(file: &FileState, u: usize, changed: u64, raised: bool) {
+/// A guess is known as one to whoever knows all that came before it, and to nobody who does not.
+fn check_guess(file: &FileState, u: usize, unit: &Unit) {
+    let after = |known: Version| {
+        let ranges = file.guessed_after(known);
+        ranges.iter().any(|r| r.contains_offset(u as u64 * UNIT))
+    };
+    assert_eq!(after(file.version()), unit.guess.is_some(), "unit {u}");
+    if let Some(before) = unit.guess.and_then(|v| v.checked_sub(1)) {
+        assert!(!after(Version(before)), "unit {u}: something else changed it");
+    }
+}
+
+/// It is said to have changed after every version before its change, and after none from it on;
+/// where versions were merged, from the newest change in its span on.
+fn check_changed(file: &FileState, u: usize, reference: &Reference) {
+    let Unit { changed, merged, .. } = reference.units[u];
     let after = |known: u64| {
         let ranges = file.changed_after(Version(known));
         ranges.iter().any(|r| r.contains_offset(u as u64 * UNIT))
     };
     assert!(after(changed - 1), "unit {u} changed at {changed}");
-    assert!(raised || !after(changed), "unit {u} changed at {changed} and not later");
+    let last = if merged || reference.compacted { newest_in_span(reference, u) } else { changed };
+    assert!(!after(last), "unit {u} changed at {changed} and not after {last}");
 }
 
 /// A version is that of the byte, or a newer one of the same owner in the same span.
 fn check_raised(o: Owned, u: usize, reference: &Reference) {
     assert!(o.version.0 >= reference.units[u].changed);
-    // A span's older versions may be remembered by bytes that were since taken by others, so the
-    // bound is the newest change that ever fell into the span.
+    assert!(o.version.0 <= newest_in_span(reference, u));
+}
+
+/// A span's older versions may be remembered by bytes that were since taken by others, so the
+/// bound is the newest change that ever fell into the span.
+fn newest_in_span(reference: &Reference, u: usize) -> u64 {
     let span = u / 8 * 8..u / 8 * 8 + 8;
-    let newest = reference.units[span].iter().map(|x| x.changed).max();
-    assert!(o.version.0 == reference.units[u].changed || Some(o.version.0) <= newest);
+    reference.units[span].iter().map(|x| x.changed).fold(0, u64::max)
 }
 
 fn check_query(file: &FileState, reference: &Reference, a: usize, b: usize) {
@@ -304,7 +371,7 @@ proptest! {
     ) {
         let bytes = size as u64 * UNIT;
         let mut file = FileState::new(bytes);
-        let unit = Unit { owner: None, changed: 1 };
+        let unit = Unit { owner: None, changed: 1, merged: false, guess: None };
         let mut reference = Reference {
             units: [unit; UNITS], size: bytes, base_len: bytes, grants: Vec::new(), compacted: false,
         };

@@ -77,6 +77,8 @@ pub struct Circumstances<'a> {
 pub enum Reason {
     /// `--io-path daemon`.
     SwitchedOff,
+    /// `--replicas 2`: a partner is told of every write.
+    Copies,
     /// The kernel has no FUSE passthrough.
     Kernel,
     /// CAP_SYS_ADMIN is missing.
@@ -109,8 +111,9 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason.
-    pub const ALL: [Reason; 15] = [
+    pub const ALL: [Reason; 16] = [
         Reason::SwitchedOff,
+        Reason::Copies,
         Reason::Kernel,
         Reason::Privilege,
         Reason::Stacked,
@@ -132,6 +135,7 @@ impl Reason {
     pub fn name(self) -> &'static str {
         match self {
             Reason::SwitchedOff => "switched-off",
+            Reason::Copies => "copies",
             Reason::Kernel => "kernel",
             Reason::Privilege => "privilege",
             Reason::Stacked => "stacked",

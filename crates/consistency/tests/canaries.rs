@@ -14,7 +14,7 @@ fn model(name: &str) -> Arc<Model> {
 const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, read 0..1";
 
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 36] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 39] = {
     use Fault::*;
     [
         (
@@ -187,6 +187,24 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 36] = {
             "session",
             [0, 0, 0],
             "base 0 | 0: write 0..1, close, send 0 | 1: recv 0, open, read 0..1",
+        ),
+        (
+            GuessesOvertake,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, write 2..3, close | 1: write 1..2, restart, open, read 1..2",
+        ),
+        (
+            GuessesOvertake,
+            "session",
+            [1, 0, 0],
+            "base 0 | 0: write 0..1, write 2..3, close | 1: write 1..2, restart, open, read 1..2",
+        ),
+        (
+            AgainNotNoted,
+            "session",
+            [1, 0, 0],
+            "base 0 | 0: write 0..1, close, write 0..1, restart, open, read 0..1",
         ),
     ]
 };

@@ -140,6 +140,28 @@ fn writers_past_the_daemon() {
     }
 }
 
+/// A daemon dies after a sync that published nothing, and another one takes its cache over: what was
+/// synced is there again, also where others have claimed the blocks around it.
+#[test]
+fn daemons_that_die_after_a_sync() {
+    for model in past_models() {
+        let pairs = generate::handoffs(&model, 2, true);
+        let pairs: Vec<_> = pairs
+            .iter()
+            .flat_map(|p| (0..4).map(|which| generate::blank(p, which)))
+            .flat_map(|p| generate::interrupted(&p))
+            .collect();
+        assert!(all(&model, &pairs, stride([7, 1, 1]), Bounds::past(0)) > 80);
+        assert!(all(&model, &pairs, stride([29, 3, 1]), Bounds::past(1)) > 20);
+        let beside: Vec<_> = generate::beside(&model)
+            .iter()
+            .flat_map(|p| (0..4).map(|which| generate::blank(p, which)))
+            .flat_map(|p| generate::interrupted(&p))
+            .collect();
+        assert!(all(&model, &beside, stride([7, 1, 1]), Bounds::past(1)) > 20);
+    }
+}
+
 #[test]
 fn critical_sections() {
     for model in models() {

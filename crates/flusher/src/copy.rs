@@ -1,5 +1,6 @@
-//! Moves the bytes of one grant: reads them from the cache file, writes them to the backing,
-//! syncs once, and (when asked) reads them back and compares.
+//! Moves the bytes of one grant, in two halves: reads them from the cache file and writes them to
+//! the backing; then syncs, and (when asked) reads them back and compares. Small files are written
+//! one after the other before the first of them is synced.
 //!
 //! What is compared is the checksum of the very buffer that was written. The cache file may
 //! change while it is read; such bytes are dirty again and their turn comes again.
@@ -8,9 +9,10 @@ use crate::options::ReadBack;
 use crate::plan;
 use crate::source::{FlushError, Grant};
 use ebb_backend::{Access, Backend, BackingFile};
-use ebb_types::{ByteRange, Errno};
+use ebb_types::{Attr, ByteRange, Errno};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A blocking call that is about to be made.
@@ -52,6 +54,8 @@ const SEND_BYTES: u64 = 8 << 20;
 pub(crate) struct Moved {
     pub(crate) bytes: u64,
     pub(crate) verified: u64,
+    /// And the file has the shape that the grant asked for.
+    pub(crate) shaped: bool,
 }
 
 /// They are not.
@@ -68,19 +72,31 @@ impl<E: Into<FlushError>> From<E> for Unmoved {
     }
 }
 
-/// Moves `grant`. `proceed` is told each step before it is made; it may wait, and its no is
-/// respected before a write (once everything is written the rest is finished).
-pub(crate) fn move_grant(
+/// The bytes of a grant are written, and on no stable storage yet.
+pub(crate) struct Written {
+    file: Arc<dyn BackingFile>,
+    pieces: Vec<ByteRange>,
+    span: ByteRange,
+    /// Of each piece, when it is to be read back.
+    sums: Vec<u64>,
+    bytes: u64,
+    shape: Option<Attr>,
+    how: How,
+}
+
+/// Writes the bytes of `grant`. `proceed` is told each step before it is made; it may wait, and
+/// its no is respected before a write and before the sync. None: there is nothing to write.
+pub(crate) fn write_grant(
     backend: &dyn Backend,
     grant: &Grant,
     how: How,
     buf: &mut Vec<u8>,
     proceed: &mut dyn FnMut(Step) -> bool,
-) -> Result<Moved, Unmoved> {
+) -> Result<Option<Written>, Unmoved> {
     let ranges = grant.ranges.iter().map(|(range, _)| *range);
     let pieces = plan::pieces(ranges)
         .ok_or_else(|| FlushError::BadGrant { what: "ranges beyond any file".to_owned() })?;
-    let Some(span) = span(&pieces) else { return Ok(Moved::default()) };
+    let Some(span) = span(&pieces) else { return Ok(None) };
     proceed(Step::Open);
     let file = backend.open(&grant.backing_path, grant.backing_ino, Access::Write)?;
     // Pages that are left from a write that failed earlier (perhaps of a daemon before us) must
@@ -89,38 +105,66 @@ pub(crate) fn move_grant(
     let _ = file.drop_cached(span);
     buf.resize(plan::PIECE as usize, 0);
     let mut sums = Vec::with_capacity(if how.verify.is_some() { pieces.len() } else { 0 });
-    let mut moved = Moved::default();
-    let mut sent = 0;
+    let (mut bytes, mut sent) = (0, 0);
     for piece in &pieces {
         if !proceed(Step::Write(piece.len())) {
             return Err(Unmoved::Stopped);
         }
-        let bytes = &mut buf[..piece.len() as usize];
-        read_cache(&grant.cache, bytes, piece.start())?;
+        let data = &mut buf[..piece.len() as usize];
+        read_cache(&grant.cache, data, piece.start())?;
         if how.verify.is_some() {
-            sums.push(xxh3_64(bytes));
+            sums.push(xxh3_64(data));
         }
-        file.write_all_at(bytes, piece.start())?;
-        moved.bytes += piece.len();
-        if how.eager && moved.bytes - sent >= SEND_BYTES {
+        file.write_all_at(data, piece.start())?;
+        bytes += piece.len();
+        if how.eager && bytes - sent >= SEND_BYTES {
             file.start_writing(span);
-            sent = moved.bytes;
+            sent = bytes;
         }
     }
-    proceed(Step::Sync);
-    file.sync_data()?;
-    if let Some(from) = how.verify {
-        proceed(Step::Verify);
-        if from == ReadBack::Storage {
-            file.drop_cached(span)?;
+    Ok(Some(Written { file, pieces, span, sums, bytes, shape: grant.shape, how }))
+}
+
+impl Written {
+    /// Sends it to the storage without waiting for it.
+    pub(crate) fn start(&self) {
+        if self.how.eager {
+            self.file.start_writing(self.span);
         }
-        read_back(file.as_ref(), &pieces, &sums, span, buf)?;
-        moved.verified = moved.bytes;
     }
-    // The pages are the application's: what is on the backing is in the cache file too. Best
-    // effort only: the bytes are safe.
-    let _ = file.drop_cached(span);
-    Ok(moved)
+
+    /// Waits until it is on stable storage, and looks whether it is right there.
+    pub(crate) fn finish(
+        self,
+        buf: &mut [u8],
+        proceed: &mut dyn FnMut(Step) -> bool,
+    ) -> Result<Moved, Unmoved> {
+        if !proceed(Step::Sync) {
+            return Err(Unmoved::Stopped);
+        }
+        let shaped = match &self.shape {
+            Some(shape) => self.file.take_shape(shape)?,
+            None => false,
+        };
+        if shaped {
+            self.file.sync_all()?;
+        } else {
+            self.file.sync_data()?;
+        }
+        let mut moved = Moved { bytes: self.bytes, verified: 0, shaped };
+        if let Some(from) = self.how.verify {
+            proceed(Step::Verify);
+            if from == ReadBack::Storage {
+                self.file.drop_cached(self.span)?;
+            }
+            read_back(self.file.as_ref(), &self.pieces, &self.sums, self.span, buf)?;
+            moved.verified = moved.bytes;
+        }
+        // The pages are the application's: what is on the backing is in the cache file too. Best
+        // effort only: the bytes are safe.
+        let _ = self.file.drop_cached(self.span);
+        Ok(moved)
+    }
 }
 
 fn span(pieces: &[ByteRange]) -> Option<ByteRange> {

@@ -3,10 +3,9 @@
 use super::*;
 use ebb_backend::faulty::Faults;
 use ebb_backend::{BackendError, Faulty, PosixDir};
-use ebb_types::{Ino, Version};
+use ebb_types::{FileKind, Ino, Version};
 use proptest::prelude::*;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -33,6 +32,7 @@ impl Fixture {
             id: 1,
             ranges: ranges.iter().map(|r| (*r, Version(1))).collect(),
             next: None,
+            shape: None,
             cache: Arc::clone(&self.cache),
             backing_path: b"f".to_vec(),
             backing_ino: std::fs::metadata(self.dir.path().join("backing/f")).unwrap().ino(),
@@ -48,6 +48,20 @@ impl Fixture {
         let mut buf = Vec::new();
         let how = How { verify: verify.then_some(ReadBack::Storage), eager: verify };
         move_grant(self.faulty.as_ref(), &self.grant(ranges), how, &mut buf, &mut |_| true)
+    }
+}
+
+/// Both halves.
+fn move_grant(
+    backend: &dyn Backend,
+    grant: &Grant,
+    how: How,
+    buf: &mut Vec<u8>,
+    proceed: &mut dyn FnMut(Step) -> bool,
+) -> Result<Moved, Unmoved> {
+    match write_grant(backend, grant, how, buf, proceed)? {
+        Some(written) => written.finish(buf, proceed),
+        None => Ok(Moved::default()),
     }
 }
 
@@ -87,7 +101,7 @@ fn large_grants_arrive_through_short_writes() {
     let fixture = fixture(size);
     fixture.faulty.set(Faults { short: 0.5, ..Faults::default() });
     let moved = fixture.move_it(&[ByteRange::at(0, size)], true).unwrap();
-    assert_eq!(moved, Moved { bytes: size, verified: size });
+    assert_eq!(moved, Moved { bytes: size, verified: size, shaped: false });
     let want = std::fs::read(fixture.dir.path().join("cache")).unwrap();
     assert!(fixture.stored() == want);
 }
@@ -136,6 +150,38 @@ fn a_file_that_changed_hands_is_left_alone() {
 }
 
 #[test]
+fn a_file_gets_its_shape_when_it_has_its_size() {
+    let fixture = fixture(100);
+    let time = ebb_types::Time { sec: 1_000_000, nsec: 7 };
+    let meta = std::fs::metadata(fixture.dir.path().join("cache")).unwrap();
+    let (uid, gid) = (meta.uid(), meta.gid());
+    for (size, shaped) in [(101, false), (100, true)] {
+        let shape = Attr {
+            ino: Ino(9),
+            kind: FileKind::Regular,
+            perm: 0o640,
+            nlink: 1,
+            uid,
+            gid,
+            rdev: 0,
+            size,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        };
+        let mut grant = fixture.grant(&[ByteRange::at(0, 100)]);
+        grant.shape = Some(shape);
+        let mut buf = Vec::new();
+        let moved =
+            move_grant(fixture.faulty.as_ref(), &grant, VERIFIED, &mut buf, &mut |_| true).unwrap();
+        assert_eq!(moved, Moved { bytes: 100, verified: 100, shaped });
+        let there = std::fs::metadata(fixture.dir.path().join("backing/f")).unwrap();
+        assert_eq!((there.mtime(), there.mtime_nsec()) == (1_000_000, 7), shaped);
+        assert_eq!(there.mode() & 0o7777 == 0o640, shaped);
+    }
+}
+
+#[test]
 fn impossible_ranges_are_refused() {
     let fixture = fixture(100);
     let e = failure(fixture.move_it(&[ByteRange::from(10)], false));
@@ -143,15 +189,15 @@ fn impossible_ranges_are_refused() {
 }
 
 #[test]
-fn a_stop_comes_between_pieces_and_never_after_the_last() {
+fn a_stop_comes_between_pieces_or_before_the_sync() {
     let fixture = fixture(3 * plan::PIECE);
     let grant = fixture.grant(&[ByteRange::at(0, 3 * plan::PIECE)]);
-    for allowed in 0..4 {
+    for allowed in 0..5 {
         let (mut writes, mut steps) = (0, Vec::new());
         let mut proceed = |step: Step| {
             steps.push(step.name());
-            if !matches!(step, Step::Write(_)) {
-                // A no to anything else must not leave written bytes unsynced.
+            if !matches!(step, Step::Write(_) | Step::Sync) {
+                // A no to anything else means nothing.
                 return false;
             }
             writes += 1;
@@ -159,7 +205,7 @@ fn a_stop_comes_between_pieces_and_never_after_the_last() {
         };
         let outcome =
             move_grant(fixture.faulty.as_ref(), &grant, VERIFIED, &mut Vec::new(), &mut proceed);
-        if allowed < 3 {
+        if allowed < 4 {
             assert!(matches!(outcome, Err(Unmoved::Stopped)), "{outcome:?}");
             assert_eq!(steps.len(), allowed + 2);
         } else {

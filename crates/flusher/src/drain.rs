@@ -6,7 +6,7 @@
 //! listed as remaining, whyever.
 
 use crate::engine::{Engine, Shared};
-use crate::queue::{Drain, DrainId};
+use crate::queue::{Drain, DrainId, Listed};
 use crate::source::{DirtyFile, FlushError};
 use ebb_types::Ino;
 use serde::Serialize;
@@ -160,7 +160,7 @@ impl Shared {
     }
 
     fn begin_drain(self: &Arc<Self>, dirty: &[DirtyFile], scope: &DrainScope) -> DrainId {
-        let files: Vec<Ino> = dirty.iter().map(|f| f.ino).collect();
+        let files: Vec<_> = dirty.iter().map(|f| Listed { ino: f.ino, bytes: f.bytes }).collect();
         self.drains.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let id = state.queue.begin_drain(&files, *scope == DrainScope::All);

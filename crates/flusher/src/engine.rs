@@ -21,7 +21,7 @@ use crate::adaptive::{Glance, Observer};
 use crate::errors::{ErrorRecord, ErrorTable};
 use crate::options::Options;
 use crate::policy::{Decision, Halt, Policy, Scope, Situation, decide};
-use crate::queue::{Ended, Lane, Queue};
+use crate::queue::{Ended, Lane, Listed, Queue};
 use crate::source::{FileUse, FlushError, FlushSource};
 use crate::status::{Counters, FlushState, Status, StopTimes, Working};
 use crate::throttle::Throttle;
@@ -264,10 +264,14 @@ impl Shared {
 
     fn sleep(&self, most: Duration) {
         let mut state = self.state.lock();
-        if !std::mem::take(&mut state.kicked) && !self.is_stopping() {
-            self.changed.wait_for(&mut state, most);
-            state.kicked = false;
+        let until = Instant::now() + most;
+        // What workers report does not concern us: a look goes through all dirty files.
+        while !state.kicked && !self.is_stopping() {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
         }
+        state.kicked = false;
     }
 
     fn look(self: &Arc<Self>) -> Next {
@@ -286,7 +290,7 @@ impl Shared {
         self.replace_hanging(&mut state);
         let wait = self.observe(&mut state, epoch, idle_for);
         if state.queue.run_halt().is_some() {
-            return self.supervise(&mut state, epoch, idle_for < wait);
+            return self.supervise(&mut state, idle_for < wait);
         }
         let situation = Situation {
             paused: self.is_paused(),
@@ -339,10 +343,10 @@ impl Shared {
         let mut state = self.state.lock();
         let alive: HashSet<Ino> = dirty.iter().map(|f| f.ino).collect();
         state.errors.keep_only(&alive);
-        let files: Vec<Ino> = dirty
+        let files: Vec<Listed> = dirty
             .iter()
             .filter(|f| scope.takes(f.in_use) && !state.errors.must_wait(f.ino, now))
-            .map(|f| f.ino)
+            .map(|f| Listed { ino: f.ino, bytes: f.bytes })
             .collect();
         if files.is_empty() {
             // All of them wait for their next attempt, or for somebody to close them.
@@ -358,17 +362,15 @@ impl Shared {
         self.pace()
     }
 
-    fn supervise(
-        self: &Arc<Self>,
-        state: &mut MutexGuard<'_, State>,
-        now: Epoch,
-        due: bool,
-    ) -> Next {
+    /// `due`: there has not been quiet for as long as there must be (any more).
+    fn supervise(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, due: bool) -> Next {
         let relieved = state.queue.run_halt() == Some(Halt::AtLowWatermark) && !state.pressed;
         if relieved || self.is_paused() || state.queue.draining_everything() {
             state.queue.stop_run();
         }
-        state.queue.give_way(now);
+        // As of now, not as of when the look began: an operation that made the run due in between
+        // is what it gives way to.
+        state.queue.give_way(self.activity.epoch());
         if due && state.queue.run_halt() == Some(Halt::OnActivity) {
             // Before the next burst comes; what is being written is finished.
             state.queue.stop_run();
@@ -380,6 +382,9 @@ impl Shared {
     /// Stops a run under pressure when there is none any more. Called between grants, so that
     /// the run overshoots the low watermark by no more than what is being written.
     pub(crate) fn relieve(self: &Arc<Self>) {
+        if self.state.lock().queue.run_halt() != Some(Halt::AtLowWatermark) {
+            return;
+        }
         let (dirty_bytes, capacity) = (self.source.dirty_bytes(), self.source.capacity());
         let mut state = self.state.lock();
         state.pressed = self.is_pressed(state.pressed, dirty_bytes, capacity);
@@ -411,11 +416,13 @@ impl Shared {
         for ended in state.queue.settle_all(Instant::now()) {
             self.pass_ended(state, ended);
         }
-        if let Some(run) = state.queue.finish_run()
-            && run.interrupted
-            && let Some(began) = self.activity.began()
-        {
-            state.stop_times.record(began.elapsed());
+        if let Some(run) = state.queue.finish_run() {
+            state.kicked = true;
+            if run.interrupted {
+                // None: the operation has begun so recently that its time is not noted yet.
+                let began = self.activity.began();
+                state.stop_times.record(began.map_or(Duration::ZERO, |began| began.elapsed()));
+            }
         }
         let backlog = state.queue.drain_backlog();
         if backlog > 0 {

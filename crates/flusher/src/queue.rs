@@ -27,9 +27,26 @@ pub(crate) enum Lane {
 pub(crate) struct Ask {
     pub(crate) ino: Ino,
     pub(crate) from: u64,
+    /// One of several small files that are brought to the backing together.
+    pub(crate) small: bool,
     /// Any operation after this epoch interrupts the work.
     pub(crate) interrupt: Option<Epoch>,
 }
+
+/// A file that is to be gone through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) ino: Ino,
+    /// What was dirty of it when it was listed.
+    pub(crate) bytes: u64,
+}
+
+/// A file with no more dirty bytes than this is brought to the backing together with others: what
+/// it costs beside its bytes is paid once for all of them.
+pub(crate) const SMALL: u64 = 256 << 10;
+/// So many of them at most, that have so many bytes at most.
+const TOGETHER: usize = 16;
+const TOGETHER_BYTES: u64 = 2 << 20;
 
 /// A pass that came to its end.
 #[derive(Clone, Debug)]
@@ -71,7 +88,7 @@ impl Pass {
 
 /// A background run: a list of files and what ends it early.
 pub(crate) struct Run {
-    ready: VecDeque<Ino>,
+    ready: VecDeque<Listed>,
     halt: Halt,
     epoch: Epoch,
     stopping: bool,
@@ -98,6 +115,7 @@ pub(crate) struct Drain {
 
 /// A file that a drain still waits for.
 pub(crate) struct Pending {
+    bytes: u64,
     attempts: u32,
     pub(crate) last_error: Option<FlushError>,
     /// It is in `ready` or `later`.
@@ -127,7 +145,7 @@ impl Queue {
     // ---- background runs ----
 
     /// Starts a run; there must be none.
-    pub(crate) fn start_run(&mut self, files: Vec<Ino>, halt: Halt, epoch: Epoch) {
+    pub(crate) fn start_run(&mut self, files: Vec<Listed>, halt: Halt, epoch: Epoch) {
         debug_assert!(self.run.is_none(), "one run at a time");
         self.run =
             Some(Run { ready: files.into(), halt, epoch, stopping: false, interrupted: false });
@@ -166,14 +184,14 @@ impl Queue {
     // ---- drains ----
 
     /// Registers a drain of these files.
-    pub(crate) fn begin_drain(&mut self, files: &[Ino], everything: bool) -> DrainId {
+    pub(crate) fn begin_drain(&mut self, files: &[Listed], everything: bool) -> DrainId {
         self.clock += 1;
-        let pending = |_: &Ino| Pending { attempts: 0, last_error: None, queued: true };
+        let pending = |bytes| Pending { bytes, attempts: 0, last_error: None, queued: true };
         let drain = Drain {
             since: self.clock,
             everything,
-            pending: files.iter().map(|ino| (*ino, pending(ino))).collect(),
-            ready: files.iter().copied().collect(),
+            pending: files.iter().map(|f| (f.ino, pending(f.bytes))).collect(),
+            ready: files.iter().map(|f| f.ino).collect(),
             later: BinaryHeap::new(),
             given_up: Vec::new(),
             files_done: 0,
@@ -215,25 +233,66 @@ impl Queue {
 
     // ---- workers ----
 
-    /// The next step for a worker of `lane`. It must answer with [`Queue::granted`],
-    /// [`Queue::nothing`] or [`Queue::refused`].
-    pub(crate) fn take(&mut self, lane: Lane, now: Instant) -> Option<Ask> {
+    /// The next steps for a worker of `lane`: one, or several small files, with no more than
+    /// `most_bytes` in all. It must answer each with [`Queue::granted`], [`Queue::nothing`] or
+    /// [`Queue::refused`].
+    pub(crate) fn take(&mut self, lane: Lane, most_bytes: u64, now: Instant) -> Vec<Ask> {
         if lane == Lane::Background && self.run.as_ref().is_none_or(|run| run.stopping) {
-            return None;
+            return Vec::new();
         }
         // A file that was begun and that nobody is on comes first: files become whole one after
         // the other. Then further files; then further streams of the same files.
-        let ino = self
-            .joinable(lane, 1)
-            .or_else(|| self.start_pass(lane, now))
-            .or_else(|| self.joinable(lane, self.streams(lane)))?;
-        let interrupt = match (&self.run, lane) {
+        if let Some(ino) = self.joinable(lane, 1) {
+            return self.ask(ino, false).into_iter().collect();
+        }
+        let together = self.start_passes(lane, most_bytes, now);
+        if !together.is_empty() {
+            let several = together.len() > 1;
+            return together.into_iter().filter_map(|ino| self.ask(ino, several)).collect();
+        }
+        let further = self.joinable(lane, self.streams(lane));
+        further.and_then(|ino| self.ask(ino, false)).into_iter().collect()
+    }
+
+    fn ask(&mut self, ino: Ino, small: bool) -> Option<Ask> {
+        let pass = self.passes.get_mut(&ino)?;
+        pass.asking = true;
+        let interrupt = match (&self.run, pass.lane) {
             (Some(run), Lane::Background) if run.halt == Halt::OnActivity => Some(run.epoch),
             _ => None,
         };
-        let pass = self.passes.get_mut(&ino)?;
-        pass.asking = true;
-        Some(Ask { ino, from: pass.from, interrupt })
+        Some(Ask { ino, from: pass.from, small, interrupt })
+    }
+
+    /// Begins the next file, and with a small one those that follow it. What was begun and does
+    /// not fit is the next one's that asks.
+    fn start_passes(&mut self, lane: Lane, most_bytes: u64, now: Instant) -> Vec<Ino> {
+        // Every thread shall have something to do.
+        let most_files = (self.backlog(lane) / self.options.threads.max(1)).clamp(1, TOGETHER);
+        let most_bytes = most_bytes.min(TOGETHER_BYTES);
+        let mut begun = Vec::new();
+        let mut bytes = 0u64;
+        while begun.len() < most_files
+            && let Some(file) = self.start_pass(lane, now)
+        {
+            bytes = bytes.saturating_add(file.bytes);
+            if !begun.is_empty() && (file.bytes > SMALL || bytes > most_bytes) {
+                break;
+            }
+            begun.push(file.ino);
+            if file.bytes > SMALL {
+                break;
+            }
+        }
+        begun
+    }
+
+    /// Files that nobody has begun, about.
+    fn backlog(&self, lane: Lane) -> usize {
+        match lane {
+            Lane::Background => self.run.as_ref().map_or(0, |run| run.ready.len()),
+            Lane::Drain => self.drains.values().map(|d| d.ready.len()).sum(),
+        }
     }
 
     fn streams(&self, lane: Lane) -> usize {
@@ -261,8 +320,8 @@ impl Queue {
         pass.over || stopped()
     }
 
-    fn start_pass(&mut self, lane: Lane, now: Instant) -> Option<Ino> {
-        let ino = match lane {
+    fn start_pass(&mut self, lane: Lane, now: Instant) -> Option<Listed> {
+        let file = match lane {
             Lane::Background => self.next_of_run()?,
             Lane::Drain => self.next_of_drains(now)?,
         };
@@ -279,20 +338,20 @@ impl Queue {
             failed_grants: 0,
             error: None,
         };
-        self.passes.insert(ino, pass);
-        Some(ino)
+        self.passes.insert(file.ino, pass);
+        Some(file)
     }
 
-    fn next_of_run(&mut self) -> Option<Ino> {
+    fn next_of_run(&mut self) -> Option<Listed> {
         loop {
-            let ino = self.run.as_mut()?.ready.pop_front()?;
-            if !self.passes.contains_key(&ino) && !self.wanted(ino) {
-                return Some(ino);
+            let file = self.run.as_mut()?.ready.pop_front()?;
+            if !self.passes.contains_key(&file.ino) && !self.wanted(file.ino) {
+                return Some(file);
             }
         }
     }
 
-    fn next_of_drains(&mut self, now: Instant) -> Option<Ino> {
+    fn next_of_drains(&mut self, now: Instant) -> Option<Listed> {
         let passes = &self.passes;
         self.drains.values_mut().find_map(|d| d.next(now, passes))
     }
@@ -393,7 +452,7 @@ impl Queue {
 }
 
 impl Drain {
-    fn next(&mut self, now: Instant, passes: &HashMap<Ino, Pass>) -> Option<Ino> {
+    fn next(&mut self, now: Instant, passes: &HashMap<Ino, Pass>) -> Option<Listed> {
         while let Some(Reverse((due, ino))) = self.later.peek().copied() {
             if due > now {
                 break;
@@ -406,7 +465,7 @@ impl Drain {
             file.queued = false;
             // Under a pass: it comes back here when that ends.
             if !passes.contains_key(&ino) {
-                return Some(ino);
+                return Some(Listed { ino, bytes: file.bytes });
             }
         }
         None

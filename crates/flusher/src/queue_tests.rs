@@ -15,12 +15,25 @@ fn options(streams: usize) -> Options {
         streams_per_file: streams,
         drain_streams_per_file: streams,
         drain_attempts: 3,
+        threads: 2,
         ..Options::default()
     }
 }
 
 fn io_error() -> FlushError {
     FlushError::Cache { offset: 0, errno: Errno::EIO }
+}
+
+/// A file that is brought to the backing alone.
+fn large(ino: u64) -> Listed {
+    Listed { ino: Ino(ino), bytes: 1 << 30 }
+}
+
+/// The only step that a worker gets.
+fn one(queue: &mut Queue, lane: Lane, now: Instant) -> Option<Ask> {
+    let mut asks = queue.take(lane, u64::MAX, now);
+    assert!(asks.len() <= 1, "{asks:?}");
+    asks.pop()
 }
 
 /// Brings the time to when everything that failed is due again.
@@ -33,20 +46,20 @@ fn files_become_whole_one_after_the_other() {
     let activity = crate::Activity::new();
     let now = Instant::now();
     let mut queue = Queue::new(&options(2));
-    queue.start_run(vec![Ino(5), Ino(6)], Halt::Never, activity.epoch());
-    let first = queue.take(Lane::Background, now).unwrap();
+    queue.start_run(vec![large(5), large(6)], Halt::Never, activity.epoch());
+    let first = one(&mut queue, Lane::Background, now).unwrap();
     assert_eq!((first.ino, first.from, first.interrupt), (Ino(5), 0, None));
     // While the first is being asked for, others take the next file.
-    assert_eq!(queue.take(Lane::Background, now).map(|a| a.ino), Some(Ino(6)));
-    assert_eq!(queue.take(Lane::Background, now), None);
+    assert_eq!(one(&mut queue, Lane::Background, now).map(|a| a.ino), Some(Ino(6)));
+    assert_eq!(one(&mut queue, Lane::Background, now), None);
     queue.granted(Ino(5), Some(10));
     // A second stream, where the first one ends.
-    let second = queue.take(Lane::Background, now).unwrap();
+    let second = one(&mut queue, Lane::Background, now).unwrap();
     assert_eq!((second.ino, second.from), (Ino(5), 10));
     queue.granted(Ino(5), Some(20));
-    assert_eq!(queue.take(Lane::Background, now), None, "two streams are enough");
+    assert_eq!(one(&mut queue, Lane::Background, now), None, "two streams are enough");
     assert!(queue.written(Ino(5), 10, 0, now).is_none());
-    assert_eq!(queue.take(Lane::Background, now).map(|a| a.from), Some(20));
+    assert_eq!(one(&mut queue, Lane::Background, now).map(|a| a.from), Some(20));
     assert!(queue.nothing(Ino(5), now).is_none(), "one stream is still writing");
     let ended = queue.written(Ino(5), 10, 0, now).unwrap();
     assert!(ended.complete && ended.error.is_none());
@@ -60,15 +73,15 @@ fn activity_ends_a_run_that_must_give_way() {
     let activity = crate::Activity::new();
     let now = Instant::now();
     let mut queue = Queue::new(&options(1));
-    queue.start_run(vec![Ino(5), Ino(6)], Halt::OnActivity, activity.epoch());
-    let ask = queue.take(Lane::Background, now).unwrap();
+    queue.start_run(vec![large(5), large(6)], Halt::OnActivity, activity.epoch());
+    let ask = one(&mut queue, Lane::Background, now).unwrap();
     assert_eq!(ask.interrupt, Some(activity.epoch()));
     queue.granted(Ino(5), Some(10));
     assert!(!queue.give_way(activity.epoch()));
     drop(activity.enter());
     assert!(queue.give_way(activity.epoch()));
     assert!(!queue.give_way(activity.epoch()), "said once");
-    assert_eq!(queue.take(Lane::Background, now), None);
+    assert_eq!(one(&mut queue, Lane::Background, now), None);
     assert!(queue.interrupted(Ino(5), now).is_some_and(|e| !e.complete && e.error.is_none()));
     assert!(queue.finish_run().is_some_and(|run| run.interrupted));
 }
@@ -78,15 +91,15 @@ fn a_drain_takes_a_file_over_from_the_background() {
     let activity = crate::Activity::new();
     let now = Instant::now();
     let mut queue = Queue::new(&options(1));
-    queue.start_run(vec![Ino(5), Ino(6)], Halt::Never, activity.epoch());
-    assert!(queue.take(Lane::Background, now).is_some());
+    queue.start_run(vec![large(5), large(6)], Halt::Never, activity.epoch());
+    assert!(one(&mut queue, Lane::Background, now).is_some());
     queue.granted(Ino(5), Some(10));
-    let id = queue.begin_drain(&[Ino(5)], false);
-    assert_eq!(queue.take(Lane::Drain, now), None, "one pass of a file at a time");
+    let id = queue.begin_drain(&[large(5)], false);
+    assert_eq!(one(&mut queue, Lane::Drain, now), None, "one pass of a file at a time");
     assert!(queue.written(Ino(5), 10, 0, now).is_some_and(|e| !e.complete));
-    let ask = queue.take(Lane::Drain, now).unwrap();
+    let ask = one(&mut queue, Lane::Drain, now).unwrap();
     assert_eq!((ask.ino, ask.from), (Ino(5), 0), "from the beginning");
-    assert_eq!(queue.take(Lane::Background, now).map(|a| a.ino), Some(Ino(6)));
+    assert_eq!(one(&mut queue, Lane::Background, now).map(|a| a.ino), Some(Ino(6)));
     queue.granted(Ino(5), None);
     assert!(queue.written(Ino(5), 7, 7, now).is_some_and(|e| e.complete));
     let drain = queue.end_drain(id).unwrap();
@@ -98,16 +111,16 @@ fn a_drain_takes_a_file_over_from_the_background() {
 fn a_pass_older_than_the_drain_proves_nothing() {
     let now = Instant::now();
     let mut queue = Queue::new(&options(1));
-    let first = queue.begin_drain(&[Ino(5)], false);
-    assert!(queue.take(Lane::Drain, now).is_some());
+    let first = queue.begin_drain(&[large(5)], false);
+    assert!(one(&mut queue, Lane::Drain, now).is_some());
     queue.granted(Ino(5), None);
-    let second = queue.begin_drain(&[Ino(5)], true);
+    let second = queue.begin_drain(&[large(5)], true);
     assert!(queue.draining_everything());
-    assert_eq!(queue.take(Lane::Drain, now), None);
+    assert_eq!(one(&mut queue, Lane::Drain, now), None);
     assert!(queue.written(Ino(5), 1, 1, now).is_some());
     assert!(queue.drain(first).is_some_and(|d| d.pending.is_empty()));
     assert!(queue.drain(second).is_some_and(|d| d.pending.len() == 1));
-    assert!(queue.take(Lane::Drain, now).is_some());
+    assert!(one(&mut queue, Lane::Drain, now).is_some());
     assert!(queue.nothing(Ino(5), now).is_some());
     assert!(queue.drain(second).is_some_and(|d| d.pending.is_empty()));
 }
@@ -116,14 +129,14 @@ fn a_pass_older_than_the_drain_proves_nothing() {
 fn a_drain_gives_a_file_up_after_its_attempts() {
     let mut now = Instant::now();
     let mut queue = Queue::new(&options(1));
-    let id = queue.begin_drain(&[Ino(5)], true);
+    let id = queue.begin_drain(&[large(5)], true);
     for attempt in 1..=3 {
-        assert!(queue.take(Lane::Drain, now).is_some(), "attempt {attempt}");
+        assert!(one(&mut queue, Lane::Drain, now).is_some(), "attempt {attempt}");
         assert!(queue.refused(Ino(5), io_error(), now).is_some());
-        assert_eq!(queue.take(Lane::Drain, now), None, "not before its pause");
+        assert_eq!(one(&mut queue, Lane::Drain, now), None, "not before its pause");
         now = later(now);
     }
-    assert_eq!(queue.take(Lane::Drain, now), None);
+    assert_eq!(one(&mut queue, Lane::Drain, now), None);
     let drain = queue.end_drain(id).unwrap();
     assert!(drain.pending.is_empty());
     assert_eq!(drain.given_up, [(Ino(5), io_error())]);
@@ -134,15 +147,35 @@ fn a_drain_gives_a_file_up_after_its_attempts() {
 fn one_bad_place_does_not_keep_the_rest_of_a_file_back() {
     let now = Instant::now();
     let mut queue = Queue::new(&options(1));
-    let id = queue.begin_drain(&[Ino(5)], true);
-    assert!(queue.take(Lane::Drain, now).is_some());
+    let id = queue.begin_drain(&[large(5)], true);
+    assert!(one(&mut queue, Lane::Drain, now).is_some());
     queue.granted(Ino(5), Some(10));
     assert!(queue.failed(Ino(5), io_error(), now).is_none());
-    assert_eq!(queue.take(Lane::Drain, now).map(|a| a.from), Some(10));
+    assert_eq!(one(&mut queue, Lane::Drain, now).map(|a| a.from), Some(10));
     queue.granted(Ino(5), None);
     let ended = queue.written(Ino(5), 1, 1, now).unwrap();
     assert!(ended.complete && ended.error == Some(io_error()));
     assert!(queue.drain(id).is_some_and(|d| d.pending.contains_key(&Ino(5))), "tried again");
+}
+
+#[test]
+fn small_files_are_taken_together() {
+    let now = Instant::now();
+    let mut queue = Queue::new(&options(1));
+    let small = (0..10).map(|ino| Listed { ino: Ino(ino), bytes: 10 });
+    let files: Vec<Listed> = small.chain([large(10)]).collect();
+    queue.begin_drain(&files, true);
+    let take = |queue: &mut Queue, most| -> Vec<u64> {
+        queue.take(Lane::Drain, most, now).iter().map(|ask| ask.ino.0).collect()
+    };
+    assert_eq!(take(&mut queue, 1000), [0, 1, 2, 3, 4], "half of them for each of two threads");
+    assert_eq!(take(&mut queue, 20), [5, 6], "no more bytes than asked for");
+    // The one that did not fit any more; then a share of what is left.
+    assert_eq!(take(&mut queue, 1000), [7]);
+    assert_eq!(take(&mut queue, 1000), [8]);
+    assert_eq!(take(&mut queue, 1000), [9]);
+    assert_eq!(take(&mut queue, 1000), [10]);
+    assert_eq!(take(&mut queue, 1000), [0u64; 0]);
 }
 
 #[derive(Clone, Debug)]
@@ -163,13 +196,22 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => any::<bool>().prop_map(Act::StartRun),
         1 => Just(Act::Activity),
         1 => Just(Act::StopRun),
-        2 => (0u8..16).prop_map(Act::Drain),
+        2 => any::<u8>().prop_map(Act::Drain),
         1 => Just(Act::EndOldestDrain),
         10 => any::<bool>().prop_map(Act::Take),
         14 => (0u8..10).prop_map(Act::Answer),
         1 => Just(Act::Time),
     ];
     proptest::collection::vec(act, 0..200)
+}
+
+/// Some of them small.
+const FILES: u64 = 8;
+/// What a worker may take at once.
+const MOST: u64 = 5 * SMALL / 2;
+
+fn listed(ino: u64) -> Listed {
+    Listed { ino: Ino(ino), bytes: [SMALL, SMALL / 2, 1, 2 * SMALL][ino as usize % 4] }
 }
 
 /// What the simulated workers are doing.
@@ -204,8 +246,7 @@ impl World {
         match act {
             Act::StartRun(idle) if self.queue.run_halt().is_none() => {
                 let halt = if *idle { Halt::OnActivity } else { Halt::Never };
-                let files = (0..4).map(Ino).collect();
-                self.queue.start_run(files, halt, self.activity.epoch());
+                self.queue.start_run((0..FILES).map(listed).collect(), halt, self.activity.epoch());
             }
             Act::StartRun(_) => {}
             Act::Activity => {
@@ -214,9 +255,10 @@ impl World {
             }
             Act::StopRun => self.queue.stop_run(),
             Act::Drain(set) => {
-                let files: Vec<Ino> = (0..4).filter(|i| set & (1 << i) != 0).map(Ino).collect();
-                let id = self.queue.begin_drain(&files, *set == 15);
-                let waits_for = files.into_iter().collect();
+                let files: Vec<Listed> =
+                    (0..FILES).filter(|i| set & (1 << i) != 0).map(listed).collect();
+                let id = self.queue.begin_drain(&files, *set == u8::MAX);
+                let waits_for = files.into_iter().map(|f| f.ino).collect();
                 self.drains.push_back(Begun { id, step: self.step, waits_for });
             }
             Act::EndOldestDrain => {
@@ -236,10 +278,15 @@ impl World {
     }
 
     fn take(&mut self, lane: Lane) -> bool {
-        let Some(ask) = self.queue.take(lane, self.now) else { return false };
+        let asks = self.queue.take(lane, MOST, self.now);
+        let bytes: u64 = asks.iter().map(|ask| listed(ask.ino.0).bytes).sum();
+        let small = asks.iter().all(|ask| ask.small && listed(ask.ino.0).bytes <= SMALL);
+        assert!(asks.len() < 2 || (small && bytes <= MOST), "{asks:?}");
         self.step += 1;
-        self.busy.push_back(Busy::Asking(lane, ask, self.step));
-        true
+        for ask in &asks {
+            self.busy.push_back(Busy::Asking(lane, *ask, self.step));
+        }
+        !asks.is_empty()
     }
 
     fn saw(&mut self, ino: Ino, grants: std::ops::Range<u64>, asked: u64) {

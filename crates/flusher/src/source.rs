@@ -2,7 +2,7 @@
 //! bytes to the backing, and where those bytes are.
 
 use ebb_backend::BackendError;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{Attr, ByteRange, Errno, Ino, Version};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -43,6 +43,9 @@ pub struct Grant {
     /// Where the next [`FlushSource::begin`] of this file goes on; None when nothing that was
     /// dirty lies behind this grant. Greater than the `from` of this one.
     pub next: Option<u64>,
+    /// What the file may be given before it is synced, when these are the last bytes of it that
+    /// are missing on the backing.
+    pub shape: Option<Attr>,
     /// The cache file; the bytes have the same offsets as in the file itself.
     pub cache: Arc<File>,
     /// Where to write, relative to the backing.
@@ -51,6 +54,17 @@ pub struct Grant {
     pub backing_ino: u64,
     /// The file's path for messages.
     pub label: String,
+}
+
+/// What [`FlushSource::begin`] is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// The file.
+    pub ino: Ino,
+    /// From this offset on.
+    pub from: u64,
+    /// That many bytes at most.
+    pub most_bytes: u64,
 }
 
 /// The daemon, as the flusher sees it. Called from the flusher's threads; must not call back
@@ -68,16 +82,28 @@ pub trait FlushSource: Send + Sync + 'static {
     /// The path of a file, for messages.
     fn label(&self, ino: Ino) -> String;
 
-    /// Publishes what is dirty at or behind offset `from` and asks the service for permission to
-    /// write the first `most_bytes` of it. None: nothing is dirty there any more, or the file
-    /// is gone. Blocks, but not beyond a deadline of its own. May be called for one file several
-    /// times before `end`, with growing `from`, so its grants do not overlap.
-    fn begin(&self, ino: Ino, from: u64, most_bytes: u64) -> Result<Option<Grant>, FlushError>;
+    /// Of each file: publishes what is dirty at or behind offset `from` and asks the service for
+    /// permission to write the first `most_bytes` of it. None: nothing is dirty there any more, or
+    /// the file is gone. Blocks, but not beyond a deadline of its own. May be called for one file
+    /// several times before `end`, with growing `from`, so its grants do not overlap. The answers
+    /// come in the order of the questions.
+    fn begin(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>>;
 
-    /// Reports the outcome. `done`: every byte of the grant is on the backing's stable storage.
-    /// Otherwise the grant is given back and its bytes stay dirty. Bytes that were written
-    /// again under the grant stay dirty in either case.
-    fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError>;
+    /// Reports what became of grants; the answers come in their order. Bytes that were written
+    /// again under a grant stay dirty in either case.
+    fn end(&self, grants: Vec<(Grant, Fate)>) -> Vec<Result<(), FlushError>>;
+}
+
+/// What became of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Every byte of it is on the backing's stable storage.
+    Done {
+        /// And so are the attributes of its shape.
+        shaped: bool,
+    },
+    /// It is given back; its bytes stay dirty.
+    GivenBack,
 }
 
 /// Why bytes did not reach the backing.

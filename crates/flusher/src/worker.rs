@@ -1,12 +1,13 @@
-//! One flushing thread: takes the next step from the queue, gets a grant, moves it, reports.
+//! One flushing thread: takes the next step from the queue, gets a grant, moves it, reports. The
+//! same with several small files at a time, which are asked for and reported together.
 
-use crate::copy::{How, Moved, Step, Unmoved, move_grant};
+use crate::copy::{How, Moved, Step, Unmoved, Written, write_grant};
 use crate::engine::{Shared, State};
 use crate::nice;
 use crate::options::ReadBack;
 use crate::plan;
-use crate::queue::{Ask, Ended, Lane};
-use crate::source::{FlushError, Grant};
+use crate::queue::{Ask, Ended, Lane, Queue, SMALL};
+use crate::source::{Fate, FlushError, Grant, Want};
 use crate::status::Counters;
 use ebb_types::Ino;
 use parking_lot::{Mutex, MutexGuard};
@@ -28,6 +29,8 @@ pub(crate) struct Slot {
 
 struct Busy {
     ino: Ino,
+    /// Other files that wait for the same call.
+    with: Arc<[Ino]>,
     label: Arc<str>,
     operation: &'static str,
     since: Instant,
@@ -44,10 +47,10 @@ pub(crate) struct Stuck {
 }
 
 impl Slot {
-    fn begins(&self, ino: Ino, label: &Arc<str>, operation: &'static str) {
-        let label = Arc::clone(label);
+    fn begins(&self, ino: Ino, with: &Arc<[Ino]>, label: &Arc<str>, operation: &'static str) {
+        let (with, label) = (Arc::clone(with), Arc::clone(label));
         let since = Instant::now();
-        *self.busy.lock() = Some(Busy { ino, label, operation, since, reported: false });
+        *self.busy.lock() = Some(Busy { ino, with, label, operation, since, reported: false });
     }
 
     fn rests(&self) {
@@ -75,7 +78,8 @@ impl Slot {
     /// The call that this worker is in, when it is for `ino`.
     pub(crate) fn working_on(&self, ino: Ino) -> Option<Stuck> {
         let busy = self.busy.lock();
-        busy.as_ref().filter(|b| b.ino == ino).map(|b| self.stuck(b))
+        let busy = busy.as_ref().filter(|b| b.ino == ino || b.with.contains(&ino));
+        busy.map(|b| self.stuck(b))
     }
 
     fn stuck(&self, busy: &Busy) -> Stuck {
@@ -98,7 +102,8 @@ pub(crate) fn spawn(shared: &Arc<Shared>, lane: Lane) -> std::io::Result<Arc<Slo
         Lane::Background => "ebb-flush-bg",
         Lane::Drain => "ebb-flush-drain",
     };
-    let worker = Worker { shared: Arc::clone(shared), slot: Arc::clone(&slot), buf: Vec::new() };
+    let (to, slot_of) = (Arc::clone(shared), Arc::clone(&slot));
+    let worker = Worker { shared: to, slot: slot_of, buf: Vec::new(), asked: 0 };
     std::thread::Builder::new().name(name.to_owned()).spawn(move || worker.run())?;
     Ok(slot)
 }
@@ -107,6 +112,8 @@ struct Worker {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
     buf: Vec<u8>,
+    /// The size that grants of runs that must give way had when this worker asked last.
+    asked: u64,
 }
 
 /// Whatever way the thread ends, nobody counts on it any more.
@@ -123,13 +130,17 @@ impl Worker {
         if self.slot.lane == Lane::Background {
             nice::yield_to_foreground(&self.shared.options);
         }
-        while let Some(ask) = self.next() {
-            self.serve(ask);
+        loop {
+            let asks = self.next();
+            if asks.is_empty() {
+                return;
+            }
+            self.serve(&asks);
         }
     }
 
-    /// Waits for work; None when the thread is to end.
-    fn next(&self) -> Option<Ask> {
+    /// Waits for work; nothing when the thread is to end.
+    fn next(&mut self) -> Vec<Ask> {
         let shared = &self.shared;
         let background = self.slot.lane == Lane::Background;
         if background {
@@ -140,18 +151,22 @@ impl Worker {
         let mut state = shared.state.lock();
         loop {
             if shared.is_stopping() {
-                return None;
+                return Vec::new();
             }
             if background && state.queue.give_way(shared.activity.epoch()) {
                 shared.settle(&mut state);
             }
-            if let Some(ask) = state.queue.take(self.slot.lane, Instant::now()) {
-                return Some(ask);
+            let size = shared.grant_size.load(Ordering::Relaxed);
+            let most = if background { size } else { u64::MAX };
+            let asks = state.queue.take(self.slot.lane, most, Instant::now());
+            if !asks.is_empty() {
+                self.asked = size;
+                return asks;
             }
             if expired {
                 // Within the same hold of the lock, so that nobody counts on us any more.
                 state.slots.retain(|s| s.number != self.slot.number);
-                return None;
+                return Vec::new();
             }
             let due = if background { None } else { state.queue.next_due() };
             let until = due.unwrap_or(deadline).min(deadline);
@@ -159,80 +174,125 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, ask: Ask) {
-        let label: Arc<str> = Arc::from("");
-        self.slot.begins(ask.ino, &label, "flush begin");
-        let most = self.bytes_to_ask(&ask);
-        let answer = self.shared.source.begin(ask.ino, ask.from, most);
-        let answer = answer.and_then(|grant| self.checked(&ask, grant));
+    fn serve(&mut self, asks: &[Ask]) {
+        let Some(first) = asks.first() else { return };
+        let with: Arc<[Ino]> = asks.iter().map(|ask| ask.ino).collect();
+        let wants: Vec<Want> = asks.iter().map(|ask| self.wanted(ask)).collect();
+        self.slot.begins(first.ino, &with, &Arc::from(""), "flush begin");
+        let answers = self.shared.source.begin(&wants);
         self.slot.rests();
-        match answer {
-            Ok(Some(grant)) => {
-                self.report(|state, _| {
-                    state.queue.granted(ask.ino, grant.next);
-                    None
-                });
-                self.carry_out(&ask, grant);
-            }
-            Ok(None) => self.report(|state, now| state.queue.nothing(ask.ino, now)),
-            Err(e) => {
-                tracing::warn!("flusher: {}: {e}", self.shared.source.label(ask.ino));
-                self.report(|state, now| state.queue.refused(ask.ino, e, now));
-            }
+        let mut granted = Vec::with_capacity(asks.len());
+        let mut answered = Vec::with_capacity(asks.len());
+        for (ask, answer) in asks.iter().zip(answers) {
+            answered.push(match answer.and_then(|grant| self.checked(ask, grant)) {
+                Ok(Some(grant)) => {
+                    let next = grant.next;
+                    granted.push((*ask, grant));
+                    Answered::Granted(ask.ino, next)
+                }
+                Ok(None) => Answered::Nothing(ask.ino),
+                Err(e) => {
+                    tracing::warn!("flusher: {}: {e}", self.shared.source.label(ask.ino));
+                    Answered::Refused(ask.ino, e)
+                }
+            });
+        }
+        self.report(answered, Answered::tell);
+        if !granted.is_empty() {
+            self.carry_out(granted);
         }
     }
 
-    fn bytes_to_ask(&self, ask: &Ask) -> u64 {
+    fn wanted(&self, ask: &Ask) -> Want {
         let options = &self.shared.options;
         let most = match ask.interrupt {
-            Some(_) => self.shared.grant_size.load(Ordering::Relaxed),
+            _ if ask.small => SMALL,
+            Some(_) => self.asked,
             None => options.grant_bytes,
         };
-        plan::aligned_most(ask.from, most, options.chunk)
+        let most_bytes = plan::aligned_most(ask.from, most, options.chunk);
+        Want { ino: ask.ino, from: ask.from, most_bytes }
     }
 
-    fn carry_out(&mut self, ask: &Ask, grant: Grant) {
+    fn carry_out(&mut self, granted: Vec<(Ask, Grant)>) {
         let mut held_back = Duration::ZERO;
         let began = Instant::now();
-        let outcome = self.write(ask, &grant, &mut held_back);
+        let interrupt = granted.first().and_then(|(ask, _)| ask.interrupt);
+        let moved = self.move_all(&granted, &mut held_back);
         let took = began.elapsed().saturating_sub(held_back);
-        if ask.interrupt.is_some() {
-            self.learn(&outcome, took);
+        if interrupt.is_some() {
+            self.learn(&moved, took);
         }
-        let (ino, label) = (ask.ino, grant.label.clone());
-        self.slot.begins(ino, &Arc::from(label.as_str()), "flush end");
-        let outcome = match outcome {
-            // Written, but when the service does not learn it, it must be flushed again.
-            Ok(moved) => match self.shared.source.end(grant, true) {
-                Ok(()) => Ok(moved),
-                Err(e) => Err(Unmoved::Failed(e)),
-            },
-            Err(unmoved) => {
-                self.give_back(grant);
-                Err(unmoved)
+        let inos: Vec<Ino> = granted.iter().map(|(ask, _)| ask.ino).collect();
+        let labels: Vec<String> = granted.iter().map(|(_, grant)| grant.label.clone()).collect();
+        let (Some(first), Some(label)) = (inos.first(), labels.first()) else { return };
+        self.slot.begins(*first, &inos.clone().into(), &Arc::from(label.as_str()), "flush end");
+        let fates = moved.iter().map(|moved| match moved {
+            Ok(moved) => Fate::Done { shaped: moved.shaped },
+            Err(_) => Fate::GivenBack,
+        });
+        let ending = granted.into_iter().map(|(_, grant)| grant).zip(fates).collect();
+        let ended = self.shared.source.end(ending);
+        self.slot.rests();
+        let mut outcomes = Vec::with_capacity(inos.len());
+        for (((ino, label), moved), ended) in inos.into_iter().zip(labels).zip(moved).zip(ended) {
+            let outcome = match (moved, ended) {
+                (Ok(moved), Ok(())) => {
+                    self.count(moved);
+                    Outcome::Moved(ino, moved)
+                }
+                // Written, but when the service does not learn it, it must be flushed again.
+                (Ok(_), Err(e)) | (Err(Unmoved::Failed(e)), _) => {
+                    tracing::warn!("flusher: {label}: {e}");
+                    Counters::add(&self.shared.counters.failed_grants, 1);
+                    Outcome::Failed(ino, e)
+                }
+                // Given back, or forgotten by the service with our session.
+                (Err(Unmoved::Stopped), _) => Outcome::Stopped(ino),
+            };
+            outcomes.push(outcome);
+        }
+        self.report(outcomes, Outcome::tell);
+    }
+
+    /// Writes all of them before the first is synced: the storage gets them together.
+    fn move_all(
+        &mut self,
+        granted: &[(Ask, Grant)],
+        held_back: &mut Duration,
+    ) -> Vec<Result<Moved, Unmoved>> {
+        let with: Arc<[Ino]> = granted.iter().map(|(ask, _)| ask.ino).collect();
+        let mut stopped = false;
+        let mut written = Vec::with_capacity(granted.len());
+        for (ask, grant) in granted {
+            let outcome = match stopped {
+                true => Err(Unmoved::Stopped),
+                false => self.write(ask, grant, &with, held_back),
+            };
+            stopped |= matches!(outcome, Err(Unmoved::Stopped));
+            if let (Ok(Some(written)), true) = (&outcome, granted.len() > 1) {
+                written.start();
+            }
+            written.push(outcome);
+        }
+        let finish = |(i, written): (usize, Result<Option<Written>, Unmoved>)| {
+            let (ask, grant) = &granted[i];
+            match written? {
+                // The first is finished whatever happens: half of the work is done.
+                Some(written) => self.finish(ask, grant, &with, written, i == 0),
+                None => Ok(Moved::default()),
             }
         };
-        self.slot.rests();
-        match outcome {
-            Ok(moved) => {
-                self.count(moved);
-                self.report(|s, now| s.queue.written(ino, moved.bytes, moved.verified, now));
-            }
-            Err(Unmoved::Stopped) => self.report(|state, now| state.queue.interrupted(ino, now)),
-            Err(Unmoved::Failed(e)) => {
-                tracing::warn!("flusher: {label}: {e}");
-                Counters::add(&self.shared.counters.failed_grants, 1);
-                self.report(|state, now| state.queue.failed(ino, e, now));
-            }
-        }
+        written.into_iter().enumerate().map(finish).collect()
     }
 
     fn write(
         &mut self,
         ask: &Ask,
         grant: &Grant,
+        with: &Arc<[Ino]>,
         held_back: &mut Duration,
-    ) -> Result<Moved, Unmoved> {
+    ) -> Result<Option<Written>, Unmoved> {
         let (shared, slot) = (&self.shared, &self.slot);
         let label: Arc<str> = Arc::from(grant.label.as_str());
         let verify = slot.lane == Lane::Drain || shared.options.verify_background;
@@ -250,27 +310,54 @@ impl Worker {
                     return false;
                 }
             }
-            slot.begins(ask.ino, &label, step.name());
+            slot.begins(ask.ino, with, &label, step.name());
             true
         };
-        let moved = move_grant(shared.backend.as_ref(), grant, how, &mut self.buf, &mut proceed);
+        let written = write_grant(shared.backend.as_ref(), grant, how, &mut self.buf, &mut proceed);
+        slot.rests();
+        written
+    }
+
+    fn finish(
+        &mut self,
+        ask: &Ask,
+        grant: &Grant,
+        with: &Arc<[Ino]>,
+        written: Written,
+        whatever: bool,
+    ) -> Result<Moved, Unmoved> {
+        let (shared, slot) = (&self.shared, &self.slot);
+        let label: Arc<str> = Arc::from(grant.label.as_str());
+        let mut proceed = |step: Step| {
+            if step == Step::Sync && !whatever && shared.is_over(ask) {
+                return false;
+            }
+            slot.begins(ask.ino, with, &label, step.name());
+            true
+        };
+        let moved = written.finish(&mut self.buf, &mut proceed);
         slot.rests();
         moved
     }
 
     /// Grants of runs that must give way take about as long as a stop may take.
-    fn learn(&self, outcome: &Result<Moved, Unmoved>, took: Duration) {
+    fn learn(&self, moved: &[Result<Moved, Unmoved>], took: Duration) {
         let options = &self.shared.options;
-        let stopped = match outcome {
-            Ok(_) => false,
-            Err(Unmoved::Stopped) => true,
-            Err(Unmoved::Failed(_)) => return,
-        };
+        let stopped = moved.iter().any(|m| matches!(m, Err(Unmoved::Stopped)));
+        if moved.iter().any(|m| matches!(m, Err(Unmoved::Failed(_)))) {
+            return;
+        }
         let share = took.as_secs_f64() / options.stop_within.as_secs_f64().max(1e-6);
-        // Several workers learn at once; a lost step of one of them does not matter.
-        let size = self.shared.grant_size.load(Ordering::Relaxed);
-        let next = plan::next_grant_size(size, share, stopped, options.grant_bytes);
-        self.shared.grant_size.store(next, Ordering::Relaxed);
+        // One step from what this grant was asked with: what others have learned meanwhile counts
+        // more, or many small grants that were fast would make the next ones far too large.
+        let next = plan::next_grant_size(self.asked, share, stopped, options.grant_bytes);
+        // One that was smaller than it might have been says nothing of larger ones.
+        let bytes: u64 = moved.iter().flatten().map(|m| m.bytes).sum();
+        if next > self.asked && bytes < self.asked / 2 {
+            return;
+        }
+        let learn = |size: u64| (size == self.asked || next < size).then_some(next);
+        let _ = self.shared.grant_size.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
     }
 
     fn count(&self, moved: Moved) {
@@ -296,22 +383,68 @@ impl Worker {
 
     fn give_back(&self, grant: Grant) {
         let label = grant.label.clone();
-        if let Err(e) = self.shared.source.end(grant, false) {
+        for failed in self.shared.source.end(vec![(grant, Fate::GivenBack)]) {
             // The service forgets the grant with our session, or has done so.
-            tracing::debug!("flusher: {label}: {e}");
+            let _ = failed.inspect_err(|e| tracing::debug!("flusher: {label}: {e}"));
         }
     }
 
-    fn report(&self, change: impl FnOnce(&mut State, Instant) -> Option<Ended>) {
+    fn report<T>(&self, news: Vec<T>, tell: impl Fn(T, &mut Queue, Instant) -> Option<Ended>) {
         let mut state: MutexGuard<'_, State> = self.shared.state.lock();
-        if let Some(ended) = change(&mut state, Instant::now()) {
-            self.shared.pass_ended(&mut state, ended);
+        for news in news {
+            if let Some(ended) = tell(news, &mut state.queue, Instant::now()) {
+                self.shared.pass_ended(&mut state, ended);
+            }
         }
         self.shared.settle(&mut state);
     }
 }
 
+/// What the source said about a file.
+enum Answered {
+    /// And where the file goes on.
+    Granted(Ino, Option<u64>),
+    Nothing(Ino),
+    Refused(Ino, FlushError),
+}
+
+impl Answered {
+    fn tell(self, queue: &mut Queue, now: Instant) -> Option<Ended> {
+        match self {
+            Answered::Granted(ino, next) => {
+                queue.granted(ino, next);
+                None
+            }
+            Answered::Nothing(ino) => queue.nothing(ino, now),
+            Answered::Refused(ino, e) => queue.refused(ino, e, now),
+        }
+    }
+}
+
+/// What became of a grant.
+enum Outcome {
+    Moved(Ino, Moved),
+    Stopped(Ino),
+    Failed(Ino, FlushError),
+}
+
+impl Outcome {
+    fn tell(self, queue: &mut Queue, now: Instant) -> Option<Ended> {
+        match self {
+            Outcome::Moved(ino, moved) => queue.written(ino, moved.bytes, moved.verified, now),
+            Outcome::Stopped(ino) => queue.interrupted(ino, now),
+            Outcome::Failed(ino, e) => queue.failed(ino, e, now),
+        }
+    }
+}
+
 impl Shared {
+    /// Whoever must be given way to is there.
+    fn is_over(&self, ask: &Ask) -> bool {
+        let interrupted = ask.interrupt.is_some_and(|epoch| epoch != self.activity.epoch());
+        interrupted || self.is_stopping()
+    }
+
     /// Waits for its turn under the bandwidth cap; false when the write must not be made.
     fn may_write(&self, lane: Lane, ask: &Ask, bytes: u64, held_back: &mut Duration) -> bool {
         if lane == Lane::Drain {
@@ -319,8 +452,7 @@ impl Shared {
         }
         let mut left = self.throttle.reserve(bytes, Instant::now());
         loop {
-            let interrupted = ask.interrupt.is_some_and(|epoch| epoch != self.activity.epoch());
-            if interrupted || self.is_stopping() || self.is_paused() {
+            if self.is_over(ask) || self.is_paused() {
                 return false;
             }
             if left.is_zero() || self.drains.load(Ordering::Relaxed) > 0 {

@@ -85,7 +85,8 @@ fn everything_arrives_under_every_policy() {
         engine.resume();
         let report = world.drain(&engine);
         assert!(report.is_clean(), "{kind}: {report:?}");
-        world.assert_all_arrived();
+        // A file that was removed is nothing that a drain waits for; its grant may still be written.
         assert!(engine.shutdown(PATIENCE), "{kind}: threads left behind");
+        world.assert_all_arrived();
     }
 }

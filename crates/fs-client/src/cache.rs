@@ -136,6 +136,12 @@ impl CacheDir {
         let s = rustix::fs::statvfs(&self.data)?;
         Ok((s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize))
     }
+
+    /// How many more files fit there; none where the file system has no such bound.
+    pub fn free_inodes(&self) -> io::Result<Option<u64>> {
+        let s = rustix::fs::statvfs(&self.data)?;
+        Ok((s.f_files > 0).then_some(s.f_favail))
+    }
 }
 
 fn nameless_in(dir: &Path) -> io::Result<File> {

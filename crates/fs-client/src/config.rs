@@ -160,6 +160,13 @@ pub struct MountConfig {
     /// Whether reads and writes may pass the daemon.
     #[serde(default)]
     pub io_path: IoMode,
+    /// On how many nodes unflushed bytes are: 1, or 2 (also with a partner).
+    #[serde(default = "one")]
+    pub replicas: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// Durations as whole milliseconds, for status and hand-over files.

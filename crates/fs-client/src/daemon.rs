@@ -20,6 +20,7 @@ use crate::node::{Node, Parts};
 use crate::ops::passing::Bypass;
 use crate::peer_source::PeerSource;
 use crate::registry::{self, Record};
+use crate::replica;
 use crate::rules::Rules;
 use crate::status::{self, Status};
 use crate::takeover;
@@ -245,6 +246,7 @@ fn start(
     let listener = listen(runtime, &config.listen)?;
     let peer_address = listener.local_addr().map_err(local("peer socket"))?;
     let config = MountConfig { listen: peer_address.to_string(), ..config };
+    let empty = left.is_empty() && !replica::are_left_in(&config.cache);
     let options = ConnectOptions {
         incarnation: incarnation(),
         peer_address: peer_address.to_string(),
@@ -252,9 +254,10 @@ fn start(
         token: token.clone(),
         request_timeout: config.request_timeout,
         trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
+        empty,
         ..ConnectOptions::new(meta_address, config.node.clone())
     };
-    let patience = if left.is_empty() { Duration::ZERO } else { takeover::JOIN_WITHIN };
+    let patience = if empty { Duration::ZERO } else { takeover::JOIN_WITHIN };
     let (meta, welcome) = runtime.block_on(takeover::join(options, patience))?;
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
@@ -269,6 +272,7 @@ fn start(
         runtime: runtime.handle().clone(),
         config,
     });
+    node.replicas.held.load(welcome.job).map_err(local("copies of other nodes"))?;
     takeover::take_over(runtime, &node, &left, &welcome)?;
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
@@ -319,6 +323,7 @@ fn open_doors(
         .map_err(local(format!("cannot open the control socket {}", path.display())))?;
     runtime.spawn(control_server::serve(listener, Arc::clone(daemon)));
     runtime.spawn(memory::trim_when_idle(Arc::downgrade(&daemon.node)));
+    runtime.spawn(Node::tend_copies(Arc::downgrade(&daemon.node)));
     let at = config.mountpoint.clone();
     let answers = runtime.block_on(async move {
         let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));
@@ -476,7 +481,8 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
         tracing::warn!("a flush thread still waits for the backing");
     }
     let left = node.dirty_files();
-    if left.is_empty() {
+    let waiting = runtime.block_on(node.waiting_copies());
+    if left.is_empty() && waiting.bytes == 0 {
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {
             tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
         }
@@ -484,8 +490,8 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
     }
     node.last_notes();
     Err(RunError::Undrained {
-        bytes: left.iter().map(|f| f.bytes).sum(),
-        files: left.len(),
+        bytes: left.iter().map(|f| f.bytes).sum::<u64>() + waiting.bytes,
+        files: left.len() + waiting.sets,
         cache: node.config.cache.clone(),
     })
 }
@@ -494,6 +500,11 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
 fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Result<(), RunError>) {
     let config = &daemon.node.config;
     daemon.peers.stop();
+    if result.is_ok()
+        && let Err(e) = daemon.node.replicas.held.clear()
+    {
+        tracing::warn!(error = %e, "cannot remove copies of other nodes' bytes");
+    }
     let _ = registry::leave(&config.mountpoint);
     let _ = std::fs::remove_file(config.cache.join("control.sock"));
     if result.is_ok()

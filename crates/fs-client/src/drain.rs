@@ -3,6 +3,7 @@
 
 use crate::control::{Event, Outcome, Remaining};
 use crate::node::Node;
+use crate::replica::Waiting;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
 use ebb_types::{Errno, Ino};
 use std::collections::HashSet;
@@ -39,6 +40,7 @@ impl Drain {
     /// Drains `paths` (everything, when there are none).
     pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
         let deadline = limit.map(|l| Instant::now() + l);
+        let waiting = self.node.adopt_before_drain(limit).await;
         let files = match self.files_below(paths).await {
             Ok(files) => files,
             Err(outcome) => return outcome,
@@ -56,7 +58,7 @@ impl Drain {
             // Names go after bytes: what is published by now needs nothing more.
             match self.materialize(deadline).await {
                 Ok(named) if named.published && is_flushed && round < ROUNDS_MORE => before = done,
-                Ok(named) => return outcome(done, &report, named, paths),
+                Ok(named) => return outcome(done, &report, named, waiting, paths),
                 Err(Errno::ETIMEDOUT) => {
                     let text = "the metadata service does not answer; nothing is lost, try again";
                     return Outcome::Unreachable { text: text.into() };
@@ -190,9 +192,16 @@ struct Named {
     left: Vec<Remaining>,
 }
 
-fn outcome(done: (u64, u64), report: &DrainReport, named: Named, paths: &[PathBuf]) -> Outcome {
+fn outcome(
+    done: (u64, u64),
+    report: &DrainReport,
+    named: Named,
+    waiting: Waiting,
+    paths: &[PathBuf],
+) -> Outcome {
     let mut remaining = remaining_of(report);
     add_unnamed(&mut remaining, meant(named.left, paths));
+    remaining.extend(not_adopted(waiting));
     if report.timed_out || named.late {
         Outcome::TimedOut { remaining }
     } else if remaining.is_empty() {
@@ -200,6 +209,15 @@ fn outcome(done: (u64, u64), report: &DrainReport, named: Named, paths: &[PathBu
     } else {
         Outcome::Incomplete { remaining }
     }
+}
+
+/// Bytes of lost nodes of which nobody else has copies any more.
+fn not_adopted(waiting: Waiting) -> Option<Remaining> {
+    (waiting.bytes > 0).then(|| Remaining {
+        path: format!("(copies of {} other node(s))", waiting.sets),
+        bytes: waiting.bytes,
+        why: "their owner does not answer, and they could not be taken over".into(),
+    })
 }
 
 /// What comes of `work`, if that comes before the deadline. A backing that hangs also holds up the

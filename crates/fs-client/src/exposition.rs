@@ -57,6 +57,26 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
         ("evicted_bytes_total", Counter, "Bytes given up for room", ledger.evicted_bytes as f64),
         ("staged_bytes_total", Counter, "Bytes staged", ledger.staged_bytes as f64),
         ("staged_files_total", Counter, "Files staged", ledger.staged_files as f64),
+        ("copied_bytes_total", Counter, "Bytes copied to a partner", s.copies.copied_bytes as f64),
+        (
+            "uncopied_bytes",
+            Gauge,
+            "Published bytes that should have a copy and have none",
+            s.copies.uncopied_bytes as f64,
+        ),
+        ("held_copy_bytes", Gauge, "Copies kept for other nodes", s.copies.held_bytes as f64),
+        (
+            "adopted_bytes_total",
+            Counter,
+            "Bytes of lost nodes that became this node's",
+            s.copies.adopted_bytes as f64,
+        ),
+        (
+            "copies_degraded",
+            Gauge,
+            "1 while unflushed bytes have no copy although they should",
+            f64::from(u8::from(s.copies.degraded.is_some())),
+        ),
         ("served_bytes_peer_total", Counter, "Bytes sent to peers", s.served_bytes_peer as f64),
         // Shrinks by what is flushed between the two looks that it is made of.
         ("skipped_bytes", Gauge, "Bytes that never had to be", ledger.skipped_bytes as f64),

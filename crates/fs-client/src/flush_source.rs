@@ -2,13 +2,19 @@
 
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_flusher::{DirtyFile, FileUse, FlushError, FlushSource, Grant};
+use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError};
 use ebb_types::{ByteRange, Errno, Ino};
+use futures_util::future::join_all;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Ranges of one grant: bounds the size of the request for badly fragmented files.
 const RANGES_MAX: usize = 8192;
+
+/// When it is asked first, and most rarely, whether a file without a name is still open elsewhere.
+const ASK_FIRST: Duration = Duration::from_secs(1);
+const ASK_MOST: Duration = Duration::from_secs(10);
 
 /// What the flusher holds of the daemon.
 pub struct NodeSource(pub Weak<Node>);
@@ -38,7 +44,7 @@ impl FlushSource for NodeSource {
     }
 
     fn dirty_bytes(&self) -> u64 {
-        self.0.upgrade().map_or(0, |node| node.dirty_files().iter().map(|f| f.bytes).sum())
+        self.0.upgrade().map_or(0, |node| node.unflushed_bytes())
     }
 
     fn capacity(&self) -> u64 {
@@ -50,14 +56,22 @@ impl FlushSource for NodeSource {
         file.map_or_else(|| ino.to_string(), |f| f.label())
     }
 
-    fn begin(&self, ino: Ino, from: u64, most: u64) -> Result<Option<Grant>, FlushError> {
-        let node = self.node()?;
-        node.runtime.block_on(node.begin_flush(ino, from, most))
+    fn begin(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>> {
+        let node = match self.node() {
+            Ok(node) => node,
+            Err(e) => return wants.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let begin = |w: &Want| node.begin_flush(w.ino, w.from, w.most_bytes);
+        node.runtime.block_on(join_all(wants.iter().map(begin)))
     }
 
-    fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
-        let node = self.node()?;
-        node.runtime.block_on(node.end_flush(grant, done))
+    fn end(&self, grants: Vec<(Grant, Fate)>) -> Vec<Result<(), FlushError>> {
+        let node = match self.node() {
+            Ok(node) => node,
+            Err(e) => return grants.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let end = |(grant, fate)| node.end_flush(grant, fate);
+        node.runtime.block_on(join_all(grants.into_iter().map(end)))
     }
 }
 
@@ -89,6 +103,11 @@ impl Node {
         found
     }
 
+    /// How many bytes are not on the backing.
+    fn unflushed_bytes(&self) -> u64 {
+        self.listed_dirty().iter().map(|file| file.state.read().view.unflushed_bytes()).sum()
+    }
+
     async fn begin_flush(
         &self,
         ino: Ino,
@@ -100,7 +119,7 @@ impl Node {
             Ok(()) => {}
             // Unlinked and nobody's any more: it never touches the backing.
             Err(e) if is_gone(e) => {
-                self.unlinked(&file);
+                self.unlinked(&file, e);
                 return Ok(None);
             }
             Err(e) => return Err(service("attach", e)),
@@ -112,7 +131,7 @@ impl Node {
         let granted = match self.patient_meta().flush_begin(ino, &wanted).await {
             Ok(granted) => granted,
             Err(e) if is_gone(e.errno) => {
-                self.unlinked(&file);
+                self.unlinked(&file, e.errno);
                 return Ok(None);
             }
             Err(e) => return Err(explained("flush_begin", &e)),
@@ -133,6 +152,7 @@ impl Node {
             id: granted.grant,
             ranges: granted.ranges.iter().map(|o| (o.range, o.version)).collect(),
             next,
+            shape: granted.shape,
             cache,
             backing_path: backing.path,
             backing_ino: backing.ino,
@@ -140,17 +160,22 @@ impl Node {
         }))
     }
 
-    async fn end_flush(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
+    async fn end_flush(&self, grant: Grant, fate: Fate) -> Result<(), FlushError> {
         // Number 0 stands for a grant of nothing.
         if grant.id == 0 {
             return Ok(());
         }
-        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done).await;
+        let (done, shaped) = match fate {
+            Fate::Done { shaped } => (true, shaped),
+            Fate::GivenBack => (false, false),
+        };
+        let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
         match ended {
             Ok(ended) if done => {
                 if let Some(file) = self.file(grant.ino) {
                     let at = (&grant.backing_path[..], grant.backing_ino);
                     self.note_flushed(&file, &grant.ranges, at, ended.published).await;
+                    self.copies_in_surplus(grant.ino);
                     self.unlist_if_clean(&file);
                 }
                 Ok(())
@@ -164,15 +189,36 @@ impl Node {
         }
     }
 
-    /// The file has no name left. Its bytes live on for those who have it open.
-    fn unlinked(&self, file: &CachedFile) {
+    /// The file has no name left. Its bytes live on for those who have it open, here or elsewhere.
+    fn unlinked(&self, file: &CachedFile, answer: Errno) {
         self.note_gone(file.ino);
-        if file.state.read().opens == 0 {
+        if answer == Errno::ESTALE && file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {
-            file.state.write().orphan = true;
+            let known = std::mem::replace(&mut file.state.write().orphan, true);
+            if !known {
+                self.discard_when_unused(file.ino);
+            }
         }
         self.unlist(file);
+    }
+
+    /// Nobody tells when the last node closes such a file; it is asked for.
+    fn discard_when_unused(&self, ino: Ino) {
+        let Some(me) = self.me_arc() else { return };
+        let node = Arc::downgrade(&me);
+        self.runtime.spawn(async move {
+            let mut pause = ASK_FIRST;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(ASK_MOST);
+                let Some(node) = node.upgrade() else { return };
+                if node.file(ino).is_none() {
+                    return;
+                }
+                node.discard_if_unlinked(ino).await;
+            }
+        });
     }
 }
 

@@ -11,6 +11,7 @@ use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::ops::room::Room;
 use crate::passing::Paths;
+use crate::replica::Replicas;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
 use ebb_backend::Backend;
@@ -75,6 +76,8 @@ pub struct Node {
     pub daemon: OnceLock<Weak<Daemon>>,
     /// What is in the buffer, and which of it goes first.
     pub room: Room,
+    /// Copies with a partner, and those of others.
+    pub replicas: Replicas,
     /// Files that may have bytes which are not on the backing.
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
     capacity: OnceLock<u64>,
@@ -110,6 +113,7 @@ impl Node {
     pub fn new(parts: Parts) -> Arc<Node> {
         let node = Arc::new_cyclic(|this: &Weak<Node>| Node {
             room: Room::new(parts.config.evict),
+            replicas: Replicas::new(parts.config.replicas, &parts.config.cache),
             config: parts.config,
             me: parts.me,
             meta: parts.meta,
@@ -256,6 +260,7 @@ impl Node {
             drop(shard);
             file.iter().for_each(|f| self.return_lease(f));
             self.note_gone(ino);
+            self.copies_in_surplus(ino);
             self.room.forget_file(ino);
             if let Err(e) = self.cache.remove(ino) {
                 tracing::warn!(%ino, error = %e, "cannot remove a cache file");

@@ -82,7 +82,7 @@ impl Node {
     }
 
     /// Others have these claimed bytes.
-    pub(crate) fn note_refused(&self, file: &CachedFile, ranges: &[ByteRange]) {
+    pub(crate) fn note_not_attached(&self, file: &CachedFile, ranges: &[ByteRange]) {
         if let Some(journal) = self.journal().filter(|_| !ranges.is_empty()) {
             journal.push_if_known(file.ino, &Record::Refused(file.ino, ranges.to_vec()));
         }
@@ -126,8 +126,20 @@ impl Node {
         version: Version,
         size: u64,
     ) {
+        self.note_here(file, state, (range, version), size, Time::now());
+    }
+
+    /// Bytes that are published already are stored here now.
+    pub(crate) fn note_here(
+        &self,
+        file: &CachedFile,
+        state: &State,
+        (range, version): (ByteRange, Version),
+        size: u64,
+        at: Time,
+    ) {
         let Some(journal) = self.journal() else { return };
-        let record = Record::Appended(file.ino, range, version, size, Time::now());
+        let record = Record::Appended(file.ino, range, version, size, at);
         journal.push_about(file.ino, || header(state), &record);
     }
 
@@ -184,11 +196,20 @@ impl Node {
         }
     }
 
+    /// Notes that own bytes may have been written again past the daemon. (Those that were flushed
+    /// before are not noted any more.)
+    fn note_due(&self, file: &CachedFile, state: &State) {
+        if is_due(state) {
+            self.note_again(file, state, &state.view.owned(ByteRange::ALL));
+        }
+    }
+
     /// The same at the end of a call that did not publish.
     pub(crate) fn note_written_now(&self, file: &CachedFile) {
         let state = file.state.read();
-        if self.journal().is_some() && state.view.has_unattached() {
+        if self.journal().is_some() && (state.view.has_unattached() || is_due(&state)) {
             self.note_written(file, &state);
+            self.note_due(file, &state);
             drop(state);
             self.try_write_notes();
         }
@@ -198,6 +219,7 @@ impl Node {
     pub(crate) fn held_now(&self, file: &CachedFile) -> Vec<ByteRange> {
         let state = file.state.read();
         self.note_written(file, &state);
+        self.note_due(file, &state);
         let mut held = state.view.unattached(ByteRange::ALL);
         // Past the daemon, flushed bytes may have been written again.
         held.extend(state.view.owned(ByteRange::ALL));
@@ -370,6 +392,7 @@ impl Node {
             if state.view.has_unattached() {
                 self.note_written(&file, &state);
             }
+            self.note_due(&file, &state);
         }
     }
 
@@ -382,4 +405,10 @@ impl Node {
             tracing::error!(error = %e, "the node journal cannot be written");
         }
     }
+}
+
+/// Own bytes of it may have been written again past the daemon since they were attached.
+fn is_due(state: &State) -> bool {
+    let track = state.passing.as_ref().and_then(|p| p.track.as_ref());
+    track.is_some_and(|t| t.is_due())
 }

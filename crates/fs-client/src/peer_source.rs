@@ -2,8 +2,8 @@
 
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_transport::{ByteSource, Lent, SourceError, Subject};
-use ebb_types::{ByteRange, Ino};
+use ebb_transport::{ByteSource, CopySet, Lent, SourceError, Subject};
+use ebb_types::{ByteRange, Errno, Ino};
 use std::sync::{Arc, Weak};
 
 /// The daemon as its peers see it.
@@ -22,6 +22,12 @@ impl PeerSource {
         ranges: &[ByteRange],
         then: impl FnOnce(Arc<std::fs::File>) -> T,
     ) -> Option<T> {
+        if let Some(set) = subject.held {
+            // Whoever asks has heard that the owner is lost: the copies stay as they are.
+            let node = self.0.upgrade()?;
+            node.replicas.held.close(set);
+            return node.replicas.held.open(set, subject.ino, ranges).map(then);
+        }
         let (node, file) = self.file(subject.ino)?;
         let all_here = {
             let state = file.state.read();
@@ -39,6 +45,9 @@ impl PeerSource {
 
 impl ByteSource for PeerSource {
     fn open_read(&self, subject: Subject, ranges: &[ByteRange]) -> Result<Lent, SourceError> {
+        if subject.held.is_some() {
+            return self.with(subject, ranges, Lent::copied).ok_or(SourceError::NotHere);
+        }
         // Held before the look whether they are here, so that they cannot be given up in between.
         // Other nodes' writes and truncates still take bytes away in place, so they are copied
         // and looked at again afterwards, not sent from the page cache.
@@ -50,5 +59,27 @@ impl ByteSource for PeerSource {
 
     fn still_here(&self, subject: Subject, ranges: &[ByteRange]) -> bool {
         self.with(subject, ranges, |_| ()).is_some()
+    }
+
+    fn begin_copies(&self, set: CopySet) -> Result<(), Errno> {
+        self.0.upgrade().ok_or(Errno::ESTALE)?.replicas.held.begin(set)
+    }
+
+    fn keep_copies(
+        &self,
+        set: CopySet,
+        ino: Ino,
+        ranges: &[ByteRange],
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let node = self.0.upgrade().ok_or(Errno::ESTALE)?;
+        if !node.has_room_for_copies(bytes.len() as u64) {
+            return Err(Errno::ENOSPC);
+        }
+        node.replicas.held.keep(set, ino, ranges, bytes)
+    }
+
+    fn drop_copies(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
+        self.0.upgrade().ok_or(Errno::ESTALE)?.replicas.held.drop_ranges(set, ino, ranges)
     }
 }

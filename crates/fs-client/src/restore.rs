@@ -6,17 +6,18 @@
 //! |---|---|---|
 //! | published at v, and the service's file is older than v | anybody | dirty (the service forgot them) |
 //! | published | this node, unflushed | owned |
+//! | published and perhaps written again | this node, flushed | dirty |
 //! | published | anybody else, or flushed | dropped |
 //! | being published | this node, unflushed | owned |
 //! | being published, or written | this node (else) | dirty |
 //! | being published, or written | another, or nobody, unchanged since | dirty |
-//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside |
+//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside, but see [`crate::overtaken`] |
 //! | not held, an append was under way | this node, unflushed | owned zeros |
 //! | not held | this node, unflushed | lost |
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
 //!
-//! "Published" is also what was published and perhaps written again.
+//! "Published" is also what was published and perhaps written again, where nothing else is said.
 //!
 //! What is owned gets a new version (`renew`): it may have been written again, or a publication of
 //! it may not have arrived, and then the copies that other nodes have are not what is here. What
@@ -30,6 +31,7 @@ use crate::cache;
 use crate::file::CachedFile;
 use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
+use crate::overtaken::{Silent, look_again};
 use ebb_consistency::{FileView, MapAnswer, Owned};
 use ebb_meta_client::{Changes, QueryRequest};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
@@ -80,7 +82,9 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
         Some(Kept::Owned(_) | Kept::Again(_) | Kept::Attaching) if mine && !today.flushed => {
             Verdict::Owned(today.version)
         }
-        Some(Kept::Owned(_) | Kept::Again(_)) if mine => Verdict::GiveBack,
+        // The flush may have been of what was there before.
+        Some(Kept::Again(_)) if mine => Verdict::Dirty,
+        Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
         Some(Kept::Owned(_) | Kept::Again(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) if today.version <= case.known => Verdict::Dirty,
@@ -165,6 +169,8 @@ pub(crate) struct Restored {
     pub lost: Vec<(String, u64)>,
     /// Unpublished bytes that others wrote over meanwhile.
     pub aside: Vec<(String, u64)>,
+    /// Nodes that did not answer when they were asked what they have.
+    silent: Silent,
 }
 
 /// Puts a node's files together again. `same_job`: the service is the one (or has the journal of
@@ -181,6 +187,7 @@ pub(crate) async fn take_over(
     }
     let mut inos = node.cache.inos()?;
     inos.extend(found.image.files().map(|(ino, _)| ino));
+    inos.extend(node.replicas.held.files_adopting());
     inos.sort_unstable();
     inos.dedup();
     for step in inos.chunks(STEP) {
@@ -262,6 +269,7 @@ async fn one(
         done.lost.push((label.clone(), missing));
     }
     let (answer, changed) = (&since.map, &since.changed);
+    node.resume_adoption(ino, &place.path, &mut note, answer).await?;
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let renewed = match here.is_empty() {
@@ -272,6 +280,8 @@ async fn one(
     if renewed.is_some() {
         judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
     }
+    let judged =
+        look_again(node, ino, judged, answer, &since.guessed, &mut done.silent).await?;
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
     let given_back = match back.is_empty() {
         true => None,

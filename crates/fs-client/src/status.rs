@@ -2,6 +2,7 @@
 
 use crate::ledger::Ledger;
 use crate::node::Node;
+use crate::replica::CopyStatus;
 use ebb_flusher::{Engine, StopLatency, Working};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ pub struct Status {
     pub io_paths: Vec<OpenPath>,
     pub rpc: BTreeMap<String, u64>,
     pub leases: Leases,
+    pub copies: CopyStatus,
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
@@ -156,10 +158,12 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             since: e.since.sec.unsigned_abs(),
         })
         .collect();
+    let mut names = BTreeMap::new();
     let peers = match peers {
         Ok(Ok(nodes)) => nodes
             .into_iter()
             .filter(|n| n.id != node.me.0)
+            .inspect(|n| drop(names.insert(n.id, n.name.clone())))
             .map(|n| Peer { name: n.name, address: n.peer_address, alive: n.alive })
             .collect(),
         _ => {
@@ -167,7 +171,19 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             Vec::new()
         }
     };
+    let copies = node.copy_status(|n| names.get(&n.0).cloned());
+    if let Some(degraded) = &copies.degraded {
+        errors.push(StatusError {
+            path: String::new(),
+            operation: "copies with a partner".into(),
+            errno: libc::EHOSTUNREACH,
+            text: format!("unflushed bytes have no copy: {}", degraded.why),
+            since: degraded.since,
+        });
+    }
+    errors.extend(node.room.refused_since().map(|since| full_cache(node, since)));
     Status {
+        copies,
         node: node.config.node.clone(),
         consistency: node.rules.job().name().to_string(),
         backing: node.config.backing.clone(),
@@ -222,5 +238,19 @@ fn unreachable_meta(node: &Node) -> StatusError {
         errno: libc::ETIMEDOUT,
         text: format!("{} does not answer", node.meta.address()),
         since: std::time::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_secs()),
+    }
+}
+
+/// Writers fail for want of room that others have taken.
+fn full_cache(node: &Node, since: u64) -> StatusError {
+    let cache = node.config.cache.display();
+    StatusError {
+        path: cache.to_string(),
+        operation: "write to the cache".into(),
+        errno: libc::ENOSPC,
+        text: format!(
+            "the file system of --cache {cache} is full of other files: make room there (df, df -i)"
+        ),
+        since,
     }
 }

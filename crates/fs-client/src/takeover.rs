@@ -6,7 +6,7 @@ use crate::journal::{Image, Journal};
 use crate::leftover::{self, Leftover};
 use crate::node::Node;
 use crate::restore;
-use ebb_meta_client::{ConnectOptions, MetaClient};
+use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
 use ebb_wire::pb::Welcome;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,22 +14,29 @@ use std::time::{Duration, Instant};
 /// How long the service may believe that a dead daemon is alive: a lease, and some.
 pub(crate) const JOIN_WITHIN: Duration = Duration::from_secs(15);
 
-/// Joins the job. The service may believe for a while that the daemon is alive whose cache this
-/// one takes over.
+/// Joins the job. Whatever is in the cache, the service may believe for a while that an earlier
+/// daemon of this name is alive: the end of its connection may be lost with a broken link.
 pub(crate) async fn join(
     options: ConnectOptions,
     patience: Duration,
 ) -> Result<(MetaClient, Welcome), RunError> {
-    let end = Instant::now() + patience;
+    let began = Instant::now();
     loop {
         match MetaClient::connect(options.clone()).await {
-            Err(cause) if cause.may_pass() && Instant::now() < end => {
+            Err(cause) if may_pass(&cause, began.elapsed(), patience) => {
                 tracing::info!(error = %cause, "joining again in a moment");
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
             Err(cause) => return Err(RunError::Meta(cause)),
             Ok(joined) => return Ok(joined),
         }
+    }
+}
+
+fn may_pass(cause: &ConnectError, waited: Duration, patience: Duration) -> bool {
+    match cause {
+        ConnectError::NameTaken(_) => waited < JOIN_WITHIN,
+        cause => cause.may_pass() && waited < patience,
     }
 }
 

@@ -13,6 +13,13 @@ use std::path::Path;
 pub fn peer_requests(mut bytes: &[u8]) {
     while let Ok(Some((request, len))) = wire::take_request(bytes) {
         assert!(len <= bytes.len() && len > 0);
+        if let wire::Request::Copies(wire::Copies { ranges, what, .. }) = &request {
+            assert!(ranges.len() <= wire::RANGES_MAX);
+            if let wire::CopyWork::Keep { total, .. } = what {
+                assert!(*total <= wire::KEEP_BYTES_MAX);
+                assert_eq!(*total, ranges.iter().map(|r| r.len()).sum::<u64>());
+            }
+        }
         if let wire::Request::Read { ranges, total, .. } = request {
             assert!(ranges.len() <= wire::RANGES_MAX && total <= wire::REPLY_BYTES_MAX);
             assert_eq!(total, ranges.iter().map(|r| r.len()).sum::<u64>());

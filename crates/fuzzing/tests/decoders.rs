@@ -68,7 +68,7 @@ fn client_frames() {
             flags: 0,
         }),
         Op::SetLock(pb::SetLock { ino: 9, range: Some(range(0, u64::MAX)), ..Default::default() }),
-        Op::Append(pb::Append { ino: 9, len: 100, mtime: time }),
+        Op::Append(pb::Append { ino: 9, len: 100, mtime: time, copies: 3, not_below: 7 }),
         Op::Query(pb::Query {
             ino: 9,
             range: Some(range(5, 6)),

@@ -7,7 +7,7 @@ use crate::names::{attr_for, attr_of, expect_body};
 use ebb_consistency::Owned;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
-use ebb_wire::{range_from_pb, range_to_pb, time_to_pb};
+use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the unowned bytes of a file are.
@@ -72,6 +72,8 @@ pub struct Changes {
     pub map: ebb_consistency::MapAnswer,
     /// Unowned bytes that changed, and perhaps owned ones; in any order.
     pub changed: Vec<ByteRange>,
+    /// What changed by guesses alone: nobody is known to have written there.
+    pub guessed: Vec<ByteRange>,
 }
 
 /// Bytes to publish.
@@ -91,6 +93,8 @@ pub struct AttachRequest {
     pub durable: bool,
     /// Asked in the same step, after the attach.
     pub then_query: Option<QueryRequest>,
+    /// Epoch under which the partner has these bytes; 0: nowhere.
+    pub copies: u64,
 }
 
 /// What [`MetaClient::attach`] and [`MetaClient::append`] give.
@@ -117,6 +121,8 @@ pub struct FlushGrant {
     pub backing: Option<Backing>,
     /// Published size of the file.
     pub size: u64,
+    /// What the file may be given before its sync: these are the last bytes that it lacks.
+    pub shape: Option<Attr>,
 }
 
 /// What became of a flush.
@@ -224,8 +230,10 @@ impl MetaClient {
             ..pb::Query::default()
         };
         let map = expect_body!(self.call(Op::Query(query)).await?, Map);
-        let changed = map.changed.iter().map(|r| range_from_pb(*r)).collect::<Result<_, _>>()?;
-        Ok(Changes { map: map_from_pb(map)?.map, changed })
+        let ranges =
+            |list: &[pb::Range]| list.iter().map(|r| range_from_pb(*r)).collect::<Result<_, _>>();
+        let (changed, guessed) = (ranges(&map.changed)?, ranges(&map.guessed)?);
+        Ok(Changes { map: map_from_pb(map)?.map, changed, guessed })
     }
 
     /// Makes this node the owner of bytes.
@@ -239,6 +247,7 @@ impl MetaClient {
             renew: false,
             guessed: attach.guessed.iter().copied().map(range_to_pb).collect(),
             again: attach.again.iter().copied().map(range_to_pb).collect(),
+            copies: attach.copies,
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         // Nothing else was asked for, so nothing else can be refused.
@@ -273,8 +282,18 @@ impl MetaClient {
     }
 
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
-    pub async fn append(&self, ino: Ino, len: u64, mtime: Time) -> Result<Attached, Errno> {
-        let op = Op::Append(pb::Append { ino: ino.0, len, mtime: Some(time_to_pb(mtime)) });
+    /// Fails with EREMCHG when `copies` is not the epoch of this node's pair, or when the file is
+    /// shorter than `not_below`.
+    pub async fn append(
+        &self,
+        ino: Ino,
+        len: u64,
+        mtime: Time,
+        copies: u64,
+        not_below: u64,
+    ) -> Result<Attached, Errno> {
+        let mtime = Some(time_to_pb(mtime));
+        let op = Op::Append(pb::Append { ino: ino.0, len, mtime, copies, not_below });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }
@@ -339,17 +358,20 @@ impl MetaClient {
         if !own || (backing.is_none() && !ranges.is_empty()) {
             return Err(Errno::EPROTO.into());
         }
-        Ok(FlushGrant { grant: grant.grant, ranges, backing, size: grant.size })
+        let shape = grant.shape.as_ref().map(attr_from_pb).transpose()?;
+        Ok(FlushGrant { grant: grant.grant, ranges, backing, size: grant.size, shape })
     }
 
-    /// Ends a grant; `done` when the bytes were written, synced and verified.
+    /// Ends a grant; `done` when the bytes were written, synced and verified, `shaped` when the
+    /// file was given the grant's shape before it was synced.
     pub async fn flush_end(
         &self,
         ino: Ino,
         grant: u64,
         done: bool,
+        shaped: bool,
     ) -> Result<FlushDone, CallError> {
-        let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done });
+        let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done, shaped });
         let end = expect_body!(self.call_explained(op).await?, FlushDone);
         Ok(FlushDone { published: end.published, version: Version(end.version) })
     }
@@ -376,8 +398,15 @@ impl MetaClient {
         &self,
         node: Option<ebb_types::NodeId>,
     ) -> Result<Vec<pb::NodeRecord>, Errno> {
-        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0) });
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.map_or(0, |n| n.0), silent: false });
         Ok(expect_body!(self.call(op).await?, NodeInfo).nodes)
+    }
+
+    /// What is known of a node that did not answer; none when it has left.
+    pub async fn silent_node(&self, node: NodeId) -> Result<Option<pb::NodeRecord>, Errno> {
+        let op = Op::NodeInfo(pb::NodeInfo { node: node.0, silent: true });
+        let nodes = expect_body!(self.call(op).await?, NodeInfo).nodes;
+        Ok(nodes.into_iter().find(|n| n.id == node.0))
     }
 
     /// Leaves the job for good: no call succeeds afterwards, and no session comes after this one.

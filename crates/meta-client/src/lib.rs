@@ -6,10 +6,11 @@
 //! * [`session`]: the connection, the proof of the token, the welcome.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
 //! * [`trust`]: until when leases may be trusted, and their recall.
-//! * [`client`], [`names`], [`bytes`], [`locks`]: the calls.
+//! * [`client`], [`names`], [`bytes`], [`copies`], [`locks`]: the calls.
 
 mod bytes;
 mod client;
+mod copies;
 mod driver;
 mod exchange;
 mod frames;
@@ -25,6 +26,7 @@ pub use bytes::{
     QueryRequest,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};
+pub use copies::{Adopted, Holding, Pairs};
 pub use driver::Event;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
 pub use map::{Mapped, map_from_pb};

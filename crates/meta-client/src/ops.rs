@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 40] = [
+pub(crate) const NAMES: [&str; 43] = [
     "hello",
     "prove",
     "heartbeat",
@@ -45,6 +45,9 @@ pub(crate) const NAMES: [&str; 40] = [
     "describe",
     "returned",
     "share",
+    "pair",
+    "copies",
+    "adopt",
 ];
 
 /// Index into [`NAMES`].
@@ -87,6 +90,9 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Describe(_) => 37,
         Op::Returned(_) => 38,
         Op::Share(_) => 39,
+        Op::Pair(_) => 40,
+        Op::Copies(_) => 41,
+        Op::Adopt(_) => 42,
     }
 }
 

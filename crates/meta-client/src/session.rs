@@ -44,6 +44,8 @@ pub struct ConnectOptions {
     /// Leases of at most so long; zero: none. Others' requests may have to wait for so long when
     /// this node dies, so it should be well below their deadlines.
     pub trust_max: Duration,
+    /// This node's cache holds nothing of an earlier life.
+    pub empty: bool,
 }
 
 impl ConnectOptions {
@@ -60,6 +62,7 @@ impl ConnectOptions {
             request_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             trust_max: Duration::from_secs(5),
+            empty: false,
         }
     }
 }
@@ -170,6 +173,7 @@ async fn introduce(
         nonce: nonce.to_vec(),
         resume,
         trust_ms_max: u32::try_from(options.trust_max.as_millis()).unwrap_or(u32::MAX),
+        empty: options.empty,
     };
     exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });
     let frames = Frames { exchange: exchange.clone(), session: number };

@@ -112,6 +112,7 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
         mtime: Some(Time::now()),
         durable: false,
         then_query: None,
+        copies: 0,
     }
 }
 
@@ -210,7 +211,7 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     let same = one.query(QueryRequest { known: map.version, ..query }).await.unwrap();
     assert!(same.map.unchanged && same.map.ranges.is_empty());
 
-    let appended = one.append(ino, 50, Time::now()).await.unwrap();
+    let appended = one.append(ino, 50, Time::now(), 0, 0).await.unwrap();
     assert_eq!(appended.size, 150);
     one.sync_meta().await.unwrap();
 
@@ -223,12 +224,12 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
         let backing = grant.backing.unwrap();
         let path = dirs.backing().join(std::str::from_utf8(&backing.path).unwrap());
         write_ranges(&path, content);
-        let done = client.flush_end(ino, grant.grant, true).await.unwrap();
+        let done = client.flush_end(ino, grant.grant, true, false).await.unwrap();
         assert_eq!(done.published, std::ptr::eq(client, &two));
     }
     let bytes = std::fs::read(dirs.backing().join("shared")).unwrap();
     assert!(bytes.len() == 150 && bytes.iter().all(|b| *b == 7));
-    let stale = one.flush_end(ino, 12345, true).await.unwrap_err();
+    let stale = one.flush_end(ino, 12345, true, false).await.unwrap_err();
     assert_eq!(stale.errno, Errno::ESTALE);
     assert!(!stale.text.is_empty());
     one.detach(ino, &[ByteRange::new(0, 40)]).await.unwrap();
@@ -393,9 +394,9 @@ fn changes(client: &MetaClient, file: Ino) -> Vec<tokio::task::JoinHandle<Result
         tokio::spawn(async move {
             makes.make(&make("dir", FileKind::Directory, false)).await.map(|_| 0)
         }),
-        tokio::spawn(
-            async move { appends.append(file, 1000, Time::now()).await.map(|done| done.size) },
-        ),
+        tokio::spawn(async move {
+            appends.append(file, 1000, Time::now(), 0, 0).await.map(|done| done.size)
+        }),
         tokio::spawn(async move {
             let linked = links.link(file, Ino::ROOT, &name("hard")).await;
             linked.map(|attr| u64::from(attr.nlink))

@@ -1,10 +1,11 @@
-//! Changes of the backing that the service died of. What must not be done twice is noted before its
-//! first effect; when the note is all that is left of it, the backing tells how far it came, and it
-//! is finished, so that whoever asks again hears what he would have heard then.
+//! Changes of the backing that the service died of. The step of a request that leads to its answer is
+//! noted before its first effect; when the note is all that is left of it, the backing tells how
+//! far it came, and it is finished, so that whoever asks again hears what he would have heard then.
 //!
 //! Consistency: changes of names take turns, so there is one note at most. It is *written* before
 //! the first effect (it survives the service, not the machine: see docs/journal.md).
-//! Retries: a change of which nothing is done yet is forgotten; asked again, it begins anew.
+//! Retries: a change of which nothing is done yet, or nothing that shows, is forgotten; asked again,
+//! it begins anew. So is one about which the backing cannot be asked at the start.
 //! Crash consistency: finishing is done at start and can be interrupted: the note stays until what
 //! it says is in the state.
 
@@ -19,8 +20,8 @@ use serde::{Deserialize, Serialize};
 pub struct Begun {
     /// What is to be done, and what is true then.
     pub step: Step,
-    /// Whose request it was, its number, and its answer, when this is the last step.
-    pub answered: Option<(NodeId, u64, Outcome)>,
+    /// Whose request it is, its number, and its answer.
+    pub answered: (NodeId, u64, Outcome),
 }
 
 /// What the backing tells about an effect.
@@ -28,23 +29,8 @@ pub struct Begun {
 enum Sign {
     Done,
     NotDone,
-    /// It can be done again, whether it was done or not.
+    /// It can be done again, whether it was done or not, and ends in the same way.
     Repeatable,
-}
-
-/// True when an effect that is carried out a second time answers otherwise.
-fn tells(effect: &Effect) -> bool {
-    match effect {
-        Effect::Rmdir { .. } | Effect::Unlink { .. } => true,
-        Effect::Rename { .. } | Effect::Link { .. } | Effect::RemoveXattr { .. } => true,
-        Effect::SetXattr { mode, .. } => *mode == XattrMode::Create,
-        _ => false,
-    }
-}
-
-/// True when a step that is interrupted must be remembered.
-pub fn is_noted(step: &Step) -> bool {
-    step.effects.iter().any(tells)
 }
 
 impl Core {
@@ -58,7 +44,8 @@ impl Core {
                 tracing::info!(effects = ?begun.step.effects, "finished what was begun");
                 records = begun.step.records;
                 records.extend(seen);
-                with.extend(begun.answered.map(|(node, id, o)| Entry::Answered(node, id, o)));
+                let (node, id, outcome) = begun.answered;
+                with.push(Entry::Answered(node, id, outcome));
             }
             Ok(None) => {}
             // It is looked at again when somebody asks for these names.

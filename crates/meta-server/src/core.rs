@@ -8,7 +8,7 @@
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::copies::Copies;
-use crate::grants::{ClaimId, Grants};
+use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
 use crate::rounds::Rounds;
@@ -286,18 +286,13 @@ impl Core {
     }
 
     /// What a claim was narrowed to.
-    pub fn narrow_claim(&self, ino: Ino, id: ClaimId, granted: Vec<ebb_consistency::Owned>) {
+    pub fn narrow_claim(&self, ino: Ino, id: ClaimId, granted: Right) {
         self.grants.lock().narrow(ino, id, granted);
         self.grants_changed.notify_waiters();
     }
 
     /// Ends a claim.
-    pub fn end_claim(
-        &self,
-        ino: Ino,
-        id: ClaimId,
-        node: NodeId,
-    ) -> Option<Vec<ebb_consistency::Owned>> {
+    pub fn end_claim(&self, ino: Ino, id: ClaimId, node: NodeId) -> Option<Right> {
         let granted = self.grants.lock().end(ino, id, node);
         self.grants_changed.notify_waiters();
         granted

@@ -7,7 +7,7 @@
 //! comparison finds it, as it finds what others did.
 
 use crate::backing::{Listing, Look};
-use crate::begun::{self, Begun};
+use crate::begun::Begun;
 use crate::core::{Checked, Core, Turn};
 use crate::state::{Entry, State};
 use ebb_namespace::{Absence, BackingPath, Home, Inode, Link, Plan, Record, Step};
@@ -319,17 +319,16 @@ impl Core {
         Ok(())
     }
 
-    /// Notes a step of a change that must not be done twice, before it touches the backing. True
-    /// when that was needed.
+    /// Notes the step of a change that leads to its answer, before it touches the backing. True when
+    /// it does.
     async fn note_begun(&self, step: &Step, with: Option<&[Entry]>) -> Result<bool, Errno> {
-        let mut answers = with.unwrap_or_default().iter().filter_map(|e| match e {
+        let answered = with.unwrap_or_default().iter().find_map(|e| match e {
             Entry::Answered(node, id, outcome) => Some((*node, *id, *outcome)),
             _ => None,
         });
-        let answered = answers.next();
-        if answered.is_none() || !begun::is_noted(step) {
+        let Some(answered) = answered.filter(|_| !step.effects.is_empty()) else {
             return Ok(false);
-        }
+        };
         let entry = Entry::Begun(Box::new(Begun { step: step.clone(), answered }));
         self.commit(&mut self.state(), &[entry]);
         self.settled().await?;

@@ -4,18 +4,27 @@
 //! flush, a truncate and a publication of the same bytes take turns.
 
 use ebb_consistency::Owned;
-use ebb_types::{ByteRange, Ino, NodeId};
+use ebb_types::{Attr, ByteRange, Ino, NodeId, Version};
 use std::collections::HashMap;
 
 /// Identifies a claim; never 0.
 pub type ClaimId = u64;
+
+/// What a flush may do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Right {
+    /// Write these bytes.
+    pub ranges: Vec<Owned>,
+    /// Give the file these attributes, which are right as long as it has this version.
+    pub shape: Option<(Attr, Version)>,
+}
 
 #[derive(Debug)]
 struct Claim {
     id: ClaimId,
     node: NodeId,
     ranges: Vec<ByteRange>,
-    granted: Vec<Owned>,
+    granted: Right,
 }
 
 /// All claims.
@@ -35,21 +44,26 @@ impl Grants {
             return None;
         }
         self.last += 1;
-        claims.push(Claim { id: self.last, node, ranges: ranges.to_vec(), granted: Vec::new() });
+        claims.push(Claim {
+            id: self.last,
+            node,
+            ranges: ranges.to_vec(),
+            granted: Right::default(),
+        });
         Some(self.last)
     }
 
     /// Narrows a claim to what was granted.
-    pub fn narrow(&mut self, ino: Ino, id: ClaimId, granted: Vec<Owned>) {
+    pub fn narrow(&mut self, ino: Ino, id: ClaimId, granted: Right) {
         let claims = self.files.get_mut(&ino);
         if let Some(claim) = claims.and_then(|c| c.iter_mut().find(|c| c.id == id)) {
-            claim.ranges = granted.iter().map(|o| o.range).collect();
+            claim.ranges = granted.ranges.iter().map(|o| o.range).collect();
             claim.granted = granted;
         }
     }
 
     /// Ends a claim of a node; what was granted by it, if there is such a claim.
-    pub fn end(&mut self, ino: Ino, id: ClaimId, node: NodeId) -> Option<Vec<Owned>> {
+    pub fn end(&mut self, ino: Ino, id: ClaimId, node: NodeId) -> Option<Right> {
         let claims = self.files.get_mut(&ino)?;
         let at = claims.iter().position(|c| c.id == id && c.node == node)?;
         let claim = claims.swap_remove(at);
@@ -93,7 +107,7 @@ mod tests {
         assert!(g.claim(f, B, &[ByteRange::new(10, 20)]).is_some());
         assert_eq!(g.claim(f, NodeId::NOBODY, &[ByteRange::ALL]), None);
         assert_eq!(g.end(f, first, B), None, "somebody else's claim");
-        assert_eq!(g.end(f, first, A), Some(Vec::new()));
+        assert_eq!(g.end(f, first, A), Some(Right::default()));
         assert_eq!(g.end(f, first, A), None, "ended twice");
         assert!(g.claim(f, A, &[ByteRange::new(0, 10)]).is_some());
         assert!(g.end_node(B) && !g.end_node(B));

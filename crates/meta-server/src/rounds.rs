@@ -8,7 +8,7 @@
 //! only changes that do not depend on each other belong here: giving a file its place, and
 //! publishing. (Two that need the same new directory both make it; the second finds it made.)
 
-use crate::backing::DEADLINE;
+use crate::backing::{Backing, DEADLINE};
 use crate::core::{Core, Turn};
 use crate::state::State;
 use ebb_namespace::{BackingPath, Effect, Plan, Record, Restat, Step};
@@ -16,12 +16,17 @@ use ebb_types::{Errno, Ino};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Most changes of one round: bounds the threads that wait for the backing.
+/// Most changes of one round.
 const MOST: usize = 64;
+/// So many threads wait for the backing for them: enough for one that is far away, few enough that
+/// waking them costs little beside a near one.
+const THREADS: usize = 16;
 
 /// What a change does, decided under the turn; `None` for nothing now.
 type Planner = Box<dyn FnOnce(&State) -> Result<Option<Plan>, Errno> + Send>;
@@ -60,10 +65,9 @@ struct Going {
     tell: oneshot::Sender<Ended>,
 }
 
-/// One step of one of them.
+/// One step of one of them; its effects are being carried out.
 struct Doing {
     going: Going,
-    work: JoinHandle<Result<(), Errno>>,
     sync: BTreeSet<BackingPath>,
     restat: Vec<Restat>,
     records: Vec<Record>,
@@ -118,17 +122,21 @@ impl Core {
     /// true. Those that failed or came to their end are told so.
     async fn step(&self, going: Vec<Going>) -> Vec<Going> {
         let mut doing = Vec::with_capacity(going.len());
-        // One for all: a backing that hangs must not hold the turn once for each of them.
-        let by = Instant::now() + DEADLINE;
+        let mut effects = Vec::with_capacity(going.len());
         for mut going in going {
             match going.steps.next() {
-                Some(step) => doing.push(self.begin(going, step)),
+                Some(step) => {
+                    let (step, to_do) = begin(going, step);
+                    doing.push(step);
+                    effects.push(to_do);
+                }
                 None => end(going.tell, Ok(true)),
             }
         }
+        let outcomes = self.side_by_side(effects).await;
         let mut done = Vec::with_capacity(doing.len());
-        for mut step in doing {
-            match self.backing.finish(&mut step.work, by).await {
+        for (step, outcome) in doing.into_iter().zip(outcomes) {
+            match outcome {
                 Ok(()) => done.push(step),
                 Err(errno) => end(step.going.tell, Err(errno)),
             }
@@ -156,19 +164,31 @@ impl Core {
         left
     }
 
-    fn begin(&self, going: Going, mut step: Step) -> Doing {
-        let mut sync = BTreeSet::new();
-        while let Some(Effect::SyncDir { path }) = step.effects.last() {
-            sync.insert(path.clone());
-            step.effects.pop();
-        }
-        let effects = step.effects;
-        let work = self.backing.start(move |b| {
-            effects.iter().try_for_each(|effect| {
-                b.effect(effect).inspect_err(|e| tracing::debug!(?effect, errno = ?e, "failed"))
-            })
+    /// Carries out lists of effects; how each of them ended. What was not begun in time is never
+    /// begun.
+    async fn side_by_side(&self, effects: Vec<Vec<Effect>>) -> Vec<Result<(), Errno>> {
+        // One for all: a backing that hangs must not hold the turn once for each of them.
+        let by = Instant::now() + DEADLINE;
+        let work = Arc::new(Work {
+            outcomes: effects.iter().map(|_| OnceLock::new()).collect(),
+            effects,
+            next: AtomicUsize::new(0),
+            over: AtomicBool::new(false),
         });
-        Doing { going, work, sync, restat: step.restat, records: step.records }
+        let thread = |_| {
+            let work = Arc::clone(&work);
+            self.backing.start(move |b| {
+                work.go_on(b);
+                Ok(())
+            })
+        };
+        let mut threads: Vec<_> = (0..work.effects.len().min(THREADS)).map(thread).collect();
+        for thread in &mut threads {
+            // How it went is told by the outcomes.
+            let _ = self.backing.finish(thread, by).await;
+        }
+        work.over.store(true, Relaxed);
+        work.outcomes.iter().map(|o| o.get().copied().unwrap_or(Err(Errno::ETIMEDOUT))).collect()
     }
 
     /// Syncs each directory once; the ones where that failed.
@@ -195,7 +215,7 @@ impl Core {
         &self,
         paths: BTreeSet<BackingPath>,
     ) -> Result<BTreeMap<BackingPath, ebb_namespace::Seen>, Errno> {
-        let look = move |b: &crate::backing::Backing| {
+        let look = move |b: &Backing| {
             let seen = paths.into_iter().filter_map(|path| {
                 let seen = b.stat(&path).ok()?.seen;
                 Some((path, seen))
@@ -204,6 +224,42 @@ impl Core {
         };
         self.backing.run(look).await
     }
+}
+
+/// Lists of effects that several threads share out among themselves.
+struct Work {
+    effects: Vec<Vec<Effect>>,
+    outcomes: Vec<OnceLock<Result<(), Errno>>>,
+    next: AtomicUsize,
+    /// Nobody waits any more.
+    over: AtomicBool,
+}
+
+impl Work {
+    fn go_on(&self, backing: &Backing) {
+        while !self.over.load(Relaxed) {
+            let i = self.next.fetch_add(1, Relaxed);
+            let (Some(effects), Some(told)) = (self.effects.get(i), self.outcomes.get(i)) else {
+                return;
+            };
+            let outcome = effects.iter().try_for_each(|effect| {
+                let failed = |e: &Errno| tracing::debug!(?effect, errno = ?e, "failed");
+                backing.effect(effect).inspect_err(failed)
+            });
+            // Each is taken once.
+            let _ = told.set(outcome);
+        }
+    }
+}
+
+/// A step without what it does on the backing, and that. Directories are synced for all together.
+fn begin(going: Going, mut step: Step) -> (Doing, Vec<Effect>) {
+    let mut sync = BTreeSet::new();
+    while let Some(Effect::SyncDir { path }) = step.effects.last() {
+        sync.insert(path.clone());
+        step.effects.pop();
+    }
+    (Doing { going, sync, restat: step.restat, records: step.records }, step.effects)
 }
 
 /// Nobody listens when the request was given up meanwhile; what is done is done.

@@ -217,6 +217,13 @@ impl Sessions {
         (silent, lost)
     }
 
+    /// True while its stream is open and within its lease.
+    pub fn is_connected(&self, node: NodeId) -> bool {
+        let inner = self.inner.lock();
+        let session = inner.get(&node).filter(|s| s.alive);
+        session.is_some_and(|s| s.stream.as_ref().is_some_and(|line| !line.out.is_closed()))
+    }
+
     /// True within the lease; and what the node said it has to flush.
     pub fn is_alive(&self, node: NodeId) -> (bool, u64) {
         self.inner.lock().get(&node).map_or((false, 0), |s| (s.alive, s.dirty_bytes))

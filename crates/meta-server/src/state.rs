@@ -2,7 +2,7 @@
 //! which are applied and journalled together. Replay applies the same entries.
 
 use crate::begun::Begun;
-use ebb_consistency::{FileState, Owned, StoredChanges};
+use ebb_consistency::{FileState, Owned, StoredChanges, StoredGuesses};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
@@ -38,6 +38,30 @@ pub enum Entry {
     Begun(Box<Begun>),
     /// It is done, and what it changed is in the state; or it failed.
     Ended,
+    /// Where copies of a node's unflushed bytes are.
+    Paired(NodeId, Option<Pair>),
+    /// The copies of this epoch belong to a lost node and may be adopted; or no longer.
+    Orphaned(u64, Option<Orphaned>),
+    /// Epochs of copies below this one are used up.
+    NextEpoch(u64),
+}
+
+/// Where copies of a node's unflushed bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pair {
+    /// The node that holds them.
+    pub partner: NodeId,
+    /// Told apart from the copies of every other pair.
+    pub epoch: u64,
+}
+
+/// Copies of a lost node's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orphaned {
+    /// The lost node.
+    pub owner: NodeId,
+    /// Who has them.
+    pub partner: NodeId,
 }
 
 /// What a repeated request is answered with after the service was restarted in between.
@@ -64,6 +88,12 @@ pub enum FileOp {
     DetachAnew(NodeId, Vec<ByteRange>),
     /// Follows `State` in a snapshot.
     Changes(Box<StoredChanges>),
+    Adopt(NodeId, NodeId, Vec<ByteRange>),
+    Lost(NodeId),
+    /// An attach: of what was written, and of granted claims.
+    Claim(NodeId, Vec<ByteRange>, Vec<ByteRange>),
+    /// Follows `State` in a snapshot.
+    Guesses(Box<StoredGuesses>),
 }
 
 /// A node as the journal keeps it.
@@ -102,6 +132,12 @@ pub struct State {
     /// The change of the backing that is being carried out.
     pub begun: Option<Box<Begun>>,
     next_node: u32,
+    /// Where copies of a node's unflushed bytes are.
+    pub pairs: BTreeMap<NodeId, Pair>,
+    /// Copies whose owner is lost, by epoch.
+    pub orphaned: BTreeMap<u64, Orphaned>,
+    /// The next epoch of copies.
+    pub next_epoch: u64,
 }
 
 /// The journal says something that cannot be.
@@ -120,6 +156,9 @@ impl State {
             answered: BTreeMap::new(),
             begun: None,
             next_node: 1,
+            pairs: BTreeMap::new(),
+            orphaned: BTreeMap::new(),
+            next_epoch: 1,
         }
     }
 
@@ -168,6 +207,8 @@ impl State {
             Entry::NodeLeft(node) => {
                 self.nodes.remove(node);
                 self.answered.remove(node);
+                self.pairs.remove(node);
+                self.orphaned.retain(|_, o| o.owner != *node && o.partner != *node);
                 self.files.values_mut().for_each(|f| drop(f.node_gone(*node)));
             }
             Entry::NextNode(next) => self.next_node = self.next_node.max(*next),
@@ -188,6 +229,16 @@ impl State {
             }
             Entry::Begun(begun) => self.begun = Some(begun.clone()),
             Entry::Ended => self.begun = None,
+            Entry::Paired(node, Some(pair)) => {
+                self.next_epoch = self.next_epoch.max(pair.epoch.saturating_add(1));
+                self.pairs.insert(*node, *pair);
+            }
+            Entry::Paired(node, None) => drop(self.pairs.remove(node)),
+            Entry::Orphaned(epoch, Some(orphaned)) => {
+                self.orphaned.insert(*epoch, *orphaned);
+            }
+            Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
+            Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
         }
         Ok(())
     }
@@ -218,7 +269,9 @@ impl State {
         match op {
             FileOp::State(state) => *file = (**state).clone(),
             FileOp::Changes(changes) => file.restore_changes(changes),
+            FileOp::Guesses(guesses) => file.restore_guesses(guesses),
             FileOp::Attach(node, ranges) => drop(file.attach(*node, ranges)),
+            FileOp::Claim(node, ranges, claimed) => drop(file.claim(*node, ranges, claimed)),
             FileOp::Append(node, len) => {
                 file.append(*node, *len).ok_or("an append beyond the largest offset")?;
             }
@@ -228,6 +281,8 @@ impl State {
             FileOp::DetachAnew(node, ranges) => {
                 file.detach_anew(*node, ranges).map_err(|e| e.to_string())?;
             }
+            FileOp::Adopt(from, to, ranges) => drop(file.adopt(*from, *to, ranges)),
+            FileOp::Lost(node) => drop(file.node_gone(*node)),
             FileOp::Truncate(len) => drop(file.truncate(*len)),
             FileOp::Flushed(node, owned) => drop(file.mark_flushed(*node, owned)),
         }
@@ -238,13 +293,19 @@ impl State {
     pub fn snapshot(&self) -> Vec<Entry> {
         let mut out = vec![Entry::NextNode(self.next_node)];
         out.extend(self.consistency.iter().cloned().map(Entry::Consistency));
+        // A journal of a job without copies is as it was before there were any.
+        out.extend((self.next_epoch > 1).then_some(Entry::NextEpoch(self.next_epoch)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
+        out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
+        out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));
         out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));
         let files: BTreeMap<_, _> = self.files.iter().collect();
         for (ino, file) in files {
             out.push(Entry::File(*ino, FileOp::State(Box::new(file.clone()))));
             let changes = file.stored_changes().map(Box::new);
             out.extend(changes.map(|c| Entry::File(*ino, FileOp::Changes(c))));
+            let guesses = file.stored_guesses().map(Box::new);
+            out.extend(guesses.map(|g| Entry::File(*ino, FileOp::Guesses(g))));
         }
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();

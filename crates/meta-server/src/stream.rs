@@ -11,6 +11,7 @@
 use crate::core::Core;
 use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
+use crate::ops::copies::{forget_kept_by, forget_orphans, leave_ghost};
 use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
@@ -196,13 +197,33 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         _ => {}
     }
     let known = state.nodes.values().find(|n| n.name == hello.node).cloned();
-    let id = known.as_ref().map_or(state.next_node(), |n| n.id);
-    let who = Who { node: id, incarnation };
+    let mut known = known;
+    let mut id = known.as_ref().map_or(state.next_node(), |n| n.id);
+    let mut who = Who { node: id, incarnation };
     if core.sessions.is_taken(who, core.lease) {
         let text = format!("a node named '{}' is alive in this job", hello.node);
         return Err(OpError::new(Errno::EBUSY, text));
     }
     let mut entries = Vec::new();
+    let mut ghost = None;
+    if let Some(old) = known.as_ref().filter(|k| k.incarnation != incarnation) {
+        if hello.empty {
+            entries = leave_ghost(&state, old);
+            ghost = (!entries.is_empty()).then_some(old.id);
+            // With its cache went what it kept of others.
+            entries.extend(forget_kept_by(&state, old.id));
+        } else {
+            // It has its bytes: copies of them are of no use.
+            entries = forget_orphans(&state, old.id);
+            entries
+                .extend(state.pairs.contains_key(&old.id).then_some(Entry::Paired(old.id, None)));
+        }
+    }
+    if ghost.is_some() {
+        known = None;
+        id = state.next_node();
+        who.node = id;
+    }
     if state.consistency.is_none() {
         entries.push(Entry::Consistency(hello.consistency.clone()));
     }
@@ -218,6 +239,11 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     }
     core.commit(&mut state, &entries);
     drop(state);
+    if let Some(ghost) = ghost {
+        tracing::warn!(name = hello.node, lost = %ghost, "back without its cache");
+        core.give_up(ghost);
+        core.sessions.remove(ghost);
+    }
     if replaced {
         core.give_up(id);
     }

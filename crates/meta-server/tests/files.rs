@@ -433,7 +433,7 @@ async fn many_files_are_brought_to_the_backing_together_and_a_failure_stays_alon
     for (i, ino, id) in asked {
         let Some(Body::FlushGrant(grant)) = a.wait(id).await.body else { panic!("no grant") };
         write_granted(&backing, &grant, i);
-        let end = pb::FlushEnd { ino, grant: grant.grant, done: true };
+        let end = pb::FlushEnd { ino, grant: grant.grant, done: true, shaped: false };
         ending.push((ino, a.send(Op::FlushEnd(end)).await));
     }
     for (ino, id) in ending {

@@ -172,7 +172,7 @@ async fn bad_ranges_are_refused_in_every_message() {
             assert_eq!(a.ask(Op::Query(query)).await, Err(Errno::EPROTO));
         }
     }
-    let len = pb::Append { ino: f, len: u64::MAX - 50, mtime: None };
+    let len = pb::Append { ino: f, len: u64::MAX - 50, ..Default::default() };
     assert!(a.ask(Op::Append(len)).await.is_err());
     assert_eq!(a.query(f).await, before);
 }

@@ -89,7 +89,7 @@ async fn names_and_attributes_are_part_of_it() {
     for op in [
         Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
         Op::SetAttr(pb::SetAttr { ino, size: Some(5), ..Default::default() }),
-        Op::Append(pb::Append { ino, len: 3, mtime: None }),
+        Op::Append(pb::Append { ino, len: 3, ..Default::default() }),
         Op::Link(pb::Link { ino, new_parent: ROOT, new_name: b"g".to_vec() }),
         Op::Unlink(pb::Unlink { parent: ROOT, name: b"g".to_vec(), dir: false }),
         Op::Open(pb::Open { ino, truncate: true, ..Default::default() }),

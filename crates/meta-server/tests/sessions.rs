@@ -21,6 +21,7 @@ fn hello(name: &str, incarnation: u64) -> pb::Hello {
         nonce: vec![1; 32],
         resume: false,
         trust_ms_max: 0,
+        empty: false,
     }
 }
 
@@ -100,7 +101,7 @@ async fn the_state_survives_a_crash_of_the_service() {
     let file = a.create(dir, "f").await;
     let version = a.attach(file, 0, 4096).await;
     assert_eq!(a.ask(lock(file, 7, 1, false)).await, Ok(None));
-    let op = Op::Append(pb::Append { ino: file, len: 4, mtime: None });
+    let op = Op::Append(pb::Append { ino: file, len: 4, ..Default::default() });
     a.send_as(900, op.clone()).await;
     assert_eq!(a.wait(900).await.errno, 0);
     a.send_as(901, make(dir, "g", libc::S_IFREG | 0o600)).await;
@@ -137,7 +138,7 @@ async fn a_request_sent_twice_is_done_once() {
     let mut a = s.node("a").await;
     let file = a.create(ROOT, "f").await;
     for _ in 0..3 {
-        a.send_as(77, Op::Append(pb::Append { ino: file, len: 10, mtime: None })).await;
+        a.send_as(77, Op::Append(pb::Append { ino: file, len: 10, ..Default::default() })).await;
         match a.wait(77).await.body {
             Some(Body::Attached(done)) => assert_eq!(done.size, 10),
             other => panic!("{other:?}"),
@@ -171,7 +172,7 @@ async fn a_silent_node_loses_grants_then_locks_and_opens() {
     }
     assert!(granted);
     assert_eq!(b.wait(waiting).await.errno, 0);
-    match b.ask(Op::NodeInfo(pb::NodeInfo { node: 0 })).await {
+    match b.ask(Op::NodeInfo(pb::NodeInfo { node: 0, silent: false })).await {
         Ok(Some(Body::NodeInfo(n))) => {
             assert_eq!(n.nodes.iter().map(|n| n.alive).collect::<Vec<_>>(), [false, true]);
             assert_eq!(n.nodes[1].dirty_bytes, 5);

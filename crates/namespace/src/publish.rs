@@ -5,7 +5,7 @@ use crate::inode::{Home, Inode, Link, Under};
 use crate::plan::{Plan, Planner, part_name};
 use crate::record::{BackingPath, Effect, Record, Replace};
 use crate::tree::Namespace;
-use ebb_types::{Errno, FileKind, Ino, Striping, Time};
+use ebb_types::{Attr, Errno, FileKind, Ino, Striping, Time};
 
 impl Namespace {
     /// The file gets a place on the backing that bytes can be written to, with this striping.
@@ -25,7 +25,15 @@ impl Namespace {
     /// Everything of `ino` but unflushed bytes reaches the backing: a directory with its
     /// ancestors, a symlink, a special file, or a regular file of which no byte is missing, with
     /// its `size`, attributes and all its names.
-    pub fn plan_publish(&self, ino: Ino, size: u64, now: Time) -> Result<Plan, Errno> {
+    ///
+    /// `shaped`: what its part file was given before its last sync, when somebody did that.
+    pub fn plan_publish(
+        &self,
+        ino: Ino,
+        size: u64,
+        shaped: Option<&Attr>,
+        now: Time,
+    ) -> Result<Plan, Errno> {
         let inode = self.inode(ino)?;
         let mut p = Planner::new(self, now);
         match (inode.home, inode.kind) {
@@ -36,14 +44,24 @@ impl Namespace {
                 // Without bytes to flush there is nothing to spread.
                 let part = make_part(&mut p, inode, None)?;
                 p.end_step();
-                p.effect(Effect::SetSize { path: part.clone(), len: size });
-                p.attributes(inode, &part);
-                p.effect(Effect::SyncFile { path: part.clone() });
+                let wanted = Attr { size, ..self.attr(ino)? };
+                if shaped != Some(&wanted) || !self.needs_only_a_shape(ino) {
+                    p.effect(Effect::SetSize { path: part.clone(), len: size });
+                    p.attributes(inode, &part);
+                    p.effect(Effect::SyncFile { path: part.clone() });
+                }
                 take_names(&mut p, inode, Some(part))?;
             }
             (_, _) => make_special(&mut p, inode)?,
         }
         Ok(p.finish(Some(ino)))
+    }
+
+    /// True for a part file that must be given only its attributes before it gets its name.
+    #[must_use]
+    pub fn needs_only_a_shape(&self, ino: Ino) -> bool {
+        let plain = |i: &Inode| matches!(i.home, Home::Part { .. }) && i.xattrs.is_empty();
+        self.get(ino).is_some_and(plain)
     }
 }
 

@@ -146,7 +146,7 @@ fn publishing_is_one_rename_after_everything_else() {
     assert!(effects(&plan).is_empty(), "the old checkpoint stays");
     apply(&mut ns, &plan);
     assert_eq!(ns.dentry(Ino::ROOT, &to).unwrap().unwrap().under, Under::Older);
-    let plan = ns.plan_publish(f, 5, NOW).unwrap();
+    let plan = ns.plan_publish(f, 5, None, NOW).unwrap();
     let all = effects(&plan);
     let at = |want: fn(&Effect) -> bool| all.iter().position(|e| want(e)).unwrap();
     let rename = at(|e| matches!(e, Effect::Rename { replace: Replace::Yes, .. }));

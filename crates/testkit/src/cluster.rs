@@ -1,12 +1,14 @@
 //! Several daemons of one job on this machine.
 
 use crate::environment::ebb_command;
+use crate::network::{Network, Port};
 use crate::node::{MetaAddress, Node};
 use crate::{describe, mounts};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -19,6 +21,9 @@ pub struct Builder {
     token: bool,
     backing: Option<PathBuf>,
     below: Option<PathBuf>,
+    caches: Option<PathBuf>,
+    squashed: bool,
+    network: Option<Arc<Network>>,
 }
 
 impl Builder {
@@ -77,6 +82,28 @@ impl Builder {
         self
     }
 
+    /// Where the nodes' caches are made (default: in the cluster's directory). They stay there.
+    #[must_use]
+    pub fn caches_below(mut self, dir: impl Into<PathBuf>) -> Builder {
+        self.caches = Some(dir.into());
+        self
+    }
+
+    /// The daemons may not do on the backing what permissions forbid, as root on a file system that
+    /// squashes it (they lack the capabilities that override them). Needs `setpriv`.
+    #[must_use]
+    pub fn squashed(mut self) -> Builder {
+        self.squashed = true;
+        self
+    }
+
+    /// The separate service and the nodes are on this network, with a job token.
+    #[must_use]
+    pub fn network(mut self, network: Arc<Network>) -> Builder {
+        self.network = Some(network);
+        self.separate_meta().token()
+    }
+
     /// Starts it.
     ///
     /// # Panics
@@ -116,8 +143,14 @@ impl Builder {
             assert!(made.status.success(), "ebb token: {}", describe(&made));
             options.extend(["--token-file".to_owned(), file.display().to_string()]);
         }
-        let mut cluster =
-            Cluster { nodes: Vec::new(), meta: None, backing, root: Some(root), real };
+        let mut cluster = Cluster {
+            nodes: Vec::new(),
+            meta: None,
+            backing,
+            root: Some(root),
+            real,
+            network: self.network.clone(),
+        };
         let address = MetaAddress::default();
         if self.separate_meta {
             *address.lock().expect("nobody else has it yet") = Some(cluster.start_meta(&options));
@@ -125,8 +158,17 @@ impl Builder {
         for index in 0..self.nodes {
             let is_service = index == 0 && !self.separate_meta;
             let (root, backing) = (&cluster.real, &cluster.backing);
-            let node =
+            let mut node =
                 Node::new(root, backing, index, options.clone(), is_service, address.clone());
+            if let Some(caches) = &self.caches {
+                node.set_cache(caches.join(node.name()));
+            }
+            if self.squashed {
+                node.squash();
+            }
+            if let Some(network) = &self.network {
+                node.set_network(Arc::clone(network), index);
+            }
             cluster.nodes.push(node);
         }
         cluster
@@ -142,6 +184,8 @@ pub struct Cluster {
     backing: PathBuf,
     root: Option<TempDir>,
     real: PathBuf,
+    /// Behind the daemons, which go first.
+    network: Option<Arc<Network>>,
 }
 
 #[derive(Debug)]
@@ -162,6 +206,9 @@ impl Cluster {
             token: false,
             backing: None,
             below: None,
+            caches: None,
+            squashed: false,
+            network: None,
         }
     }
 
@@ -235,10 +282,16 @@ impl Cluster {
     pub fn restart_meta(&mut self) {
         let meta = self.meta.as_mut().expect("a cluster with a separate service");
         let command = meta.command.clone();
-        let (child, address) = spawn_meta(&self.real, &command);
+        let (child, address) = self.spawn_meta(&command);
         let meta = self.meta.as_mut().expect("checked above");
         assert_eq!(address, meta.address, "it must come back where it was");
         meta.child = child;
+    }
+
+    /// The directory of the separate service's state.
+    #[must_use]
+    pub fn meta_state(&self) -> PathBuf {
+        self.real.join("meta")
     }
 
     fn start_meta(&mut self, options: &[String]) -> String {
@@ -249,23 +302,34 @@ impl Cluster {
         }
         command.push(self.backing.display().to_string());
         command.push("--listen".to_owned());
-        let any = [command.clone(), vec!["127.0.0.1:0".to_owned()]].concat();
-        let (child, address) = spawn_meta(&self.real, &any);
+        let host = self.network.as_ref().map(|n| n.host(Port::Service));
+        let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
+        let any = [command.clone(), vec![format!("{host}:0")]].concat();
+        let (child, address) = self.spawn_meta(&any);
         command.push(address.clone());
         self.meta = Some(Meta { child, address: address.clone(), command });
         address
     }
+
+    fn spawn_meta(&self, arguments: &[String]) -> (Child, String) {
+        let mut command = ebb_command(&self.real);
+        command.args(arguments);
+        let command = match &self.network {
+            Some(network) => network.enter(Port::Service, &command),
+            None => command,
+        };
+        spawn_meta(&self.real, command)
+    }
 }
 
 /// Starts `ebb meta` and reads the address that it prints.
-fn spawn_meta(root: &Path, arguments: &[String]) -> (Child, String) {
+fn spawn_meta(root: &Path, mut command: Command) -> (Child, String) {
     let log = std::fs::File::options()
         .create(true)
         .append(true)
         .open(root.join("meta.log"))
         .expect("the service's log");
-    let mut child = ebb_command(root)
-        .args(arguments)
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)

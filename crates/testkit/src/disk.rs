@@ -1,7 +1,7 @@
 //! A small disk of its own, as a backing that can be slow, full, failing or hanging: ext4 without
-//! a journal on a loop device over an image in memory. Needs root, loop devices and mkfs.ext4; to
-//! be slow also the v1 blkio controller of cgroups; to fail nbdkit and nbdfuse. Everything goes
-//! when it is dropped.
+//! a journal (or btrfs, whose quotas hold for root too) on a loop device over an image in memory.
+//! Needs root, loop devices and mkfs.ext4; to be slow also the v1 blkio controller of cgroups; to
+//! fail nbdkit and nbdfuse; for a quota mkfs.btrfs. Everything goes when it is dropped.
 
 use crate::mounts::wait_until;
 use std::fs;
@@ -36,6 +36,12 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     Err(format!("{program} {}: {}", arguments.join(" "), error.trim()))
 }
 
+fn format_ext4(inodes: Option<u64>) -> Vec<String> {
+    let options = ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"];
+    let inodes = inodes.map(|n| ["-N".to_owned(), n.to_string()]);
+    options.iter().map(|&o| o.to_owned()).chain(inodes.into_iter().flatten()).collect()
+}
+
 fn must(program: &str, arguments: &[&str]) -> String {
     run(program, arguments).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -46,7 +52,32 @@ impl Disk {
     /// # Errors
     /// Not root, no loop devices, no mkfs.ext4.
     pub fn new(mib: u64) -> Result<Disk, String> {
-        Disk::build(mib, false)
+        Disk::build(mib, false, &format_ext4(None))
+    }
+
+    /// One with room for so many files and directories only.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn with_inodes(mib: u64, inodes: u64) -> Result<Disk, String> {
+        Disk::build(mib, false, &format_ext4(Some(inodes)))
+    }
+
+    /// One that knows quotas: see [`Disk::limit`]. At least 110 MiB.
+    ///
+    /// # Errors
+    /// As above, and without btrfs in the kernel or its programs.
+    pub fn with_quota(mib: u64) -> Result<Disk, String> {
+        let format = ["mkfs.btrfs", "-q", "-m", "single", "-d", "single"];
+        let disk = Disk::build(mib, false, &format.map(str::to_owned))?;
+        let (at, top) = (text(&disk.path()), text(&disk.top()));
+        run("umount", &[&at])?;
+        fs::create_dir(&top).map_err(|e| e.to_string())?;
+        run("mount", &[&disk.device, &top])?;
+        run("btrfs", &["quota", "enable", &top])?;
+        run("btrfs", &["subvolume", "create", &format!("{top}/limited")])?;
+        run("mount", &["-o", "subvol=limited", &disk.device, &at])?;
+        Ok(disk)
     }
 
     /// One that fails with EIO; slower than others. Needs nbdkit and nbdfuse.
@@ -54,10 +85,10 @@ impl Disk {
     /// # Errors
     /// As above.
     pub fn faulty(mib: u64) -> Result<Disk, String> {
-        Disk::build(mib, true)
+        Disk::build(mib, true, &format_ext4(None))
     }
 
-    fn build(mib: u64, faulty: bool) -> Result<Disk, String> {
+    fn build(mib: u64, faulty: bool, format: &[String]) -> Result<Disk, String> {
         let dir = TempDir::with_prefix("ebb-disk-").map_err(|e| e.to_string())?;
         let pool = dir.path().join("pool");
         for made in [&pool, &dir.path().join("mnt")] {
@@ -70,10 +101,12 @@ impl Disk {
         run("truncate", &["-s", &format!("{mib}M"), &image])?;
         let image = if faulty { disk.interpose(&image)? } else { image };
         disk.device = run("losetup", &["--find", "--show", &image])?;
-        let options = ["-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"];
-        run("mkfs.ext4", &[&options[..], &[&disk.device]].concat())?;
+        let (program, options) = format.split_first().ok_or("no way to format it")?;
+        let options = options.iter().map(String::as_str).chain([disk.device.as_str()]);
+        run(program, &options.collect::<Vec<_>>())?;
         let at = text(&disk.path());
-        run("mount", &["-o", "errors=continue", &disk.device, &at])?;
+        let on_error = if program == "mkfs.ext4" { "errors=continue" } else { "rw" };
+        run("mount", &["-o", on_error, &disk.device, &at])?;
         let _ = fs::remove_dir(disk.path().join("lost+found"));
         Ok(disk)
     }
@@ -104,6 +137,22 @@ impl Disk {
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("mnt").canonicalize().unwrap_or_else(|_| self.dir.path().join("mnt"))
+    }
+
+    /// No more than so many bytes from now on, for whoever writes; none: no bound.
+    ///
+    /// # Panics
+    /// When it is not one with a quota.
+    pub fn limit(&self, bytes: Option<u64>) {
+        let bytes = bytes.map_or_else(|| "none".to_owned(), |n| n.to_string());
+        // From outside the subvolume, which may have no room for the note of it; 256 is the number
+        // of a first subvolume.
+        must("btrfs", &["qgroup", "limit", &bytes, "0/256", &text(&self.top())]);
+    }
+
+    /// Where all of a disk with a quota is mounted.
+    fn top(&self) -> PathBuf {
+        self.dir.path().join("top")
     }
 
     fn pool(&self) -> PathBuf {
@@ -195,9 +244,10 @@ impl Drop for Disk {
             let _ = fs::remove_file(switch);
         }
         let _ = run("fsfreeze", &["--unfreeze", &text(&self.path())]);
-        let mount = text(&self.dir.path().join("mnt"));
-        if run("umount", &[&mount]).is_err() {
-            let _ = run("umount", &["-l", &mount]);
+        for mount in [text(&self.dir.path().join("mnt")), text(&self.top())] {
+            if run("umount", &[&mount]).is_err() {
+                let _ = run("umount", &["-l", &mount]);
+            }
         }
         if !self.device.is_empty() {
             let _ = run("losetup", &["-d", &self.device]);

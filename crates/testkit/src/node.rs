@@ -2,7 +2,9 @@
 
 use crate::describe;
 use crate::environment::ebb_command;
+use crate::environment::wrapped;
 use crate::mounts;
+use crate::network::{Network, Port};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,14 @@ use std::time::{Duration, Instant};
 
 /// Where the nodes of a cluster find their metadata service.
 pub(crate) type MetaAddress = Arc<Mutex<Option<String>>>;
+
+/// How `setpriv` takes away what overrides permissions.
+const SQUASHED: [&str; 4] = [
+    "--inh-caps",
+    "-dac_override,-dac_read_search,-fowner",
+    "--bounding-set",
+    "-dac_override,-dac_read_search,-fowner",
+];
 
 /// A node of a cluster.
 #[derive(Debug)]
@@ -26,6 +36,9 @@ pub struct Node {
     is_service: bool,
     meta: MetaAddress,
     pid: Mutex<Option<u32>>,
+    /// Without the capabilities that override permissions.
+    squashed: bool,
+    network: Option<(Arc<Network>, Port)>,
 }
 
 /// A panic of another thread does not make these values wrong.
@@ -56,7 +69,23 @@ impl Node {
             is_service,
             meta,
             pid: Mutex::new(None),
+            squashed: false,
+            network: None,
         }
+    }
+
+    pub(crate) fn set_network(&mut self, network: Arc<Network>, index: usize) {
+        let listen = format!("{}:0", network.host(Port::Node(index)));
+        self.options.extend(["--listen".to_owned(), listen]);
+        self.network = Some((network, Port::Node(index)));
+    }
+
+    pub(crate) fn squash(&mut self) {
+        self.squashed = true;
+    }
+
+    pub(crate) fn set_cache(&mut self, cache: PathBuf) {
+        self.cache = cache;
     }
 
     /// Its name.
@@ -99,7 +128,13 @@ impl Node {
         }
         command.args(["--node", &self.name]).arg("--cache").arg(&self.cache);
         command.arg(&self.backing).arg(&self.mountpoint);
-        command
+        if self.squashed {
+            command = wrapped(&command, "setpriv", &SQUASHED);
+        }
+        match &self.network {
+            Some((network, port)) => network.enter(*port, &command),
+            None => command,
+        }
     }
 
     /// Mounts with further options.
@@ -124,13 +159,12 @@ impl Node {
     /// `ebb COMMAND [options] MOUNTPOINT [paths]`, run to its end.
     #[must_use]
     pub fn ebb(&self, command: &str, options: &[&str], after: &[&str]) -> Output {
-        ebb_command(&self.root)
-            .arg(command)
-            .args(options)
-            .arg(&self.mountpoint)
-            .args(after)
-            .output()
-            .expect("ebb can be started")
+        let mut line = ebb_command(&self.root);
+        line.arg(command).args(options).arg(&self.mountpoint).args(after);
+        if let Some((network, port)) = &self.network {
+            line = network.enter(*port, &line);
+        }
+        line.output().expect("ebb can be started")
     }
 
     fn must(&self, command: &str, options: &[&str], after: &[&str]) -> Output {

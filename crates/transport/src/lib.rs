@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod auth;
+mod copies;
 pub mod gate;
 mod handshake;
 mod link;
@@ -21,9 +22,10 @@ mod tcp;
 pub mod wire;
 
 pub use auth::{Token, TokenError};
+pub use copies::{CopyError, CopyLink};
 pub use peer::{PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest};
 pub use pool::{PeerPool, PoolOptions};
 pub use server::{PeerServer, ServeError, ServeOptions};
-pub use source::{ByteSource, Hold, Lent, SourceError, Subject};
+pub use source::{ByteSource, CopySet, Hold, Lent, SourceError, Subject};
 pub use stats::{PoolStats, ServerStats};
 pub use tcp::Tcp;

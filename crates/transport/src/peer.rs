@@ -2,7 +2,7 @@
 //! suite (`tests/conformance`) and the daemon does not know which one it runs on.
 
 use crate::auth::Token;
-use crate::source::{ByteSource, SourceError, Subject};
+use crate::source::{ByteSource, CopySet, SourceError, Subject};
 use crate::stats::ServerStats;
 use bytes::Bytes;
 use ebb_types::{ByteRange, Errno, Ino, Version};
@@ -21,6 +21,8 @@ pub struct ReadRequest {
     pub ino: Ino,
     /// See [`Subject::copy_since`].
     pub copy_since: Option<Version>,
+    /// See [`Subject::held`].
+    pub held: Option<CopySet>,
     /// What of it, in the order in which the bytes are wanted. Ranges may be empty or overlap.
     pub ranges: Vec<ByteRange>,
 }
@@ -29,13 +31,13 @@ impl ReadRequest {
     /// Bytes that the peer owns.
     #[must_use]
     pub fn of_owner(ino: Ino, ranges: Vec<ByteRange>) -> ReadRequest {
-        ReadRequest { ino, copy_since: None, ranges }
+        ReadRequest { ino, copy_since: None, held: None, ranges }
     }
 
     /// Of which file, on which terms.
     #[must_use]
     pub fn subject(&self) -> Subject {
-        Subject { ino: self.ino, copy_since: self.copy_since }
+        Subject { ino: self.ino, copy_since: self.copy_since, held: self.held }
     }
 
     /// How many bytes the answer has; `None` when a range ends beyond the largest file offset

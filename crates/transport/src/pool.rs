@@ -3,6 +3,7 @@
 //! once more on another one; everything ends by the deadline of its read.
 
 use crate::auth::Token;
+use crate::copies::{CopyError, CopyLink};
 use crate::handshake::{self, HandshakeError};
 use crate::link::{Link, Outcome};
 use crate::peer::{BoxFuture, PeerReader, ReadError, ReadRequest};
@@ -121,6 +122,11 @@ impl PeerPool {
             Err(_) => add(&self.cells.errors, 1),
         }
         result
+    }
+
+    /// A way to keep copies with the peer at `address`.
+    pub async fn reach_partner(&self, address: String) -> Result<CopyLink, CopyError> {
+        CopyLink::reach(address, self.token.clone(), self.options.read_timeout).await
     }
 
     /// What it did so far.

@@ -55,6 +55,11 @@ impl Sender {
         self.write(stream, &wire::encode_reply(&reply)).await
     }
 
+    /// The whole answer to a request about copies.
+    pub async fn acknowledge(&self, stream: &TcpStream, id: u64, status: Status) -> io::Result<()> {
+        self.write(stream, &wire::encode_trailer(id, status)).await
+    }
+
     /// Answers `asked` from `lent`: how it ended, and what to hold until the peer has the bytes.
     pub async fn answer(
         &mut self,

@@ -7,6 +7,7 @@
 //! * Stopping aborts every connection; a peer in the middle of a read sees it break.
 
 use crate::auth::Token;
+use crate::copies;
 use crate::gate::Gate;
 use crate::handshake::{self, HandshakeError};
 use crate::neighbour;
@@ -14,7 +15,9 @@ use crate::peer::PeerServing;
 use crate::reply::{Asked, Sender};
 use crate::source::{ByteSource, Hold};
 use crate::stats::{ServerCells, ServerStats, add, sub};
-use crate::wire::{self, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
+use crate::wire::{
+    self, CopyWork, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status,
+};
 use bytes::{Buf, BytesMut};
 use std::collections::VecDeque;
 use std::io;
@@ -290,6 +293,15 @@ impl Connection<'_> {
                 }
                 _ => self.reject(FrameError::Bound("confirmation")).await,
             },
+            Request::Copies(asked) => {
+                let bytes = match asked.what {
+                    CopyWork::Keep { total, .. } => self.payload(total as usize).await?,
+                    CopyWork::Begin | CopyWork::Drop => Vec::new(),
+                };
+                let id = asked.id;
+                let status = copies::work(&self.shared.source, asked, bytes).await;
+                self.sender.acknowledge(self.stream, id, status).await
+            }
             Request::Read { id, subject, ranges, total } => {
                 let status = self.read(&Asked { id, subject, ranges: &ranges, total }).await?;
                 self.count(status, total);
@@ -331,6 +343,26 @@ impl Connection<'_> {
         add(&self.shared.cells.errors, 1);
         self.sender.refuse(self.stream, 0, Status::Malformed).await?;
         Err(io::Error::other(e))
+    }
+
+    /// The bytes that follow a request.
+    async fn payload(&mut self, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let mut done = self.buffer.len().min(len);
+        self.buffer.copy_to_slice(&mut bytes[..done]);
+        while done < len {
+            match self.stream.try_read(&mut bytes[done..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    timeout(self.shared.options.stall_timeout, self.stream.readable())
+                        .await
+                        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(bytes)
     }
 
     /// Reads more into the buffer; false when the peer has hung up.

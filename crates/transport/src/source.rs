@@ -1,6 +1,6 @@
 //! What a daemon lends to its peers: open cache files and the word that the bytes are in them.
 
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -25,11 +25,22 @@ pub struct Subject {
     /// the peer gives its copy if it was not written over and no byte has changed since this
     /// version as far as it knows.
     pub copy_since: Option<Version>,
+    /// The peer holds copies of these bytes for a node that does not answer.
+    pub held: Option<CopySet>,
+}
+
+/// The copies that a node has with its partner, told apart from those of every other pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CopySet {
+    /// Whose bytes.
+    pub owner: NodeId,
+    /// Of which pair.
+    pub epoch: u64,
 }
 
 impl From<Ino> for Subject {
     fn from(ino: Ino) -> Subject {
-        Subject { ino, copy_since: None }
+        Subject { ino, copy_since: None, held: None }
     }
 }
 
@@ -87,4 +98,27 @@ pub trait ByteSource: Send + Sync + 'static {
     /// Asked after the bytes were read: were all of them in the cache throughout, since
     /// [`ByteSource::open_read`] lent them? Without a yes the peer gets an error in their place.
     fn still_here(&self, subject: Subject, ranges: &[ByteRange]) -> bool;
+
+    /// A node begins to keep copies here. This and the next two are made where waiting for the
+    /// disk harms nobody.
+    fn begin_copies(&self, _set: CopySet) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Keep these bytes of another node, one range after the other. ESTALE: that set was not begun
+    /// here, or is of no use any more.
+    fn keep_copies(
+        &self,
+        _set: CopySet,
+        _ino: Ino,
+        _ranges: &[ByteRange],
+        _bytes: &[u8],
+    ) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Copies of these bytes are not needed any more. Without ranges: is the set still here?
+    fn drop_copies(&self, _set: CopySet, _ino: Ino, _ranges: &[ByteRange]) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
 }

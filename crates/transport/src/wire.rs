@@ -5,13 +5,16 @@
 //! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | [since u64] | count x (start u64, len u64)
 //! reply     magic u32 | status u8 | flags u8 | errno u16 | id u64 | len u64 | len bytes | trailer, when len > 0
 //! trailer   magic u32 | status u8 | 0 u8     | errno u16 | id u64
+//! copies    a request without since, then owner u32 | CRC32C of the bytes u32 | epoch u64, then the ranges, then total bytes
 //! ```
 //!
-//! Only a request for copies has `since`. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
+//! A request for copies since a version has `since`; one for the copies that are held for
+//! another node has owner, 0 and epoch there. What is about copies that a partner keeps (begin,
+//! keep, drop) is answered by a trailer alone. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
 //! are good: a file that was cut while it was sent is filled up to `len` and then disowned.
 
-use crate::source::Subject;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use crate::source::{CopySet, Subject};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 
 /// Version of the protocol, in both greetings.
 pub const VERSION: u16 = 1;
@@ -36,7 +39,14 @@ const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"EbEn");
 const KIND_READ: u16 = 1;
 const KIND_RECEIVED: u16 = 2;
 const KIND_READ_COPY: u16 = 3;
+const KIND_READ_HELD: u16 = 4;
+const KIND_BEGIN: u16 = 5;
+const KIND_KEEP: u16 = 6;
+const KIND_DROP: u16 = 7;
 const SINCE_LEN: usize = 8;
+const SET_LEN: usize = 16;
+/// Most bytes of one frame of copies.
+pub const KEEP_BYTES_MAX: u64 = 1 << 20;
 const FLAG_HELD: u8 = 1;
 
 /// What makes a frame unusable. The connection that carried it is closed.
@@ -107,6 +117,39 @@ pub enum Request {
         /// Of that reply.
         id: u64,
     },
+    /// About the copies that this peer keeps for another node.
+    Copies(Copies),
+}
+
+/// What a node wants of the partner that keeps its copies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// Chosen by the client; comes back in the trailer.
+    pub id: u64,
+    /// Which copies.
+    pub set: CopySet,
+    /// The file; 0 when there are no ranges.
+    pub ino: Ino,
+    /// What of it.
+    pub ranges: Vec<ByteRange>,
+    /// What to do.
+    pub what: CopyWork,
+}
+
+/// What is to be done about copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyWork {
+    /// Begin a set.
+    Begin,
+    /// Keep the bytes that follow: so many, with this CRC32C.
+    Keep {
+        /// Bytes of all ranges, at most [`KEEP_BYTES_MAX`].
+        total: u64,
+        /// Of the bytes.
+        crc: u32,
+    },
+    /// Give up copies.
+    Drop,
 }
 
 /// A reply without its bytes.
@@ -145,16 +188,48 @@ fn put_request(out: &mut Vec<u8>, kind: u16, count: u16, id: u64, ino: u64, tota
 
 /// Appends a read request. The caller keeps to the bounds (asserted: it is our own mistake).
 pub fn put_read(out: &mut Vec<u8>, id: u64, subject: impl Into<Subject>, ranges: &[ByteRange]) {
-    let Subject { ino, copy_since } = subject.into();
+    let Subject { ino, copy_since, held } = subject.into();
     assert!(!ranges.is_empty() && ranges.len() <= RANGES_MAX, "split before sending");
     let total = ranges.iter().map(|r| r.len()).sum();
-    let kind = if copy_since.is_some() { KIND_READ_COPY } else { KIND_READ };
+    let kind = match (copy_since, held) {
+        (_, Some(_)) => KIND_READ_HELD,
+        (Some(_), None) => KIND_READ_COPY,
+        (None, None) => KIND_READ,
+    };
     put_request(out, kind, ranges.len() as u16, id, ino.0, total);
-    out.extend(copy_since.iter().flat_map(|since| since.0.to_le_bytes()));
+    match (copy_since, held) {
+        (_, Some(set)) => put_set(out, set, 0),
+        (Some(since), None) => out.extend_from_slice(&since.0.to_le_bytes()),
+        (None, None) => {}
+    }
+    put_ranges(out, ranges);
+}
+
+fn put_ranges(out: &mut Vec<u8>, ranges: &[ByteRange]) {
     for range in ranges {
         out.extend_from_slice(&range.start().to_le_bytes());
         out.extend_from_slice(&range.len().to_le_bytes());
     }
+}
+
+fn put_set(out: &mut Vec<u8>, set: CopySet, crc: u32) {
+    out.extend_from_slice(&set.owner.0.to_le_bytes());
+    out.extend_from_slice(&crc.to_le_bytes());
+    out.extend_from_slice(&set.epoch.to_le_bytes());
+}
+
+/// Appends a request about copies, without the bytes that follow it.
+pub fn put_copies(out: &mut Vec<u8>, copies: &Copies) {
+    let Copies { id, set, ino, ref ranges, what } = *copies;
+    assert!(ranges.len() <= RANGES_MAX, "split before sending");
+    let (kind, total, crc) = match what {
+        CopyWork::Begin => (KIND_BEGIN, 0, 0),
+        CopyWork::Keep { total, crc } => (KIND_KEEP, total, crc),
+        CopyWork::Drop => (KIND_DROP, 0, 0),
+    };
+    put_request(out, kind, ranges.len() as u16, id, ino.0, total);
+    put_set(out, set, crc);
+    put_ranges(out, ranges);
 }
 
 /// Appends the word that a held reply has arrived.
@@ -178,22 +253,66 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
         KIND_RECEIVED if count == 0 && ino == 0 && total == 0 => {
             Ok(Some((Request::Received { id }, REQUEST_LEN)))
         }
-        KIND_READ | KIND_READ_COPY if count == 0 || count > RANGES_MAX => {
+        KIND_READ..=KIND_DROP if kind != KIND_RECEIVED && count > RANGES_MAX => {
             Err(FrameError::Bound("range count"))
         }
-        KIND_READ | KIND_READ_COPY if total > REPLY_BYTES_MAX => Err(FrameError::Bound("total")),
-        KIND_READ | KIND_READ_COPY => {
-            let is_copy = kind == KIND_READ_COPY;
-            let start = if is_copy { REQUEST_LEN + SINCE_LEN } else { REQUEST_LEN };
+        KIND_READ | KIND_READ_COPY | KIND_READ_HELD | KIND_KEEP if count == 0 => {
+            Err(FrameError::Bound("range count"))
+        }
+        KIND_READ..=KIND_DROP if total > most_bytes(kind) => Err(FrameError::Bound("total")),
+        KIND_READ | KIND_READ_COPY | KIND_READ_HELD => {
+            let (is_copy, is_held) = (kind == KIND_READ_COPY, kind == KIND_READ_HELD);
+            let more = usize::from(is_copy) * SINCE_LEN + usize::from(is_held) * SET_LEN;
+            let start = REQUEST_LEN + more;
             let len = start + count * RANGE_LEN;
             let Some(list) = bytes.get(start..len) else { return Ok(None) };
             let ranges = take_ranges(list, total)?;
             let copy_since = is_copy.then(|| Version(u64_at(bytes, REQUEST_LEN)));
-            let subject = Subject { ino: Ino(ino), copy_since };
+            let held = is_held.then(|| take_set(bytes).0);
+            let subject = Subject { ino: Ino(ino), copy_since, held };
             Ok(Some((Request::Read { id, subject, ranges, total }, len)))
+        }
+        KIND_BEGIN | KIND_KEEP | KIND_DROP => {
+            let start = REQUEST_LEN + SET_LEN;
+            let len = start + count * RANGE_LEN;
+            let Some(list) = bytes.get(start..len) else { return Ok(None) };
+            let (set, crc) = take_set(bytes);
+            let (ranges, what) = match kind {
+                KIND_KEEP => (take_ranges(list, total)?, CopyWork::Keep { total, crc }),
+                KIND_DROP => (take_any_ranges(list)?, CopyWork::Drop),
+                _ if count == 0 => (Vec::new(), CopyWork::Begin),
+                _ => return Err(FrameError::Bound("range count")),
+            };
+            Ok(Some((Request::Copies(Copies { id, set, ino: Ino(ino), ranges, what }), len)))
         }
         _ => Err(FrameError::Undefined("request")),
     }
+}
+
+/// Most bytes that a request asks for or brings.
+fn most_bytes(kind: u16) -> u64 {
+    match kind {
+        KIND_READ | KIND_READ_COPY | KIND_READ_HELD => REPLY_BYTES_MAX,
+        KIND_KEEP => KEEP_BYTES_MAX,
+        _ => 0,
+    }
+}
+
+/// Owner, epoch and checksum behind the head of a request that is long enough for them.
+fn take_set(bytes: &[u8]) -> (CopySet, u32) {
+    let owner = NodeId(u32_at(bytes, REQUEST_LEN));
+    let crc = u32_at(bytes, REQUEST_LEN + 4);
+    (CopySet { owner, epoch: u64_at(bytes, REQUEST_LEN + 8) }, crc)
+}
+
+/// Ranges whose bytes do not travel: each within the largest offset, however long together.
+fn take_any_ranges(list: &[u8]) -> Result<Vec<ByteRange>, FrameError> {
+    let one = |entry: &[u8]| {
+        let (start, len) = (u64_at(entry, 0), u64_at(entry, 8));
+        let end = start.checked_add(len).filter(|end| *end <= i64::MAX as u64);
+        end.map(|end| ByteRange::new(start, end)).ok_or(FrameError::Bound("range"))
+    };
+    list.chunks_exact(RANGE_LEN).map(one).collect()
 }
 
 fn take_ranges(list: &[u8], total: u64) -> Result<Vec<ByteRange>, FrameError> {
@@ -293,7 +412,7 @@ mod tests {
             cut: prop::sample::Index,
         ) {
             let mut bytes = Vec::new();
-            let subject = Subject { ino: Ino(ino), copy_since: since.map(Version) };
+            let subject = Subject { ino: Ino(ino), copy_since: since.map(Version), held: None };
             put_read(&mut bytes, id, subject, &ranges);
             let len = bytes.len();
             put_received(&mut bytes, ack);
@@ -314,13 +433,43 @@ mod tests {
             prop_assert!(decode_trailer(&encode_trailer(id, status), id ^ 1).is_err());
         }
 
+        #[test]
+        fn requests_about_copies_survive(
+            id: u64, ino: u64, owner: u32, epoch: u64, crc: u32, ranges in ranges(), kind in 0..4u8,
+            cut: prop::sample::Index,
+        ) {
+            let set = CopySet { owner: NodeId(owner), epoch };
+            let total = ranges.iter().map(|r| r.len()).sum::<u64>();
+            let mut bytes = Vec::new();
+            let wanted = match kind {
+                0 => {
+                    let subject = Subject { ino: Ino(ino), copy_since: None, held: Some(set) };
+                    put_read(&mut bytes, id, subject, &ranges);
+                    Request::Read { id, subject, ranges, total }
+                }
+                kind => {
+                    let (ranges, what) = match kind {
+                        1 => (Vec::new(), CopyWork::Begin),
+                        2 => (ranges, CopyWork::Keep { total, crc }),
+                        _ => (ranges, CopyWork::Drop),
+                    };
+                    let copies = Copies { id, set, ino: Ino(ino), ranges, what };
+                    put_copies(&mut bytes, &copies);
+                    Request::Copies(copies)
+                }
+            };
+            let len = bytes.len();
+            prop_assert_eq!(take_request(&bytes), Ok(Some((wanted, len))));
+            prop_assert_eq!(take_request(&bytes[..cut.index(len)]), Ok(None));
+        }
+
         /// Whatever arrives: no panic, and what is accepted keeps every bound.
         #[test]
         fn mutated_requests_are_refused_or_within_bounds(
             ranges in ranges(), at: prop::sample::Index, with: [u8; 8], since: Option<u64>,
         ) {
             let mut bytes = Vec::new();
-            let subject = Subject { ino: Ino(2), copy_since: since.map(Version) };
+            let subject = Subject { ino: Ino(2), copy_since: since.map(Version), held: None };
             put_read(&mut bytes, 1, subject, &ranges);
             let at = at.index(bytes.len());
             for (byte, new) in bytes[at..].iter_mut().zip(with) { *byte = new; }
@@ -330,8 +479,9 @@ mod tests {
         #[test]
         fn garbage_requests_are_refused_or_within_bounds(mut bytes: Vec<u8>, with_magic: bool) {
             if with_magic && bytes.len() >= 8 {
+                let kind = bytes[4] % 8;
                 bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_le_bytes());
-                bytes[4..8].copy_from_slice(&[1, 0, 1, 0]);
+                bytes[4..8].copy_from_slice(&[kind, 0, 1, 0]);
             }
             check_accepted(&bytes)?;
         }
@@ -369,6 +519,9 @@ mod tests {
         assert_eq!(head(KIND_READ, 1025, 5), Err(FrameError::Bound("range count")));
         assert_eq!(head(KIND_READ, 1, REPLY_BYTES_MAX + 1), Err(FrameError::Bound("total")));
         assert_eq!(head(KIND_READ_COPY, 1, REPLY_BYTES_MAX + 1), Err(FrameError::Bound("total")));
+        assert_eq!(head(KIND_KEEP, 1, KEEP_BYTES_MAX + 1), Err(FrameError::Bound("total")));
+        assert_eq!(head(KIND_KEEP, 1025, 5), Err(FrameError::Bound("range count")));
+        assert_eq!(head(KIND_DROP, 1, 1), Err(FrameError::Bound("total")));
         assert_eq!(head(KIND_READ, 1, 5), Ok(None));
         assert_eq!(head(9, 0, 0), Err(FrameError::Undefined("request")));
         assert_eq!(take_request(b"GET "), Err(FrameError::Magic));

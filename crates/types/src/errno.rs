@@ -24,7 +24,15 @@ macro_rules! errnos {
 errnos!(EPERM ENOENT EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EEXIST EXDEV ENODEV ENOTDIR
     EISDIR EINVAL EFBIG ENOSPC EROFS EMLINK ERANGE EDEADLK ENAMETOOLONG ENOLCK ENOSYS ENOTEMPTY
     ELOOP ENODATA EPROTO EOVERFLOW EOPNOTSUPP ESTALE EDQUOT ETIMEDOUT EHOSTUNREACH ENOTCONN
-    EBUSY ECANCELED ETXTBSY EMFILE ENFILE ECONNREFUSED);
+    EBUSY ECANCELED ETXTBSY EMFILE ENFILE ECONNREFUSED EREMCHG);
+
+impl Errno {
+    /// True for what a file system answers that has nothing left: blocks, inodes or quota.
+    #[must_use]
+    pub fn is_full(self) -> bool {
+        matches!(self, Errno::ENOSPC | Errno::EDQUOT)
+    }
+}
 
 impl From<std::io::Error> for Errno {
     fn from(e: std::io::Error) -> Errno {

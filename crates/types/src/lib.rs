@@ -14,5 +14,5 @@ pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use name::Name;
-pub use range::ByteRange;
+pub use range::{ByteRange, in_steps};
 pub use striping::Striping;

@@ -105,9 +105,61 @@ impl fmt::Display for ByteRange {
     }
 }
 
+/// Ranges in steps, in order, each of at most so many bytes (more than 0) and so many ranges.
+#[must_use]
+pub fn in_steps(ranges: &[ByteRange], bytes_max: u64, ranges_max: usize) -> Vec<Vec<ByteRange>> {
+    let mut steps: Vec<Vec<ByteRange>> = Vec::new();
+    let mut room = 0;
+    for range in ranges {
+        let mut at = range.start();
+        while at < range.end() {
+            if room == 0 || steps.last().is_none_or(|s| s.len() >= ranges_max) {
+                steps.push(Vec::new());
+                room = bytes_max;
+            }
+            let part = ByteRange::new(at, range.end().min(at.saturating_add(room)));
+            room -= part.len();
+            at = part.end();
+            if let Some(step) = steps.last_mut() {
+                step.push(part);
+            }
+        }
+    }
+    steps
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_have_every_byte_once_in_order_and_keep_their_bounds() {
+        let mut seed = 1u64;
+        let mut dice = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for _ in 0..500 {
+            let mut at = 0;
+            let mut ranges = Vec::new();
+            for _ in 0..dice(20) {
+                at += dice(5);
+                ranges.push(ByteRange::at(at, dice(40)));
+                at += 40;
+            }
+            let (bytes_max, ranges_max) = (1 + dice(30), 1 + dice(6) as usize);
+            let steps = in_steps(&ranges, bytes_max, ranges_max);
+            for step in &steps {
+                assert!(!step.is_empty() && step.len() <= ranges_max);
+                assert!(step.iter().all(|r| !r.is_empty()));
+                assert!(step.iter().map(|r| r.len()).sum::<u64>() <= bytes_max);
+            }
+            let bytes = |ranges: &[ByteRange]| -> Vec<u64> {
+                ranges.iter().flat_map(|r| r.to_std()).collect()
+            };
+            assert_eq!(bytes(&steps.concat()), bytes(&ranges));
+        }
+    }
 
     #[test]
     fn ranges_do_not_wrap() {

@@ -13,7 +13,18 @@ pub(super) struct Known {
     pub expected: Expected,
     /// Everything in it is where the model shows it to other nodes.
     pub is_published: bool,
+    /// A write or a truncate has failed: some of it may be done, and no sync event vouches for it.
+    pub in_doubt: bool,
     pub open: Option<Open>,
+}
+
+impl Known {
+    /// A sync event succeeded.
+    pub fn acknowledge(&mut self) {
+        if !self.in_doubt {
+            self.expected.acknowledge_all();
+        }
+    }
 }
 
 /// A file that is open.

@@ -40,6 +40,7 @@ impl Program {
                 ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
             let known = self.book.files.get_mut(&name).expect("a name of the list");
             known.expected.settle(&format!("{what}: {}", path.display()), &own);
+            known.in_doubt = false;
         }
     }
 

@@ -10,7 +10,9 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
@@ -93,14 +95,22 @@ impl Program {
             Err(e) if self.work.failure.is_none() => {
                 let errno = e.raw_os_error().unwrap_or(0);
                 self.work.failure = Some(Failure { operation: what, errno });
+                self.write_log();
             }
             // What fails after that is closing files.
             Err(_) => {}
         }
     }
 
+    /// In the mount, and never in the directory below it, when the daemon is gone just now.
     fn make_directories(&mut self) -> io::Result<()> {
-        std::fs::create_dir_all(self.setup.root.join(self.book.directory()).join("s"))
+        let root = File::open(&self.setup.root)?;
+        let below = self.setup.root.parent().map(std::fs::metadata).transpose()?;
+        if below.is_some_and(|below| root.metadata().is_ok_and(|m| m.dev() == below.dev())) {
+            return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+        }
+        let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
+        std::fs::create_dir_all(root.join(self.book.directory()).join("s"))
     }
 
     fn step(&mut self) {
@@ -172,11 +182,13 @@ impl Program {
             let offset = if open.appends { known.expected.len() } else { offset };
             let data = content::bytes(p.round % 200, p.operation, offset, len);
             known.is_published = false;
+            known.in_doubt = true;
             known.expected.write(offset, &data);
             for (place, own, len) in layout.pieces(offset, len) {
                 let from = (own - offset) as usize;
                 open.file.write_all_at(&data[from..from + len as usize], place)?;
             }
+            known.in_doubt = false;
             if p.setup.model == Model::Posix {
                 known.expected.acknowledge(offset, len);
                 known.is_published = known.expected.unanswered_cut().is_none();
@@ -191,7 +203,7 @@ impl Program {
             let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
             let Some(open) = &known.open else { return Ok(()) };
             open.file.sync_all()?;
-            known.expected.acknowledge_all();
+            known.acknowledge();
             known.is_published |= p.setup.model != Model::Session;
             Ok(())
         });
@@ -202,7 +214,7 @@ impl Program {
             let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
             let Some(open) = known.open.take() else { return Ok(()) };
             close(open.file)?;
-            known.expected.acknowledge_all();
+            known.acknowledge();
             known.is_published = true;
             Ok(())
         });
@@ -251,9 +263,11 @@ impl Program {
             p.open(name)?;
             let known = p.book.files.get_mut(name).expect("it was opened");
             let open = known.open.as_ref().expect("it was opened");
+            known.in_doubt = true;
             known.expected.cut(len);
             open.file.set_len(len)?;
             known.expected.acknowledge_cut(len);
+            known.in_doubt = false;
             Ok(())
         });
     }
@@ -291,11 +305,18 @@ impl Program {
     }
 }
 
+impl Program {
+    /// For whoever wonders why an operation failed.
+    fn write_log(&self) {
+        let lines: Vec<&str> = self.recent.iter().map(String::as_str).collect();
+        let _ = std::fs::write(&self.setup.log, lines.join("\n"));
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let lines: Vec<String> = self.recent.drain(..).collect();
-            let _ = std::fs::write(&self.setup.log, lines.join("\n"));
+            self.write_log();
         }
     }
 }

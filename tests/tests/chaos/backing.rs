@@ -1,6 +1,6 @@
-//! The backing of a run: a directory, or a small file system that can be made full.
+//! The backing of a run: a directory, or a small file system that can be made full, slow, or hang.
 
-use ebb_testkit::mounts;
+use ebb_testkit::{Disk, mounts};
 use ebb_tests::tools::shell;
 use std::fs::File;
 use std::io::Write;
@@ -9,56 +9,124 @@ use std::time::Duration;
 
 /// More than all programs write, several times.
 const SMALL: &str = "64m";
+const DISK_MIB: u64 = 128;
+/// Less than what is there by then: nothing more goes in.
+const QUOTA_BYTES: u64 = 64 << 10;
+/// A slow disk takes so many bytes per second.
+const SLOW: u64 = 200_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// Of a large file system: nothing can be done to it.
     Directory,
+    /// A tmpfs, which can be full.
     Small,
+    /// A disk, which can be full, slow, or hang.
+    Disk,
+    /// A disk with a quota that can be exceeded.
+    Quota,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 4] = [Kind::Directory, Kind::Small, Kind::Disk, Kind::Quota];
 }
 
 /// Taken away when it is dropped.
-pub struct Backing {
+pub enum Backing {
+    Directory(tempfile::TempDir),
+    Small(Small),
+    Disk(Disk),
+    Quota(Disk),
+}
+
+impl Backing {
+    /// It; or why this machine has none of that kind.
+    pub fn new(kind: Kind) -> Result<Backing, String> {
+        match kind {
+            Kind::Directory => Ok(Backing::Directory(directory())),
+            Kind::Small => Small::new(SMALL).map(Backing::Small),
+            Kind::Disk => Disk::new(DISK_MIB).map(Backing::Disk),
+            Kind::Quota => Disk::with_quota(DISK_MIB).map(Backing::Quota),
+        }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Backing::Directory(dir) => dir.path().canonicalize().expect("it was made"),
+            Backing::Small(small) => small.path().to_owned(),
+            Backing::Disk(disk) | Backing::Quota(disk) => disk.path(),
+        }
+    }
+
+    /// Not a byte more fits; or everything again.
+    pub fn fill(&self, full: bool) {
+        match (self, full) {
+            (Backing::Directory(_), _) => {}
+            (Backing::Small(small), _) => small.fill(full),
+            (Backing::Disk(disk), true) => disk.fill(),
+            (Backing::Disk(disk), false) => disk.unfill(),
+            (Backing::Quota(disk), _) => disk.limit(full.then_some(QUOTA_BYTES)),
+        }
+    }
+
+    /// Whoever writes waits; or goes on.
+    pub fn hang(&self, hangs: bool) {
+        match self {
+            Backing::Disk(disk) if hangs => disk.freeze(),
+            Backing::Disk(disk) => disk.thaw(),
+            _ => {}
+        }
+    }
+
+    /// Whether that is possible on this machine.
+    pub fn slow_down(&mut self, slow: bool) -> Result<(), String> {
+        match self {
+            Backing::Disk(disk) => disk.throttle(if slow { SLOW } else { 0 }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn directory() -> tempfile::TempDir {
+    tempfile::TempDir::with_prefix_in("ebb-chaos-", "/dev/shm").expect("tempdir")
+}
+
+/// A tmpfs.
+pub struct Small {
     path: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-impl Backing {
-    pub fn new(kind: Kind) -> Backing {
-        let dir = tempfile::TempDir::with_prefix_in("ebb-chaos-", "/dev/shm").expect("tempdir");
-        let path = dir.path().canonicalize().expect("it was just made");
+impl Small {
+    pub fn new(size: &str) -> Result<Small, String> {
         // SAFETY: no arguments, no failure.
-        let is_root = unsafe { libc::geteuid() } == 0;
-        if kind == Kind::Small && is_root {
-            let command = format!("mount -t tmpfs -o size={SMALL} ebb-test '{}'", path.display());
-            shell(Path::new("/"), &command, Duration::from_secs(10));
+        if unsafe { libc::geteuid() } != 0 {
+            return Err("only root may mount a tmpfs".to_owned());
         }
-        Backing { path, _dir: dir }
+        let dir = directory();
+        let path = dir.path().canonicalize().expect("it was just made");
+        let command = format!("mount -t tmpfs -o size={size} ebb-test '{}'", path.display());
+        shell(Path::new("/"), &command, Duration::from_secs(10));
+        Ok(Small { path, _dir: dir })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    fn filler(&self) -> PathBuf {
-        self.path.join("filler")
-    }
-
-    /// Not a byte more fits. Nothing happens in a directory of a large file system.
-    pub fn fill(&self) {
-        if !mounts::is_mounted(&self.path) {
+    pub fn fill(&self, full: bool) {
+        let filler = self.path.join("filler");
+        if !full {
+            std::fs::remove_file(filler).expect("it was made");
             return;
         }
-        let mut filler = File::create(self.filler()).expect("a file on the backing");
+        let mut filler = File::create(filler).expect("a file on it");
         let block = vec![1; 1 << 16];
         while filler.write_all(&block).is_ok() {}
     }
-
-    pub fn make_room(&self) {
-        let _ = std::fs::remove_file(self.filler());
-    }
 }
 
-impl Drop for Backing {
+impl Drop for Small {
     fn drop(&mut self) {
         assert!(mounts::clear(&self.path) || std::thread::panicking(), "tmpfs stays");
     }

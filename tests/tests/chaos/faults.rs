@@ -1,11 +1,19 @@
 //! The hand that breaks things, and mends them.
 
-use crate::backing::Backing;
-use crate::plan::Fault;
-use ebb_testkit::{Cluster, Node, describe};
+use crate::backing::{Backing, Small};
+use crate::plan::{Fault, Lasting, Victim};
+use ebb_testkit::{Cluster, Network, Node, Port, describe};
+use ebb_tests::copies::clear;
 use std::collections::BTreeSet;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// A spoiled link.
+const DELAY: Duration = Duration::from_millis(60);
+const LOST_PERCENT: u32 = 10;
+const FLAP: Duration = Duration::from_millis(150);
+/// Until every unflushed byte has a copy.
+const WHOLE_MAX: Duration = Duration::from_secs(60);
 
 /// What happened in a round, as far as programs may notice.
 #[derive(Debug, Default)]
@@ -15,15 +23,22 @@ pub struct Hit {
     pub was_full: bool,
 }
 
+/// What can be broken.
+pub struct Place<'a> {
+    pub cluster: &'a mut Cluster,
+    pub backing: &'a mut Backing,
+    pub caches: Option<&'a Small>,
+    pub network: Option<&'a Network>,
+}
+
 pub struct Hand<'a> {
-    cluster: &'a mut Cluster,
-    backing: &'a Backing,
+    at: Place<'a>,
     hit: Hit,
 }
 
 impl<'a> Hand<'a> {
-    pub fn new(cluster: &'a mut Cluster, backing: &'a Backing) -> Hand<'a> {
-        Hand { cluster, backing, hit: Hit::default() }
+    pub fn new(at: Place<'a>) -> Hand<'a> {
+        Hand { at, hit: Hit::default() }
     }
 
     /// When it returns, everything is there again.
@@ -31,35 +46,83 @@ impl<'a> Hand<'a> {
         match fault {
             Fault::KillDaemon(node) => {
                 self.kill_daemon(node);
-                mount_again(self.cluster.node(node));
+                mount_again(self.at.cluster.node(node));
             }
-            Fault::KillService(away) => {
-                self.cluster.kill_meta();
-                sleep(away);
-                self.cluster.restart_meta();
-            }
+            Fault::KillService(away) => self.kill_service(away),
             Fault::KillBoth(node) => {
-                self.cluster.kill_meta();
+                self.at.cluster.kill_meta();
                 self.kill_daemon(node);
-                self.cluster.restart_meta();
-                mount_again(self.cluster.node(node));
+                self.at.cluster.restart_meta();
+                mount_again(self.at.cluster.node(node));
             }
-            Fault::StopDaemon(node, time) => {
-                stop(self.cluster.node(node).pid().expect("it is mounted"), time);
+            Fault::LoseNode(node) => {
+                self.kill_daemon(node);
+                let lost = self.at.cluster.node(node);
+                std::fs::remove_dir_all(lost.cache()).expect("its cache goes, too");
+                clear(lost);
+                lost.mount();
             }
-            Fault::StopService(time) => stop(self.cluster.meta_pid(), time),
-            Fault::FillBacking(time) => {
-                self.backing.fill();
-                self.hit.was_full = true;
-                sleep(time);
-                self.backing.make_room();
+            Fault::While(what, time, victim) => {
+                self.switch(what, true);
+                self.wait(what, time, victim);
+                self.switch(what, false);
             }
         }
     }
 
+    fn wait(&mut self, what: Lasting, time: Duration, victim: Option<Victim>) {
+        let end = Instant::now() + time;
+        if victim.is_some() {
+            sleep(time / 2);
+        }
+        match victim {
+            Some(Victim::Daemon(node)) => self.carry_out(Fault::KillDaemon(node)),
+            Some(Victim::Service) => self.kill_service(Duration::ZERO),
+            None => {}
+        }
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
+            let Lasting::Flap(_) = what else { return sleep(left) };
+            sleep(left.min(FLAP));
+            self.switch(what, false);
+            sleep(left.min(FLAP));
+            self.switch(what, true);
+        }
+    }
+
+    fn switch(&mut self, what: Lasting, on: bool) {
+        let Place { cluster, backing, caches, network } = &mut self.at;
+        let network = || network.expect("links break where there is a network");
+        let signal = if on { libc::SIGSTOP } else { libc::SIGCONT };
+        match what {
+            Lasting::StopDaemon(node) => {
+                send(cluster.node(node).pid().expect("it is mounted"), signal);
+            }
+            Lasting::StopService => send(cluster.meta_pid(), signal),
+            Lasting::Cut(port) | Lasting::Flap(port) if on => network().cut(port),
+            Lasting::Cut(port) | Lasting::Flap(port) => network().join(port),
+            Lasting::Part(a, b) => network().part(Port::Node(a), Port::Node(b), on),
+            Lasting::Spoil(port) if on => network().spoil(port, DELAY, LOST_PERCENT),
+            Lasting::Spoil(port) => network().repair(port),
+            Lasting::HangingBacking => backing.hang(on),
+            Lasting::SlowBacking => {
+                let slowed = backing.slow_down(on);
+                slowed.unwrap_or_else(|why| println!("no slow disks here: {why}"));
+            }
+            Lasting::FullBacking => backing.fill(on),
+            Lasting::FullCaches => caches.expect("small ones").fill(on),
+        }
+        self.hit.was_full |= matches!(what, Lasting::FullBacking | Lasting::FullCaches);
+    }
+
     fn kill_daemon(&mut self, node: usize) {
-        self.cluster.node(node).kill9();
+        self.at.cluster.node(node).kill9();
         self.hit.killed.insert(node);
+    }
+
+    fn kill_service(&mut self, away: Duration) {
+        self.at.cluster.kill_meta();
+        sleep(away);
+        self.at.cluster.restart_meta();
     }
 
     pub fn done(self) -> Hit {
@@ -73,11 +136,23 @@ fn mount_again(node: &Node) {
     node.mount();
 }
 
-fn stop(pid: u32, time: Duration) {
+fn send(pid: u32, signal: i32) {
     let pid = libc::pid_t::try_from(pid).expect("a process number");
-    // SAFETY: signals to a process of our own that nobody else ends.
-    unsafe { libc::kill(pid, libc::SIGSTOP) };
-    sleep(time);
-    // SAFETY: as above.
-    unsafe { libc::kill(pid, libc::SIGCONT) };
+    // SAFETY: a signal to a process of our own that nobody else ends.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Waits until everything unflushed has a copy, and nothing of a lost node waits to be adopted.
+pub fn wait_until_whole(cluster: &Cluster, what: &str) {
+    let end = Instant::now() + WHOLE_MAX;
+    loop {
+        let copies: Vec<_> = cluster.nodes().iter().map(|n| n.status()["copies"].clone()).collect();
+        let held: u64 = copies.iter().filter_map(|c| c["held_sets"].as_u64()).sum();
+        let safe = copies.iter().all(|c| c["partner"].is_u64() && c["degraded"].is_null());
+        if safe && held == copies.len() as u64 {
+            return;
+        }
+        assert!(Instant::now() < end, "{what}: still not whole: {copies:#?}");
+        sleep(Duration::from_millis(50));
+    }
 }

@@ -1,35 +1,43 @@
-//! Chaos: several nodes with programs that write, and a hand that kills, stops and fills whatever
-//! it likes. After each round, and on the backing at the end, every acknowledged byte and name
-//! must be right. `make chaos SECONDS=60 [SEED=n]`; `make test` leaves it out: some seeds still
-//! find what docs/testing.md lists.
+//! Chaos: several nodes with programs that write, and a hand that kills, stops, cuts, fills and
+//! slows whatever it likes. After each round, and on the backing now and then, every acknowledged
+//! byte and name must be right; at the end nothing may have leaked. `make chaos SECONDS=60
+//! [SEED=n] [ROUNDS=n]`, where ROUNDS is after how many rounds another cluster is drawn.
 //!
 //! The seed decides the cluster, the operations and the faults; which operation a fault hits is a
-//! matter of the machine. A run leaves its events, curves of memory, descriptors and cache bytes,
-//! and, when something was wrong, the last operations of the program that found it, in
-//! `target/chaos/SEED/`.
+//! matter of the machine. Each further cluster has the next seed, which alone repeats it. A run
+//! leaves its events, curves of what its processes use, and, when something was wrong, the last
+//! operations of the program that found it, in `target/chaos/SEED/`.
 
 mod backing;
 mod faults;
+mod leaks;
 mod plan;
 mod record;
 
-use backing::Backing;
+use backing::{Backing, Kind, Small};
 use ebb_testkit::node::is_running;
-use ebb_testkit::{Cluster, random, skip_reason};
+use ebb_testkit::{Cluster, Network, random, skip_reason};
 use ebb_tests::load::{Load, Mix, Order, Setup, Work, all_right};
 use ebb_tests::tools::amount;
-use faults::Hand;
-use plan::Plan;
+use faults::{Hand, Hit, Place, wait_until_whole};
+use plan::{Fault, Plan};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
-use record::Record;
+use record::{Moment, Record};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For everything that a program does until it answers.
 const ANSWER_MAX: Duration = Duration::from_secs(90);
-/// After so many rounds everything is unmounted, compared, and mounted again.
+/// What the daemons are told about remote requests.
+const REQUEST_TIMEOUT: &str = "30s";
+/// One operation: a request that takes all its time, a lease of another node, and some.
+const OPERATION_MS_MAX: u64 = 45_000;
+/// After so many rounds everything is drained and compared.
 const DRAINED_EVERY: u64 = 6;
+/// More than all programs write, several times.
+const SMALL_CACHES: &str = "160m";
 
 #[test]
 #[ignore = "runs as long as it is told to: `make chaos SECONDS=60`"]
@@ -37,22 +45,32 @@ fn chaos() {
     if skip_reason().is_some() {
         return;
     }
-    let (seed, seconds) = (random::seed(), amount("EBB_CHAOS_SECONDS", 60));
-    let _replay = Replay { seed, seconds };
+    let (first, seconds) = (random::seed(), amount("EBB_CHAOS_SECONDS", 60));
+    let rounds = amount("EBB_CHAOS_ROUNDS", u64::MAX);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    for seed in first.. {
+        let _replay = Replay { seed, seconds: if rounds == u64::MAX { seconds } else { 300 } };
+        one_cluster(seed, rounds, end);
+        if Instant::now() >= end {
+            return;
+        }
+    }
+}
+
+fn one_cluster(seed: u64, rounds: u64, end: Instant) {
     let mut dice = random::generator(seed);
     let plan = Plan::new(&mut dice);
     let mut run = Run::start(plan, seed, dice);
-    let end = Instant::now() + Duration::from_secs(seconds);
     let mut round = 0;
-    while Instant::now() < end {
+    while Instant::now() < end && round < rounds {
         round += 1;
         run.round(round);
         if round.is_multiple_of(DRAINED_EVERY) {
-            run.drain(&format!("seed {seed}, drained after round {round}"));
-            run.cluster.nodes().iter().for_each(ebb_testkit::Node::mount);
+            run.drain(round, &format!("seed {seed}, drained after round {round}"));
         }
     }
-    run.drain(&format!("seed {seed}, drained"));
+    run.end(&format!("seed {seed}, unmounted"));
+    run.record.judge_leaks(&format!("seed {seed}"));
     run.record.total(round);
 }
 
@@ -78,52 +96,57 @@ struct Run {
     loads: Vec<Load>,
     record: Record,
     cluster: Cluster,
-    /// Behind the cluster: what it mounts must outlive the daemons.
+    /// Behind the cluster: what it uses must outlive the daemons.
     backing: Backing,
+    caches: Option<Small>,
+    network: Option<Arc<Network>>,
+}
+
+/// What this machine cannot do is left out of the plan, and said.
+fn or_without<T>(record: &mut Record, what: &str, made: Result<T, String>) -> Option<T> {
+    made.inspect_err(|why| record.event(&format!("left out: {what}: {why}"))).ok()
 }
 
 impl Run {
-    fn start(plan: Plan, seed: u64, dice: ChaCha8Rng) -> Run {
+    fn start(mut plan: Plan, seed: u64, dice: ChaCha8Rng) -> Run {
         let mut record = Record::new(seed);
-        record.event(&format!("{plan:?}"));
-        let backing = Backing::new(plan.backing);
-        let mut builder = Cluster::builder()
-            .nodes(plan.nodes)
-            .consistency(plan.model.name())
-            .flush(plan.flush)
-            .option("--durability", plan.durability)
-            .option("--request-timeout", "30s")
-            .separate_meta()
-            // A killed process is gone when its last fsync is, which a busy disk can make long.
-            .below("/dev/shm")
-            .backing(backing.path());
-        if let Some(size) = plan.cache_size {
-            builder = builder.option("--cache-size", size);
+        record.event(&format!("seed {seed}: {plan:?}"));
+        let backing = or_without(&mut record, "this backing", Backing::new(plan.backing));
+        let backing = backing.unwrap_or_else(|| {
+            plan.backing = Kind::Directory;
+            Backing::new(plan.backing).expect("a directory needs nothing")
+        });
+        let network = plan.network.then(|| Network::new(plan.nodes));
+        let network =
+            network.and_then(|n| or_without(&mut record, "broken links", n)).map(Arc::new);
+        if network.as_ref().is_some_and(|n| !n.has_netem()) {
+            record.event("no netem: spoiled links are narrow ones with a short queue");
         }
-        let cluster = builder.start();
+        let caches = plan.small_caches.then(|| Small::new(SMALL_CACHES));
+        let caches = caches.and_then(|c| or_without(&mut record, "full cache disks", c));
+        (plan.network, plan.small_caches) = (network.is_some(), caches.is_some());
+        plan.keep_possible();
+        let cluster = start_cluster(&plan, &backing, caches.as_ref(), network.as_ref());
         let of = plan.nodes * plan.loads_per_node;
         let loads = (0..of).map(|who| start_load(&cluster, &plan, &record, seed, who, of));
-        Run { seed, loads: loads.collect(), plan, dice, record, cluster, backing }
+        let loads = loads.collect();
+        Run { seed, loads, plan, dice, record, cluster, backing, caches, network }
     }
 
     fn round(&mut self, round: u64) {
         let what = format!("seed {}, round {round}", self.seed);
-        self.loads.iter_mut().for_each(|load| load.tell(&Order::Go { round }));
-        let mut hand = Hand::new(&mut self.cluster, &self.backing);
-        for _ in 0..self.dice.random_range(1..4) {
-            let before = Duration::from_millis(self.dice.random_range(20..500));
-            std::thread::sleep(before);
-            let fault = self.plan.fault(&mut self.dice);
-            self.record.event(&format!("round {round}: {fault:?}"));
-            hand.carry_out(fault);
+        let faults = self.plan.faults(&mut self.dice);
+        if faults.iter().any(|f| matches!(f, Fault::LoseNode(_))) {
+            wait_until_whole(&self.cluster, &what);
         }
-        let hit = hand.done();
+        self.loads.iter_mut().for_each(|load| load.tell(&Order::Go { round }));
+        let hit = self.carry_out(round, faults);
         std::thread::sleep(Duration::from_millis(self.dice.random_range(50..400)));
         self.loads.iter_mut().for_each(|load| load.tell(&Order::Pause));
         for load in &self.loads {
             let work = load.paused(ANSWER_MAX);
             let node = load.setup.who as usize % self.plan.nodes;
-            judge_failure(&what, node, &work, hit.killed.contains(&node), hit.was_full);
+            judge(&what, node, &work, hit.killed.contains(&node), hit.was_full);
             self.record.add(&work);
         }
         all_right(&mut self.loads, ANSWER_MAX, |_| Order::Settle(what.clone()));
@@ -132,7 +155,22 @@ impl Run {
             root: setup.elsewhere.clone(),
         });
         self.all_alive(&what);
-        self.record.sample(round, &self.cluster);
+        self.record.sample(round, Moment::AfterRound, &self.cluster);
+    }
+
+    fn carry_out(&mut self, round: u64, faults: Vec<Fault>) -> Hit {
+        let mut hand = Hand::new(Place {
+            cluster: &mut self.cluster,
+            backing: &mut self.backing,
+            caches: self.caches.as_ref(),
+            network: self.network.as_deref(),
+        });
+        for fault in faults {
+            std::thread::sleep(Duration::from_millis(self.dice.random_range(20..500)));
+            self.record.event(&format!("round {round}: {fault:?}"));
+            hand.carry_out(fault);
+        }
+        hand.done()
     }
 
     /// Nothing died but what was killed.
@@ -146,14 +184,59 @@ impl Run {
     }
 
     /// Everything must be on the backing, and the same there.
-    fn drain(&mut self, what: &str) {
+    fn drain(&mut self, round: u64, what: &str) {
+        if self.plan.remounts {
+            self.end(what);
+            self.cluster.nodes().iter().for_each(ebb_testkit::Node::mount);
+            return;
+        }
+        self.cluster.nodes().iter().for_each(ebb_testkit::Node::drain);
+        self.compare_backing(what);
+        self.record.sample(round, Moment::Drained, &self.cluster);
+    }
+
+    fn end(&mut self, what: &str) {
         self.cluster.umount_all();
+        self.compare_backing(what);
+    }
+
+    fn compare_backing(&mut self, what: &str) {
+        let root = self.backing.path();
         all_right(&mut self.loads, ANSWER_MAX, |_| Order::Compare {
             what: what.to_owned(),
-            root: self.backing.path().to_owned(),
+            root: root.clone(),
         });
         self.record.event(what);
     }
+}
+
+fn start_cluster(
+    plan: &Plan,
+    backing: &Backing,
+    caches: Option<&Small>,
+    network: Option<&Arc<Network>>,
+) -> Cluster {
+    let mut builder = Cluster::builder()
+        .nodes(plan.nodes)
+        .consistency(plan.model.name())
+        .flush(plan.flush)
+        .option("--durability", plan.durability)
+        .option("--replicas", plan.replicas)
+        .option("--request-timeout", REQUEST_TIMEOUT)
+        .separate_meta()
+        // A killed process is gone when its last fsync is, which a busy disk can make long.
+        .below("/dev/shm")
+        .backing(backing.path());
+    if let Some(size) = plan.cache_size {
+        builder = builder.option("--cache-size", size);
+    }
+    if let Some(caches) = caches {
+        builder = builder.caches_below(caches.path());
+    }
+    if let Some(network) = network {
+        builder = builder.network(Arc::clone(network));
+    }
+    builder.start()
 }
 
 fn start_load(
@@ -178,8 +261,10 @@ fn start_load(
     Load::start(Path::new(env!("CARGO_BIN_EXE_ebb-load")), setup)
 }
 
-/// An operation may fail when its own daemon was killed, or for want of space on the backing.
-fn judge_failure(what: &str, node: usize, work: &Work, was_killed: bool, was_full: bool) {
+/// An operation may fail when its own daemon was killed, or for want of space; and it ends in time.
+fn judge(what: &str, node: usize, work: &Work, was_killed: bool, was_full: bool) {
+    let longest = work.longest_ms;
+    assert!(longest <= OPERATION_MS_MAX, "{what}: node {node}: an operation took {longest} ms");
     let Some(failure) = &work.failure else { return };
     let is_for_space = was_full && [libc::ENOSPC, libc::EDQUOT].contains(&failure.errno);
     assert!(was_killed || is_for_space, "{what}: node {node}: {failure:?}");

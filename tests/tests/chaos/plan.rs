@@ -1,6 +1,8 @@
-//! What a run is, as the seed decides: the cluster, and one fault after the other.
+//! What a run is, as the seed decides: the cluster, the kinds of faults that it has, and one fault
+//! after the other.
 
 use crate::backing::Kind;
+use ebb_testkit::Port;
 use ebb_tests::model::Model;
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -11,6 +13,10 @@ const FLUSHES: [&str; 6] = ["idle", "immediate", "close", "watermark", "periodic
 /// A process may be stopped for so long.
 const STOP_MS_MAX: u64 = 4_000;
 const FULL_MS_MAX: u64 = 1_500;
+const HANG_MS_MAX: u64 = 3_000;
+/// Mostly links are gone for less than a lease of the service, which is ten seconds.
+const CUT_MS_MAX: u64 = 4_000;
+const LONG_CUT_MS_MAX: u64 = 13_000;
 
 /// The cluster of a run.
 #[derive(Clone, Debug)]
@@ -20,8 +26,28 @@ pub struct Plan {
     pub model: Model,
     pub flush: &'static str,
     pub durability: &'static str,
+    pub replicas: &'static str,
     pub cache_size: Option<&'static str>,
     pub backing: Kind,
+    /// A network of their own, whose links can break.
+    pub network: bool,
+    /// The caches are on a small file system that others can fill.
+    pub small_caches: bool,
+    /// Daemons are unmounted at each drain; else they live as long as no fault ends them.
+    pub remounts: bool,
+    pub faults: Vec<Family>,
+}
+
+/// Kinds of faults, of which a plan has some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Kills,
+    Stops,
+    Links,
+    Backing,
+    Caches,
+    /// Nodes with their caches, which needs a second copy.
+    Losses,
 }
 
 /// What can be done to a run.
@@ -33,41 +59,149 @@ pub enum Fault {
     KillService(Duration),
     /// Both at the same time.
     KillBoth(usize),
-    /// SIGSTOP, and SIGCONT after a while.
-    StopDaemon(usize, Duration),
-    StopService(Duration),
-    /// No space on the backing for a while.
-    FillBacking(Duration),
+    /// kill -9, the cache deleted, and mounted again.
+    LoseNode(usize),
+    /// Something that lasts a while, and perhaps a kill in the middle of it.
+    While(Lasting, Duration, Option<Victim>),
+}
+
+/// Who is killed during another fault.
+#[derive(Clone, Copy, Debug)]
+pub enum Victim {
+    Daemon(usize),
+    Service,
+}
+
+/// A fault that begins and ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Lasting {
+    StopDaemon(usize),
+    StopService,
+    /// Nothing gets through to it or from it.
+    Cut(Port),
+    /// Up and down again, quickly.
+    Flap(Port),
+    /// Two nodes do not reach each other, but the service.
+    Part(usize, usize),
+    /// Late and lost packets.
+    Spoil(Port),
+    FullBacking,
+    HangingBacking,
+    SlowBacking,
+    FullCaches,
 }
 
 fn one<T: Copy>(dice: &mut ChaCha8Rng, of: &[T]) -> T {
     *of.choose(dice).expect("never empty")
 }
 
+fn up_to(dice: &mut ChaCha8Rng, ms: u64) -> Duration {
+    Duration::from_millis(dice.random_range(10..ms))
+}
+
 impl Plan {
     pub fn new(dice: &mut ChaCha8Rng) -> Plan {
-        Plan {
+        let mut plan = Plan {
             nodes: dice.random_range(2..=4),
             loads_per_node: dice.random_range(1..=2),
             model: one(dice, &Model::ALL),
             flush: one(dice, &FLUSHES),
             durability: one(dice, &["local", "local", "backing", "none"]),
+            replicas: one(dice, &["1", "1", "2"]),
             cache_size: one(dice, &[None, None, Some("2MiB"), Some("400KiB")]),
-            backing: one(dice, &[Kind::Directory, Kind::Small]),
+            backing: one(dice, &Kind::ALL),
+            network: dice.random_bool(0.7),
+            small_caches: dice.random_bool(0.3),
+            remounts: dice.random_bool(0.4),
+            faults: Vec::new(),
+        };
+        let families = [
+            (Family::Kills, 0.75),
+            (Family::Stops, 0.4),
+            (Family::Links, 0.8),
+            (Family::Backing, 0.8),
+            (Family::Caches, 0.8),
+            (Family::Losses, 0.7),
+        ];
+        let drawn = families.into_iter().filter(|(_, chance)| dice.random_bool(*chance));
+        plan.faults = drawn.map(|(family, _)| family).collect();
+        plan.keep_possible();
+        if plan.faults.contains(&Family::Losses) {
+            // A partner that has no room for copies refuses them: a loss then costs bytes.
+            plan.cache_size = None;
+        }
+        plan
+    }
+
+    /// Leaves out what this cluster cannot have.
+    pub fn keep_possible(&mut self) {
+        let (network, caches) = (self.network, self.small_caches);
+        let (backing, replicas) = (self.backing, self.replicas);
+        self.faults.retain(|family| match family {
+            Family::Kills | Family::Stops => true,
+            Family::Links => network,
+            Family::Backing => backing != Kind::Directory,
+            Family::Caches => caches,
+            Family::Losses => replicas == "2",
+        });
+        if self.faults.is_empty() {
+            self.faults.push(Family::Kills);
         }
     }
 
-    pub fn fault(&self, dice: &mut ChaCha8Rng) -> Fault {
-        let node = dice.random_range(0..self.nodes);
-        let up_to = |dice: &mut ChaCha8Rng, ms| Duration::from_millis(dice.random_range(10..ms));
-        match dice.random_range(0..100) {
-            0..30 => Fault::KillDaemon(node),
-            30..55 => Fault::KillService(up_to(dice, 1_000)),
-            55..65 => Fault::KillBoth(node),
-            65..80 => Fault::StopDaemon(node, up_to(dice, STOP_MS_MAX)),
-            80..90 => Fault::StopService(up_to(dice, STOP_MS_MAX)),
-            _ if self.backing == Kind::Small => Fault::FillBacking(up_to(dice, FULL_MS_MAX)),
-            _ => Fault::KillService(Duration::ZERO),
+    /// The faults of a round, one after the other. A loss comes alone: another one before there
+    /// is a second copy again may cost bytes.
+    pub fn faults(&self, dice: &mut ChaCha8Rng) -> Vec<Fault> {
+        if self.faults.contains(&Family::Losses) && dice.random_bool(0.3) {
+            return vec![Fault::LoseNode(dice.random_range(0..self.nodes))];
         }
+        let others = self.faults.iter().copied().filter(|f| *f != Family::Losses);
+        let families: Vec<Family> = others.collect();
+        let count = if families.is_empty() { 0 } else { dice.random_range(1..4) };
+        (0..count).map(|_| self.fault(one(dice, &families), dice)).collect()
+    }
+
+    fn fault(&self, family: Family, dice: &mut ChaCha8Rng) -> Fault {
+        let node = dice.random_range(0..self.nodes);
+        let second = dice.random_range(0..100);
+        let lasting = |what, time| Fault::While(what, time, None);
+        match (family, second) {
+            (Family::Kills | Family::Losses, 0..45) => Fault::KillDaemon(node),
+            (Family::Kills | Family::Losses, 45..85) => Fault::KillService(up_to(dice, 1_000)),
+            (Family::Kills | Family::Losses, _) => Fault::KillBoth(node),
+            (Family::Stops, 0..60) => lasting(Lasting::StopDaemon(node), up_to(dice, STOP_MS_MAX)),
+            (Family::Stops, _) => lasting(Lasting::StopService, up_to(dice, STOP_MS_MAX)),
+            (Family::Links, _) => self.broken_link(node, dice),
+            (Family::Backing, _) => self.broken_backing(dice),
+            (Family::Caches, _) => lasting(Lasting::FullCaches, up_to(dice, FULL_MS_MAX)),
+        }
+    }
+
+    fn broken_link(&self, node: usize, dice: &mut ChaCha8Rng) -> Fault {
+        let other = (node + dice.random_range(1..self.nodes)) % self.nodes;
+        let port = if dice.random_bool(0.25) { Port::Service } else { Port::Node(node) };
+        let what = match dice.random_range(0..100) {
+            0..35 => Lasting::Cut(port),
+            35..55 => Lasting::Part(node, other),
+            55..70 => Lasting::Flap(port),
+            _ => Lasting::Spoil(port),
+        };
+        let is_long = dice.random_bool(0.15);
+        let time = up_to(dice, if is_long { LONG_CUT_MS_MAX } else { CUT_MS_MAX });
+        // Whoever is killed must be reached when it is started again.
+        let reached = !matches!(what, Lasting::Cut(Port::Service) | Lasting::Flap(Port::Service));
+        let kills = self.faults.contains(&Family::Kills) && reached && dice.random_bool(0.3);
+        let victim = if dice.random_bool(0.4) { Victim::Service } else { Victim::Daemon(other) };
+        Fault::While(what, time, kills.then_some(victim))
+    }
+
+    fn broken_backing(&self, dice: &mut ChaCha8Rng) -> Fault {
+        let full = (Lasting::FullBacking, FULL_MS_MAX);
+        let (what, most) = match (self.backing, dice.random_range(0..3)) {
+            (Kind::Disk, 0) => (Lasting::HangingBacking, HANG_MS_MAX),
+            (Kind::Disk, 1) => (Lasting::SlowBacking, CUT_MS_MAX),
+            _ => full,
+        };
+        Fault::While(what, up_to(dice, most), None)
     }
 }

@@ -1,5 +1,6 @@
 //! What a run leaves behind: its events, and curves of what its processes use.
 
+use crate::leaks::{Curves, Sample};
 use ebb_testkit::Cluster;
 use ebb_tests::load::Work;
 use std::fs::{self, File};
@@ -12,10 +13,19 @@ pub struct Record {
     directory: PathBuf,
     start: Instant,
     events: File,
-    curves: File,
+    csv: File,
+    curves: Curves,
     operations: u64,
     read_elsewhere: u64,
     longest_ms: u64,
+}
+
+/// When a sample is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    AfterRound,
+    /// Everything is on the backing: samples of this moment can be compared.
+    Drained,
 }
 
 impl Record {
@@ -25,12 +35,20 @@ impl Record {
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory for the run");
         let file = |name| File::create(directory.join(name)).expect("a file of the run");
-        let (events, mut curves) = (file("events"), file("curves.csv"));
-        writeln!(curves, "seconds,round,process,pid,rss_kib,descriptors,cache_bytes")
-            .expect("curves");
-        let start = Instant::now();
+        let (events, mut csv) = (file("events"), file("curves.csv"));
+        let columns = "seconds,round,moment,process,pid,rss_kib,descriptors,threads,cache_bytes,journal_bytes";
+        writeln!(csv, "{columns}").expect("curves");
         let (operations, read_elsewhere, longest_ms) = (0, 0, 0);
-        Record { directory, start, events, curves, operations, read_elsewhere, longest_ms }
+        Record {
+            directory,
+            start: Instant::now(),
+            events,
+            csv,
+            curves: Curves::default(),
+            operations,
+            read_elsewhere,
+            longest_ms,
+        }
     }
 
     pub fn directory(&self) -> &Path {
@@ -50,22 +68,58 @@ impl Record {
     }
 
     /// One line for each process.
-    pub fn sample(&mut self, round: u64, cluster: &Cluster) {
-        self.line(round, "service", cluster.meta_pid(), 0);
+    pub fn sample(&mut self, round: u64, moment: Moment, cluster: &Cluster) {
+        let state = (0, bytes_below(&cluster.meta_state()));
+        self.line(round, moment, "service", cluster.meta_pid(), state);
         for node in cluster.nodes() {
             let pid = node.pid().expect("it is mounted");
-            self.line(round, node.name(), pid, bytes_below(&node.cache().join("data")));
+            let journal = fs::metadata(node.cache().join("journal")).map_or(0, |m| m.len());
+            let bytes = (bytes_below(&node.cache().join("data")), journal);
+            self.line(round, moment, node.name(), pid, bytes);
         }
     }
 
-    fn line(&mut self, round: u64, name: &str, pid: u32, cache: u64) {
+    fn line(
+        &mut self,
+        round: u64,
+        moment: Moment,
+        name: &str,
+        pid: u32,
+        (cache_bytes, journal_bytes): (u64, u64),
+    ) {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let rss = rss.and_then(|text| text.split_whitespace().next()).unwrap_or("0");
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        let of = |key: &str| -> u64 {
+            let line = status.lines().find_map(|line| line.strip_prefix(key));
+            line.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count) as u64;
+        let sample = Sample {
+            rss_kib: of("VmRSS:"),
+            descriptors,
+            threads: of("Threads:"),
+            cache_bytes,
+            journal_bytes,
+        };
         let seconds = self.start.elapsed().as_secs();
-        writeln!(self.curves, "{seconds},{round},{name},{pid},{rss},{descriptors},{cache}")
-            .expect("curves");
+        let Sample { rss_kib, threads, .. } = sample;
+        writeln!(
+            self.csv,
+            "{seconds},{round},{moment:?},{name},{pid},{rss_kib},{descriptors},{threads},{cache_bytes},{journal_bytes}"
+        )
+        .expect("curves");
+        if moment == Moment::Drained {
+            self.curves.add(name, pid, sample);
+        }
+    }
+
+    /// # Panics
+    /// When something was only ever taken and never given back.
+    pub fn judge_leaks(&mut self, what: &str) {
+        for line in self.curves.summary() {
+            self.event(&line);
+        }
+        let leaks = self.curves.leaks();
+        assert!(leaks.is_empty(), "{what}: leaks, see {:?}: {leaks:#?}", self.directory);
     }
 
     pub fn total(&mut self, rounds: u64) {

@@ -1,12 +1,15 @@
 //! Names: lengths, links, renames, unlinked files, listing.
 
 use super::{c, checked, create, errno, one, open, two};
+use ebb_testkit::Cluster;
+use ebb_testkit::mounts::wait_until;
 use ebb_tests::content::{bytes, same};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 fn rename2(from: &Path, to: &Path, flags: u32) -> io::Result<i64> {
     let (from, to) = (c(from), c(to));
@@ -324,4 +327,42 @@ fn a_directory_moved_by_another_node_is_in_the_way_of_a_rename_as_a_directory() 
         let moved = fs::rename(there.path("b/f"), there.path(to));
         assert_eq!(moved.expect_err("a directory").raw_os_error(), Some(libc::EISDIR), "{to}");
     }
+}
+
+/// A file that loses its last name before its bytes are on the backing: they stay where they are
+/// for as long as a program has it open, on whichever node, and no longer.
+#[test]
+fn a_file_without_a_name_is_read_by_another_node_before_it_was_flushed() {
+    for how in ["unlink", "rename"] {
+        let builder = Cluster::builder().nodes(2).consistency("posix");
+        let cluster = builder.flush("immediate").option("--flush-bandwidth", "1KiB").start();
+        let (writer, reader) = (cluster.node(0), cluster.node(1));
+        let content: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        fs::write(writer.path("f"), &content).expect("write");
+        let file = File::open(reader.path("f")).expect("open");
+        if how == "unlink" {
+            fs::remove_file(writer.path("f")).expect("unlink");
+        } else {
+            fs::write(writer.path("g"), b"other").expect("write");
+            fs::rename(writer.path("g"), writer.path("f")).expect("rename");
+        }
+        // Long enough for the flusher to have heard of it, and to ask again.
+        std::thread::sleep(Duration::from_secs(4));
+        let mut found = vec![0; content.len()];
+        file.read_exact_at(&mut found, 0).unwrap_or_else(|e| panic!("{how}: {e}"));
+        assert_eq!(found, content, "{how}");
+        drop(file);
+        let cached = || cached_bytes(writer.cache());
+        let gone = wait_until(Duration::from_secs(30), || cached() < 10_000);
+        assert!(gone, "{how}: the writer keeps {} bytes", cached());
+        cluster.umount_all();
+    }
+}
+
+/// What files of a cache hold.
+fn cached_bytes(cache: &Path) -> u64 {
+    let below = |dir: &Path| fs::read_dir(dir).map(|d| d.flatten().collect()).unwrap_or_default();
+    let shards: Vec<fs::DirEntry> = below(&cache.join("data"));
+    let files = shards.iter().flat_map(|shard| -> Vec<fs::DirEntry> { below(&shard.path()) });
+    files.filter_map(|f| f.metadata().ok()).map(|m| m.len()).sum()
 }

@@ -148,6 +148,31 @@ fn list<'a>(status: &'a Value, key: &str) -> &'a [Value] {
     status[key].as_array().map_or(&[], Vec::as_slice)
 }
 
+/// Where copies of unflushed bytes are, and what is kept for others; nothing, when neither is.
+fn copies(copies: &Value) -> Option<String> {
+    let mut told = Vec::new();
+    if copies["replicas"].as_u64() == Some(2) {
+        let partner = copies["partner_name"].as_str();
+        told.push(match partner {
+            Some(name) => format!("{} so far to {name}", size(copies, "copied_bytes")),
+            None => "no partner".to_owned(),
+        });
+        if let Some(why) = copies["degraded"]["why"].as_str() {
+            told.push(format!("degraded ({why}; {} here alone)", size(copies, "uncopied_bytes")));
+        }
+        if copies["lost_with_this_node"] == true {
+            told.push("cannot be found when this node is lost (no --meta)".to_owned());
+        }
+    }
+    if copies["held_bytes"].as_u64().is_some_and(|n| n > 0) {
+        told.push(format!("{} kept for other nodes", size(copies, "held_bytes")));
+    }
+    if copies["adopted_bytes"].as_u64().is_some_and(|n| n > 0) {
+        told.push(format!("{} adopted from lost nodes", size(copies, "adopted_bytes")));
+    }
+    (!told.is_empty()).then(|| told.join(", "))
+}
+
 /// One screen about a mount.
 fn mount_screen(status: &Value) -> String {
     let mut out = String::new();
@@ -172,6 +197,9 @@ fn mount_screen(status: &Value) -> String {
     row("requests", counts(&status["rpc"]));
     row("leases", leases(&status["leases"]));
     row("opens", opens(status));
+    if let Some(copies) = copies(&status["copies"]) {
+        row("copies", copies);
+    }
     section(&mut out, "peers", list(status, "peers"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out

@@ -60,7 +60,7 @@ const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 30] = [
+pub static KEYS: [Key; 31] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -89,6 +89,7 @@ pub static KEYS: [Key; 30] = [
     key("request-timeout", Form::Span, "10s"),
     key("stop-timeout", Form::Span, "10m"),
     key("fuse-threads", Form::Count(1, 64), "2"),
+    key("replicas", Form::Count(1, 2), "1"),
     key("naive", Form::Switch, "false"),
     key("io-path", Form::Word(IO_PATH), "auto"),
 ];

@@ -69,11 +69,15 @@ pub enum Fault {
     NoTwin,
     /// What a question shows is not brought into the cache file.
     NotBrought,
+    /// Claimed zeros count as written over what a node synced there and did not publish.
+    GuessesOvertake,
+    /// The journal does not say that own bytes were written again before they were synced.
+    AgainNotNoted,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 30] = [
+    pub const ALL: [Fault; 32] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -104,13 +108,24 @@ impl Fault {
         Fault::AgainTakesAll,
         Fault::NoTwin,
         Fault::NotBrought,
+        Fault::GuessesOvertake,
+        Fault::AgainNotNoted,
     ];
 
     /// It is one of those who look for what was written past the daemon.
     #[must_use]
     pub fn is_past(self) -> bool {
-        use Fault::{AgainTakesAll, GuessesTakeAll, NoTwin, NotBrought, NotLookedFor};
-        let past = [NotLookedFor, GuessesTakeAll, AgainTakesAll, NoTwin, NotBrought];
+        use Fault::{AgainNotNoted, AgainTakesAll, GuessesOvertake, GuessesTakeAll};
+        use Fault::{NoTwin, NotBrought, NotLookedFor};
+        let past = [
+            NotLookedFor,
+            GuessesTakeAll,
+            AgainTakesAll,
+            NoTwin,
+            NotBrought,
+            GuessesOvertake,
+            AgainNotNoted,
+        ];
         past.contains(&self)
     }
 

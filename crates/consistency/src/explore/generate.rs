@@ -191,6 +191,45 @@ pub fn blank(program: &Program, which: usize) -> Program {
     program
 }
 
+/// Two processes that write neighbouring bytes, publish and read their own, in any mixture: programs
+/// in which blocks are shared and bytes are not.
+#[must_use]
+pub fn beside(model: &Model) -> Vec<Program> {
+    let publish = SyncEvent::ALL.into_iter().find(|e| model.on(*e).attach.is_some());
+    let publish = publish.map_or(Op::Sync(SyncEvent::Close), Op::Sync);
+    let (low, high) = (ByteRange::new(0, 1), ByteRange::new(1, 2));
+    let (lower, higher) = (ByteRange::new(2, 3), ByteRange::new(3, 4));
+    let shapes = |a: ByteRange, b: ByteRange| {
+        vec![
+            vec![Op::Write(a), publish],
+            vec![Op::Write(a), Op::Write(b), publish],
+            vec![Op::Write(a), publish, Op::Write(a), publish, Op::Read(a)],
+        ]
+    };
+    let mut out = Vec::new();
+    for first in shapes(low, lower) {
+        for second in shapes(high, higher) {
+            out.push(Program::of(0, vec![first.clone(), second]));
+        }
+    }
+    out
+}
+
+/// The same program with a daemon that dies and comes back after some operation: once for each place.
+#[must_use]
+pub fn interrupted(program: &Program) -> Vec<Program> {
+    let mut out = Vec::new();
+    for (p, process) in program.processes.iter().enumerate() {
+        for at in 1..=process.ops.len() {
+            let mut program = program.clone();
+            let again = [Op::Restart, Op::Sync(SyncEvent::Open)];
+            program.processes[p].ops.splice(at..at, again);
+            out.push(program);
+        }
+    }
+    out
+}
+
 /// The same program with its last process on the node of the first.
 #[must_use]
 pub fn crowded(program: &Program) -> Program {

@@ -12,6 +12,7 @@
 //! * [`leases`]: with leases, answers come with grants, recalls travel by themselves, answers to
 //!   changes wait for their return, and time can pass.
 //! * [`past`]: the kernel writes and reads the cache files, and the nodes find that out afterwards.
+//! * [`restart`]: a daemon dies after a sync, and another one takes its cache over.
 //! * [`search`]: depth first over all steps, every state once; a failing schedule as text that
 //!   [`search::replay`] takes.
 //! * [`generate`]: programs, systematically.
@@ -27,6 +28,7 @@ mod leases;
 mod past;
 pub mod program;
 pub mod races;
+mod restart;
 pub mod search;
 mod wires;
 pub mod world;

@@ -5,12 +5,13 @@
 
 use super::actors::Flusher;
 use super::fault::Fault;
+use super::restart::Left;
 use super::world::{Bytes, FILE, Hand, LEN, Part, READ_TRIES, Setup, World, Wrong, indexes};
 use crate::claim::Claim;
 use crate::view::{Changes, FileView, Piece, Source};
 use ebb_types::{ByteRange, Version};
 
-const BLOCK: usize = 2;
+pub(super) const BLOCK: usize = 2;
 
 /// The flusher's turn, beside those of the processes.
 const FLUSHER: usize = usize::MAX;
@@ -19,20 +20,22 @@ const FLUSHER: usize = usize::MAX;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Past {
     /// Bytes of blocks that hold data.
-    data: [bool; LEN],
-    len: usize,
+    pub(super) data: [bool; LEN],
+    pub(super) len: usize,
     /// The file's times show a change since the last look.
-    changed: bool,
+    pub(super) changed: bool,
     /// Own bytes may have been written again since they were attached.
-    due: bool,
+    pub(super) due: bool,
     /// What was put there of others' bytes.
-    twin: Option<Bytes>,
+    pub(super) twin: Option<Bytes>,
     /// Zeros of own blocks that others have.
-    refused: [bool; LEN],
+    pub(super) refused: [bool; LEN],
     /// The published size that the cache file agrees with.
-    size: u64,
+    pub(super) size: u64,
     /// Whose sync event it is.
-    turn: Option<usize>,
+    pub(super) turn: Option<usize>,
+    /// What the journal says of a daemon that died.
+    pub(super) left: Option<Left>,
 }
 
 /// What one attach takes along.
@@ -53,12 +56,12 @@ pub(super) struct Claimed {
     contested: Vec<ByteRange>,
 }
 
-fn byte(i: usize) -> ByteRange {
+pub(super) fn byte(i: usize) -> ByteRange {
     ByteRange::at(i as u64, 1)
 }
 
 /// The bytes that `is` holds for, as ranges.
-fn runs(is: impl Fn(usize) -> bool) -> Vec<ByteRange> {
+pub(super) fn runs(is: impl Fn(usize) -> bool) -> Vec<ByteRange> {
     let mut out: Vec<ByteRange> = Vec::new();
     for i in (0..LEN).filter(|i| is(*i)) {
         match out.last_mut() {
@@ -71,7 +74,7 @@ fn runs(is: impl Fn(usize) -> bool) -> Vec<ByteRange> {
     out
 }
 
-fn has(list: &[ByteRange], i: usize) -> bool {
+pub(super) fn has(list: &[ByteRange], i: usize) -> bool {
     list.iter().any(|r| r.overlaps(byte(i)))
 }
 
@@ -93,6 +96,11 @@ pub(super) fn sync(asks: bool, out: &mut Vec<Part>) {
 pub(super) fn cut(len: u64, out: &mut Vec<Part>) {
     out.extend([Part::Turn, Part::Collect, Part::Claim, Part::Claimed]);
     out.extend([Part::Cut(len), Part::HaveCut(len), Part::Bring, Part::Keep, Part::EndTurn]);
+}
+
+/// The parts of a daemon's end and its successor's beginning.
+pub(super) fn restart(out: &mut Vec<Part>) {
+    out.extend([Part::Turn, Part::Die, Part::Revive, Part::EndTurn]);
 }
 
 impl World {
@@ -158,6 +166,14 @@ impl World {
                 self.procs[p].part -= 2;
                 Hand::Brought(Vec::new(), tries + 1)
             }
+            (Part::Die, _) => {
+                self.die(setup, n);
+                Hand::Nothing
+            }
+            (Part::Revive, _) => {
+                self.revive(setup, p, n);
+                Hand::Nothing
+            }
             (part, hand) => unreachable!("{part:?} with {hand:?}: the parts are in order"),
         })
     }
@@ -170,7 +186,7 @@ impl World {
     }
 
     /// Finds what was written since the last look.
-    fn look(&mut self, setup: &Setup<'_>, n: usize) {
+    pub(super) fn look(&mut self, setup: &Setup<'_>, n: usize) {
         let node = &mut self.nodes[n];
         let (past, view, cache) = (&mut node.past, &mut node.view, &node.cache);
         if !past.changed || setup.fault == Some(Fault::NotLookedFor) {
@@ -207,7 +223,8 @@ impl World {
     /// The service judges the claims and attaches what it grants.
     fn claim(&mut self, setup: &Setup<'_>, n: usize, sent: Sending) -> Claimed {
         let id = self.nodes[n].id;
-        let (mut ranges, mut contested) = (sent.exact.clone(), Vec::new());
+        let (mut ranges, mut claimed, mut contested) =
+            (sent.exact.clone(), Vec::new(), Vec::new());
         let claims = [
             (&sent.guessed, Claim::Guessed, Fault::GuessesTakeAll),
             (&sent.again, Claim::Again, Fault::AgainTakesAll),
@@ -215,16 +232,14 @@ impl World {
         for (list, claim, fault) in claims {
             for range in list {
                 let (granted, refused) = self.service.judge_claim(id, *range, claim);
-                ranges.extend(granted);
+                claimed.extend(granted);
                 match setup.fault == Some(fault) {
                     true => ranges.extend(refused),
                     false => contested.extend(refused),
                 }
             }
         }
-        if ranges.iter().any(|r| !r.is_empty()) {
-            self.service.attach(id, &ranges);
-        }
+        self.service.claim(id, &ranges, &claimed);
         let (version, size) = (self.service.version(), self.service.size());
         Claimed { sent, version, size, contested }
     }
@@ -376,7 +391,7 @@ impl World {
 
 impl Past {
     /// Something was written there.
-    fn touch(&mut self, at: std::ops::Range<usize>) {
+    pub(super) fn touch(&mut self, at: std::ops::Range<usize>) {
         let end = at.end.next_multiple_of(BLOCK).min(LEN);
         self.data[at.start / BLOCK * BLOCK..end].fill(true);
         self.len = self.len.max(at.end);

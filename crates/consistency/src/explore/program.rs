@@ -24,6 +24,9 @@ pub enum Op {
     Write(ByteRange),
     /// Writes zeros.
     Zero(ByteRange),
+    /// Syncs; then the daemon of the node dies, and another one takes its cache over. What was open
+    /// must be opened again.
+    Restart,
     /// Sets the size.
     Truncate(u64),
     /// Sends a message, once.
@@ -80,6 +83,7 @@ impl fmt::Display for Op {
             Op::Read(r) => write!(f, "read {r}"),
             Op::Write(r) => write!(f, "write {r}"),
             Op::Zero(r) => write!(f, "zero {r}"),
+            Op::Restart => write!(f, "restart"),
             Op::Truncate(len) => write!(f, "truncate {len}"),
             Op::Send(m) => write!(f, "send {m}"),
             Op::Recv(m) => write!(f, "recv {m}"),
@@ -125,6 +129,7 @@ impl FromStr for Op {
             "send" => Op::Send(number()?),
             "recv" => Op::Recv(number()?),
             "lock" => Op::Lock,
+            "restart" => Op::Restart,
             "unlock" => Op::Unlock,
             word => Op::Sync(SyncEvent::from_name(word).ok_or_else(bad)?),
         })

@@ -103,6 +103,8 @@ impl Runs<'_> {
                 Op::Read(r) => trace.read(p, FILE, r),
                 Op::Write(r) | Op::Zero(r) => trace.write(p, FILE, r),
                 Op::Truncate(len) => trace.write(p, FILE, ByteRange::new(len, FILE_MAX + 1)),
+                // Not a call of the program's: it orders nothing.
+                Op::Restart => trace.mark(p),
                 Op::Send(m) => *sent.entry(m).or_insert(trace.mark(p)),
                 Op::Recv(m) => {
                     let received = trace.mark(p);

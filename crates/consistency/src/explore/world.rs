@@ -79,6 +79,8 @@ pub(super) enum Part {
     Bring,
     Keep,
     EndTurn,
+    Die,
+    Revive,
 }
 
 /// What a process holds between two parts of an operation.
@@ -350,7 +352,9 @@ impl World {
             | Part::Keep
             | Part::Collect
             | Part::Claim
-            | Part::Claimed => self.past_part(setup, p, n, part, hand)?,
+            | Part::Claimed
+            | Part::Die
+            | Part::Revive => self.past_part(setup, p, n, part, hand)?,
             Part::Ask(_) if self.is_leased(setup, n) => {
                 // Nothing to ask, nothing to learn.
                 self.procs[p].part += 1;
@@ -532,6 +536,12 @@ fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
             out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
             sync(setup, SyncEvent::Write, r, &mut out);
         }
+        Op::Restart if setup.past => {
+            sync(setup, SyncEvent::Fsync, FILE, &mut out);
+            past::restart(&mut out);
+        }
+        // Elsewhere nothing is noted, so nothing could come back.
+        Op::Restart => {}
         Op::Truncate(len) if setup.past => past::cut(len, &mut out),
         Op::Truncate(len) => out.extend([Part::Cut(len), Part::HaveCut(len)]),
         Op::Send(m) => out.push(Part::Send(m)),

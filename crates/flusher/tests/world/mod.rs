@@ -7,8 +7,8 @@
 
 use ebb_backend::{Backend, Faulty, PosixDir};
 use ebb_flusher::{
-    Activity, DirtyFile, DrainReport, DrainScope, Engine, FileUse, FlushError, FlushSource, Grant,
-    Options, Policy,
+    Activity, DirtyFile, DrainReport, DrainScope, Engine, Fate, FileUse, FlushError, FlushSource,
+    Grant, Options, Policy, Want,
 };
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use parking_lot::Mutex;
@@ -214,7 +214,18 @@ impl FlushSource for World {
         World::name(ino)
     }
 
-    fn begin(&self, ino: Ino, from: u64, most_bytes: u64) -> Result<Option<Grant>, FlushError> {
+    fn begin(&self, wants: &[Want]) -> Vec<Result<Option<Grant>, FlushError>> {
+        wants.iter().map(|w| self.begin_one(w.ino, w.from, w.most_bytes)).collect()
+    }
+
+    fn end(&self, grants: Vec<(Grant, Fate)>) -> Vec<Result<(), FlushError>> {
+        let end = |(grant, fate)| self.end_one(grant, fate != Fate::GivenBack);
+        grants.into_iter().map(end).collect()
+    }
+}
+
+impl World {
+    fn begin_one(&self, ino: Ino, from: u64, most_bytes: u64) -> Result<Option<Grant>, FlushError> {
         self.begins.fetch_add(1, Ordering::Relaxed);
         World::refusal(&self.refuse_begin, "flush begin")?;
         let mut files = self.files.lock();
@@ -239,6 +250,7 @@ impl FlushSource for World {
         let list = ranges.iter().map(|r| (ByteRange::new(r.start, r.end), Version(id))).collect();
         grants.insert(id, (ino, ranges));
         Ok(Some(Grant {
+            shape: None,
             ino,
             id,
             ranges: list,
@@ -250,7 +262,7 @@ impl FlushSource for World {
         }))
     }
 
-    fn end(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
+    fn end_one(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
         let lost = done && World::refusal(&self.lose_end, "flush end").is_err();
         let mut files = self.files.lock();
         let (ino, ranges) = self.grants.lock().remove(&grant.id).expect("ended once");

@@ -33,10 +33,19 @@ impl Door for ReplyCreate {
     }
 }
 
+/// What the user has chosen that is in the way.
+fn chosen(node: &Node) -> Option<Reason> {
+    if node.config.io_path == IoMode::Daemon {
+        Some(Reason::SwitchedOff)
+    } else {
+        (node.config.replicas > 1).then_some(Reason::Copies)
+    }
+}
+
 /// Asks the kernel for passthrough when a mount is made.
 pub fn negotiate(node: &Node, config: &mut KernelConfig) {
-    if node.config.io_path == IoMode::Daemon {
-        return node.paths.set_obstacle(Some(Reason::SwitchedOff));
+    if let Some(reason) = chosen(node) {
+        return node.paths.set_obstacle(Some(reason));
     }
     if config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_err() {
         return tracing::info!("this kernel has no FUSE passthrough");
@@ -46,7 +55,7 @@ pub fn negotiate(node: &Node, config: &mut KernelConfig) {
 
 /// Tries on a mount that answers, with its device, whether files can be passed through.
 pub fn probe(node: &Node, device: &OwnedFd) {
-    if node.config.io_path == IoMode::Daemon {
+    if chosen(node).is_some() {
         return;
     }
     let obstacle = try_it(node, device).err();

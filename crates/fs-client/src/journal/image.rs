@@ -232,7 +232,9 @@ fn bytes(r: &std::ops::Range<u64>) -> ByteRange {
 }
 
 impl Note {
-    fn new(header: Header) -> Note {
+    /// A file of which nothing is held.
+    #[must_use]
+    pub fn new(header: Header) -> Note {
         Note { header, known: Version::ZERO, appending: false, held: RangeMap::new() }
     }
 
@@ -262,6 +264,15 @@ impl Note {
         }
         missing.sort_unstable();
         missing
+    }
+
+    /// The parts of `range` that are not held.
+    #[must_use]
+    pub fn not_held(&self, range: ByteRange) -> Vec<ByteRange> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        self.held.gaps(&range.to_std()).map(|r| bytes(&r)).collect()
     }
 
     /// How many bytes are held.

@@ -1,11 +1,12 @@
 //! Reading and writing. What is local is answered at once; the rest waits for the service, a
 //! peer or the backing.
 
-use crate::cache::read_padded;
+use crate::cache::{self, read_padded};
 use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
+use crate::ops::room::Need;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, Time};
 use std::os::unix::fs::FileExt;
@@ -31,7 +32,7 @@ pub enum Rest {
     /// Others may have moved the end of the file: they must be asked first.
     AskEnd(Vec<u8>),
     /// The buffer is full: room must be made first.
-    NoRoom(Place, Vec<u8>),
+    NoRoom(Need, Place, Vec<u8>),
     /// Setuid bits must go first.
     KillPriv(u64, bool, Vec<u8>),
 }
@@ -72,14 +73,15 @@ impl Node {
         data: &[u8],
     ) -> Result<Written, Errno> {
         let attach = file.state.read().model.on(SyncEvent::Write).attach;
-        let no_room = || Ok(Written::Then(Rest::NoRoom(place, data.to_vec())));
+        let no_room = |need| Ok(Written::Then(Rest::NoRoom(need, place, data.to_vec())));
         if self.is_over_capacity() {
-            return no_room();
+            return no_room(Need::Share);
         }
         let range = match file.store(&self.cache, place, data) {
-            Err(Errno::ENOSPC) => return no_room(),
+            Err(e) if e.is_full() => return no_room(Need::Disk),
             stored => stored?,
         };
+        self.note_taken();
         self.note_stored(file, range);
         self.list_dirty(file);
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
@@ -107,8 +109,8 @@ impl Node {
                 let written = self.write_local(handle, offset, append, false, &data)?;
                 self.finish_written(handle, written).await
             }
-            Rest::NoRoom(place, data) => {
-                self.make_room().await?;
+            Rest::NoRoom(need, place, data) => {
+                self.make_room(need).await?;
                 let written = self.write_at(&handle.file, place, &data)?;
                 self.finish_written(handle, written).await
             }
@@ -127,29 +129,54 @@ impl Node {
     async fn append(&self, handle: &OpenFile, data: &[u8]) -> Result<u32, Errno> {
         let file = &handle.file;
         if self.is_over_capacity() {
-            self.make_room().await?;
+            self.make_room(Need::Share).await?;
         }
+        self.have_room_to_append(file, data.len() as u64).await?;
         let _turn = file.turn.lock().await;
         self.note_appending(file)?;
         let now = Time::now();
-        let done = self.meta.append(file.ino, data.len() as u64, now).await?;
+        let done = self.append_under_pair(file, data.len() as u64, now).await?;
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
-        {
+        let stored = {
             let mut state = file.state.write();
-            cache.write_all_at(data, start)?;
+            // The range is this node's by now: where the bytes do not fit it is zeros.
+            let stored = match cache.write_all_at(data, start) {
+                Ok(()) => Ok(()),
+                Err(e) => zeros_instead(&cache, range).and(Err(Errno::from(e))),
+            };
             state.view.write(range);
             let changes = state.view.appended(range, done.version, done.size);
             self.attr_published(&mut state, done.size, Some(now));
             self.note_appended(file, &state, range, done.version, done.size);
             self.note_changes(file, &changes);
-        }
+            stored
+        };
         self.write_notes()?;
         self.note_stored(file, range);
         self.list_dirty(file);
+        self.copy(file, &[range]).await?;
+        stored?;
+        self.note_taken();
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(data.len() as u32)
+    }
+
+    /// Where the file system of the cache has little left, blocks for an append are taken before
+    /// the service is asked: afterwards the file is longer, whether they fit or not.
+    async fn have_room_to_append(&self, file: &Arc<CachedFile>, len: u64) -> Result<(), Errno> {
+        while self.is_disk_short() {
+            let taken = file.cache(&self.cache).and_then(|cache| {
+                let end = file.state.read().view.size();
+                cache::reserve(&cache, checked_range(end, len)?).map_err(Errno::from)
+            });
+            match taken {
+                Err(e) if e.is_full() => self.make_room(Need::Disk).await?,
+                other => return other,
+            }
+        }
+        Ok(())
     }
 
     /// Reads into `buffer` if every byte is here and nobody need be asked; the number of bytes.
@@ -235,4 +262,13 @@ impl Node {
         }
         Ok(done as u32)
     }
+}
+
+/// A hole, which needs no room.
+fn zeros_instead(cache: &std::fs::File, range: ByteRange) -> Result<(), Errno> {
+    cache::punch(cache, range)?;
+    if cache.metadata()?.len() < range.end() {
+        cache.set_len(range.end())?;
+    }
+    Ok(())
 }

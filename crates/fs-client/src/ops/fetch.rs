@@ -4,6 +4,7 @@ use crate::cache::read_padded;
 use crate::file::{CachedFile, Fetch};
 use crate::handles::OpenFile;
 use crate::node::Node;
+use crate::replica::Instead;
 use ebb_consistency::{Piece, Source};
 use ebb_transport::{ReadError, ReadRequest};
 use ebb_types::{ByteRange, Errno, NodeId, Version};
@@ -153,8 +154,20 @@ impl Node {
         range: ByteRange,
     ) -> Result<Option<Vec<u8>>, Errno> {
         if owner == self.me {
+            if !self.replicas.held.adopting(file.ino).is_empty() {
+                // They are being stored just now.
+                return Ok(None);
+            }
             tracing::error!(ino = %file.ino, %range, "bytes of this node are lost");
             return Err(Errno::EIO);
+        }
+        if self.is_down(owner) {
+            match self.instead_of(file, owner, range, Duration::ZERO).await? {
+                Instead::Bytes(bytes) => return Ok(Some(bytes)),
+                Instead::Again => return Ok(None),
+                // It may be back.
+                Instead::Nothing => {}
+            }
         }
         let address = self.address_of(owner).await?;
         let request = ReadRequest::of_owner(file.ino, vec![range]);
@@ -173,10 +186,14 @@ impl Node {
                 tracing::info!(node = %owner, error = %e, "the owner was mounted again elsewhere");
                 Ok(None)
             }
-            Err(e) => {
-                tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
-                Err(Errno::EIO)
-            }
+            Err(e) => match self.instead_of(file, owner, range, self.deadline()).await? {
+                Instead::Bytes(bytes) => Ok(Some(bytes)),
+                Instead::Again => Ok(None),
+                Instead::Nothing => {
+                    tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
+                    Err(Errno::EIO)
+                }
+            },
         }
     }
 
@@ -197,8 +214,12 @@ impl Node {
     ) -> Result<bool, Errno> {
         let Fetch::Mine(_ticket) = file.fetch(piece.range) else { return Ok(false) };
         let Ok(address) = self.address_of(holder).await else { return Ok(false) };
-        let request =
-            ReadRequest { ino: file.ino, copy_since: Some(piece.as_of), ranges: vec![piece.range] };
+        let request = ReadRequest {
+            ino: file.ino,
+            copy_since: Some(piece.as_of),
+            held: None,
+            ranges: vec![piece.range],
+        };
         let bytes = match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == piece.range.len() => bytes,
             Ok(_) => return Err(Errno::EPROTO),
@@ -216,7 +237,7 @@ impl Node {
         Ok(true)
     }
 
-    async fn address_of(&self, node: NodeId) -> Result<String, Errno> {
+    pub(crate) async fn address_of(&self, node: NodeId) -> Result<String, Errno> {
         if let Some(address) = self.addresses.lock().get(&node) {
             return Ok(address.clone());
         }
@@ -226,7 +247,7 @@ impl Node {
         Ok(found.peer_address)
     }
 
-    async fn fetch_from_backing(
+    pub(crate) async fn fetch_from_backing(
         &self,
         file: &Arc<CachedFile>,
         range: ByteRange,

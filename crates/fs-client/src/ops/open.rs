@@ -18,9 +18,33 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::AcqRel;
+use std::time::{Duration, Instant};
 
-/// How often an open starts over when the backing file changed hands under it.
-const ATTEMPTS_MAX: u32 = 8;
+/// An open starts over when the backing file changed hands under it: between the moment when a file
+/// gets its name there and the one when the service says so, its directory is synced, which can
+/// take its time. It pauses longer and longer up to this.
+const PAUSE_MS_MAX: u64 = 100;
+
+/// Starting over, for as long as a request may take.
+struct Again {
+    until: Instant,
+    pause_ms: u64,
+}
+
+impl Again {
+    fn within(deadline: Duration) -> Again {
+        Again { until: Instant::now() + deadline, pause_ms: 1 }
+    }
+
+    async fn pause(&mut self) -> Result<(), Errno> {
+        if Instant::now() >= self.until {
+            return Err(Errno::ESTALE);
+        }
+        tokio::time::sleep(Duration::from_millis(self.pause_ms)).await;
+        self.pause_ms = (self.pause_ms * 2).min(PAUSE_MS_MAX);
+        Ok(())
+    }
+}
 
 /// A backing file, its inode number there, and its state when it was opened just now.
 type OpenedBacking = (u64, Arc<dyn BackingFile>, Option<Identity>);
@@ -71,7 +95,8 @@ impl Node {
         }
         // What is written past the daemon must be this node's before others' bytes are shown.
         self.publish_unseen(&file).await?;
-        for _ in 0..ATTEMPTS_MAX {
+        let mut again = Again::within(self.deadline());
+        loop {
             let (known, ticket) = {
                 let state = file.state.read();
                 (state.view.known_version(), self.ticket(&state))
@@ -93,8 +118,8 @@ impl Node {
                 }
                 return self.entered(&file, asked, door).await;
             }
+            again.pause().await?;
         }
-        Err(Errno::ESTALE)
     }
 
     /// The rest of an open that the service and this node have counted.
@@ -176,18 +201,19 @@ impl Node {
         &self,
         file: &Arc<CachedFile>,
     ) -> Result<Arc<dyn BackingFile>, Errno> {
-        for _ in 0..ATTEMPTS_MAX {
+        let mut again = Again::within(self.deadline());
+        loop {
             if let Some((_, backing)) = file.state.read().backing.clone() {
                 return Ok(backing);
             }
             let known = file.state.read().view.known_version();
             let opened = self.meta.open(file.ino, false, false, known, false).await?;
             let at = opened.backing.ok_or(Errno::EIO)?;
-            if let Some((ino, backing, _)) = self.open_backing(file, &at).await? {
-                file.state.write().backing = Some((ino, backing));
+            match self.open_backing(file, &at).await? {
+                Some((ino, backing, _)) => file.state.write().backing = Some((ino, backing)),
+                None => again.pause().await?,
             }
         }
-        Err(Errno::ESTALE)
     }
 
     /// Opens the backing file, unless the open one is still the right one. `None`: the path leads

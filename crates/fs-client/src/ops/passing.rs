@@ -6,6 +6,7 @@ use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::{is_unknown, split};
+use crate::ops::room::Need;
 use crate::passing::{self, Door, Opening, Passing, Stamp, Track};
 use ebb_consistency::path::{Access, Circumstances, decide};
 use ebb_consistency::{Beside, Changes, IoPath, Reason, Source};
@@ -296,7 +297,7 @@ impl Node {
         if let Some(Passing { track: Some(track), .. }) = &mut state.passing {
             track.refuse(&zeros);
         }
-        self.note_refused(file, &zeros);
+        self.note_not_attached(file, &zeros);
         Ok(())
     }
 
@@ -366,7 +367,7 @@ impl Node {
             let mut moved = missing.iter().any(is_unknown);
             for piece in missing.into_iter().flat_map(split) {
                 if self.is_over_capacity() {
-                    self.make_room().await?;
+                    self.make_room(Need::Share).await?;
                 }
                 moved |= self.obtain(file, piece).await?.is_none();
                 self.note_pinned(&mut file.state.write());
@@ -431,6 +432,13 @@ impl Node {
             let unseen = self.may_hold_unseen(file, &file.state.read());
             if unseen && let Err(e) = self.attach(file, ByteRange::ALL, false, false).await {
                 tracing::warn!(ino = %file.ino, error = %e, "not published at the last close");
+                // Nobody looks for what was written again any more: all of it is to be published.
+                {
+                    let mut state = file.state.write();
+                    let again = self.take_again(&mut state, ByteRange::ALL);
+                    again.iter().for_each(|range| state.view.write(*range));
+                }
+                self.list_dirty(file);
                 self.note_written_now(file);
             }
         }

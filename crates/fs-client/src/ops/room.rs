@@ -11,7 +11,7 @@ use crate::file::CachedFile;
 use crate::node::Node;
 use crate::ops::unseen::Past;
 use ebb_flusher::Engine;
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno, Ino, Time};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ const ROOMY: u64 = 48;
 
 /// A disk with less free space than this counts as full.
 const SPARE_BYTES: u64 = 16 << 20;
+
+/// So many inodes, too.
+const SPARE_INODES: u64 = 16;
 
 /// Places of the order that are looked at under one hold of its lock.
 const BATCH: usize = 256;
@@ -48,6 +51,16 @@ const FAILING_BACKING_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a writer waits when nothing fails and nothing moves either.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Why room is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// The buffer may hold more than it should.
+    Share,
+    /// The file system of the cache has refused: no blocks, inodes or quota are left there,
+    /// whatever its figures say.
+    Disk,
+}
+
 /// What the node keeps for making room.
 pub struct Room {
     /// A leaf: held for a few map operations only.
@@ -60,6 +73,8 @@ pub struct Room {
     making: tokio::sync::Mutex<Option<Instant>>,
     /// What the kernel has of it.
     pub(crate) past: Past,
+    /// Since when the file system of the cache takes nothing, in seconds since 1970; 0: it does.
+    refused: AtomicU64,
 }
 
 impl Room {
@@ -72,6 +87,7 @@ impl Room {
             evicted: AtomicU64::new(0),
             making: tokio::sync::Mutex::new(None),
             past: Past::default(),
+            refused: AtomicU64::new(0),
         }
     }
 
@@ -79,6 +95,12 @@ impl Room {
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Relaxed)
+    }
+
+    /// Since when writers fail because the file system of the cache is full, if they do.
+    #[must_use]
+    pub fn refused_since(&self) -> Option<u64> {
+        Some(self.refused.load(Relaxed)).filter(|since| *since > 0)
     }
 
     /// Nothing of the file is in the buffer any more.
@@ -115,7 +137,9 @@ impl Node {
     }
 
     fn share(&self, sixty_fourths: u64) -> u64 {
-        (u128::from(self.capacity()) * u128::from(sixty_fourths) / 64) as u64
+        // What is kept for others is not there for this node.
+        let capacity = self.capacity().saturating_sub(self.replicas.held.bytes());
+        (u128::from(capacity) * u128::from(sixty_fourths) / 64) as u64
     }
 
     /// True when the buffer holds more than it should. The sum is an upper bound that is made
@@ -127,6 +151,18 @@ impl Node {
     /// True when it holds more than `limit`.
     pub(crate) fn is_over(&self, limit: u64) -> bool {
         self.room.used.load(Relaxed) > limit && self.count_used() > limit
+    }
+
+    /// Whether copies of so many bytes of another node fit: in half of the buffer at most, and
+    /// never in place of bytes that must stay.
+    pub(crate) fn has_room_for_copies(&self, bytes: u64) -> bool {
+        let held = self.replicas.held.bytes().saturating_add(bytes);
+        let capacity = self.capacity();
+        let fits = |own: u64| own.saturating_add(held) <= capacity;
+        let free = self.cache.space().is_ok_and(|(_, free)| free >= SPARE_BYTES + bytes);
+        // The dirty bytes are counted only when the sum of all does not fit.
+        let room = || fits(self.room.used.load(Relaxed)) || fits(self.count().0);
+        held <= capacity / 2 && free && room()
     }
 
     /// How many clean bytes can stay in the buffer beside so many dirty ones.
@@ -164,19 +200,21 @@ impl Node {
     }
 
     /// Makes room for writers. One caller works, the others wait for it.
-    pub(crate) async fn make_room(&self) -> Result<(), Errno> {
+    pub(crate) async fn make_room(&self, need: Need) -> Result<(), Errno> {
         let asked = Instant::now();
         let mut last = self.room.making.lock().await;
         // Somebody has just made room.
         if last.is_some_and(|at| at > asked) {
             return Ok(());
         }
-        let full_disk = self.cache.space().is_ok_and(|(_, free)| free < SPARE_BYTES);
+        let short = self.is_disk_short();
+        let full_disk = need == Need::Disk || short;
         if !full_disk && !self.is_over_capacity() {
             return Ok(());
         }
         let used = self.count_used();
         if used == 0 {
+            self.note_refused();
             return Err(Errno::ENOSPC);
         }
         // A disk that something else fills is relieved of a quarter of what is here.
@@ -184,10 +222,32 @@ impl Node {
         let (enough, roomy) = (bound(ENOUGH), bound(ROOMY));
         self.evict(roomy).await;
         if self.count_used() > enough {
-            self.wait_for_flusher(enough, roomy).await?;
+            let of_disk = full_disk.then_some(short);
+            self.wait_for_flusher(enough, roomy, of_disk).await?;
         }
         *last = Some(Instant::now());
         Ok(())
+    }
+
+    /// True when the file system of the cache has little left, in bytes or inodes.
+    pub(crate) fn is_disk_short(&self) -> bool {
+        let bytes = self.cache.space().is_ok_and(|(_, free)| free < SPARE_BYTES);
+        bytes || self.cache.free_inodes().is_ok_and(|free| free.is_some_and(|n| n < SPARE_INODES))
+    }
+
+    /// Nothing of ours is in the cache, and its file system is full all the same.
+    fn note_refused(&self) {
+        if self.room.refused.swap(Time::now().sec.unsigned_abs().max(1), Relaxed) == 0 {
+            let cache = self.config.cache.display();
+            tracing::error!(%cache, "the file system of --cache is full of other files");
+        }
+    }
+
+    /// It has taken something.
+    pub(crate) fn note_taken(&self) {
+        if self.room.refused.load(Relaxed) > 0 {
+            self.room.refused.store(0, Relaxed);
+        }
     }
 
     /// Gives up clean bytes for a reader that found the buffer full; false when somebody is at it
@@ -199,8 +259,15 @@ impl Node {
         self.count_used() <= self.share(FULL)
     }
 
-    /// Waits until the flusher has made bytes clean and these are given up.
-    async fn wait_for_flusher(&self, enough: u64, roomy: u64) -> Result<(), Errno> {
+    /// Waits until the flusher has made bytes clean and these are given up. When it is the disk that
+    /// is full (`short`: by its own figures), others may make room on it as well, and what nobody
+    /// can flush, as the bytes of an open file without a name, is not waited for.
+    async fn wait_for_flusher(
+        &self,
+        enough: u64,
+        roomy: u64,
+        disk_short: Option<bool>,
+    ) -> Result<(), Errno> {
         let flusher = self.flusher.get().cloned().ok_or(Errno::ENOSPC)?;
         let _hurry = Hurry::new(Arc::clone(&flusher));
         let began = Instant::now();
@@ -216,11 +283,17 @@ impl Node {
                 moved = (now, Instant::now());
                 self.evict(roomy).await;
             }
+            let has_room = disk_short == Some(true) && !self.is_disk_short();
             // Bytes also go when files are deleted or cut.
-            if self.count_used() <= enough {
+            if has_room || self.count_used() <= enough {
                 return Ok(());
             }
             let stuck = moved.1.elapsed();
+            let waited = still && stuck > FULL_BACKING_PATIENCE;
+            if waited && disk_short.is_some() && flusher.status().in_flight == 0 {
+                self.note_refused();
+                return Err(Errno::ENOSPC);
+            }
             let kept = stuck >= FULL_BACKING_PATIENCE && self.room.past.pinned() > enough;
             let errno = if kept { Some(Errno::ENOSPC) } else { hopeless(&flusher, stuck) };
             if still && let Some(errno) = errno {
@@ -391,8 +464,7 @@ fn hopeless(flusher: &Engine, stuck: Duration) -> Option<Errno> {
         return None;
     }
     let errors = flusher.status().errors;
-    let is_full = |e: i32| matches!(Errno(e), Errno::ENOSPC | Errno::EDQUOT);
-    if let Some(full) = errors.iter().find(|e| is_full(e.errno)) {
+    if let Some(full) = errors.iter().find(|e| Errno(e.errno).is_full()) {
         tracing::error!(path = %full.path, error = %full.text, "buffer and backing are full");
         return Some(Errno(full.errno));
     }

@@ -73,6 +73,7 @@ impl Node {
         self.note_lost(file, changes);
         let lost: u64 = changes.overtaken.iter().map(|r| r.len()).sum();
         if lost > 0 {
+            self.copies_in_surplus(file.ino);
             self.metrics.overtaken.fetch_add(lost, Relaxed);
             tracing::debug!(ino = %file.ino, bytes = lost, "another node wrote over bytes of ours");
         }
@@ -83,6 +84,7 @@ impl Node {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
         self.note_cut(file, size, map.version);
+        self.copies_in_surplus(file.ino);
         self.note_changes(file, &changes);
         // Before the cache file changes: it must not be shorter than the journal knows.
         self.try_write_notes();
@@ -193,10 +195,11 @@ impl Node {
             mtime: sending.mtime,
             durable,
             then_query: then_query.then_some(query),
+            copies: 0,
         };
         // A daemon that comes after this one must know of every byte that is published.
         let done = match self.write_notes() {
-            Ok(()) => self.meta.attach(&request).await,
+            Ok(()) => self.copy_and_attach(file, request).await,
             Err(e) => Err(e),
         };
         match &done {
@@ -217,7 +220,7 @@ impl Node {
         self.attr_published(&mut state, done.size, sending.mtime);
         let (mut ranges, refused) = split_by(&sending.taken, &done.contested);
         let (again, taken) = split_by(&sending.again, &done.contested);
-        self.note_refused(file, &taken);
+        self.note_not_attached(file, &taken);
         state.view.attach_failed(&refused);
         let mut changes = state.view.attached(&ranges, done.version, done.size);
         let more = state.view.attached_again(&again, done.version);
@@ -301,6 +304,9 @@ impl Node {
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
         let file = &handle.file;
         self.collect(file)?;
+        if self.fsync_publishes() {
+            self.publish(file).await?;
+        }
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;

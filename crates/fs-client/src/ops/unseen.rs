@@ -9,6 +9,7 @@
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
+use crate::ops::room::Need;
 use crate::passing::Stamp;
 use ebb_types::Ino;
 use parking_lot::Mutex;
@@ -182,7 +183,7 @@ async fn watch(node: Weak<Node>) {
         node.note_unseen(came);
         let full = node.is_over_capacity();
         let took = began.elapsed();
-        if full && node.make_room().await.is_err() {
+        if full && node.make_room(Need::Share).await.is_err() {
             tokio::time::sleep(PAUSE).await;
         }
         pause = next_look(pause, came, node.room_left()).max(took * LOOK_SHARE);

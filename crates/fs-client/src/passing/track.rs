@@ -153,6 +153,12 @@ impl Track {
         std::mem::take(&mut self.due)
     }
 
+    /// Own bytes may have been written again since they were attached.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.due
+    }
+
     /// The attach of them came to nothing.
     pub fn set_due(&mut self) {
         self.due = true;

@@ -4,8 +4,10 @@
 //! Consistency: a record is *written* when write(2) returned (it survives the service), *synced*
 //! when fdatasync(2) did (it survives the machine). Records become written in the order they were
 //! appended, so what is found at start is always a prefix of what was appended.
-//! Retries: none. After a failed write or sync nobody knows what the disk has; every later wait
-//! fails with EIO until the service is started again.
+//! Retries: what finds the disk full is written again, at the same place, until there is room;
+//! meanwhile those who wait are told ENOSPC. Room is kept behind the end, so that a flush that
+//! makes room can still be noted. After any other failed write, or a failed sync, nobody knows
+//! what the disk has; every later wait fails with EIO until the service is started again.
 //! Crash consistency: a torn tail is cut off at start; damage is an error that names the offset.
 //! The first group that is written after a sync begins with a mark of how far it reached, by
 //! which a reader can tell the two apart after a power loss. A compacted journal replaces the old
@@ -37,6 +39,13 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An answer that waits for the disk longer than this fails (EIO).
 const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// So much room is kept behind the end of the journal, and taken anew when half of it is used.
+const RESERVED_BYTES: u64 = 1 << 20;
+
+/// Between two attempts to write to a full disk; how many at the end.
+const FULL_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRIES: u32 = 100;
 
 /// Position in the journal: how many records were appended up to and with this one.
 pub type Lsn = u64;
@@ -146,6 +155,8 @@ struct Progress {
     failed: bool,
     /// Nothing more will be done.
     closed: bool,
+    /// The disk is full: the rest waits for room.
+    full: bool,
 }
 
 /// A file and how much of it is whole records.
@@ -153,6 +164,8 @@ struct Progress {
 struct Out {
     file: Arc<dyn Stored>,
     len: u64,
+    /// Up to where it has room.
+    reserved: u64,
     /// Counts the files: an offset in one means nothing in the next.
     generation: u64,
 }
@@ -204,7 +217,7 @@ impl Journal {
             queue: Mutex::new(Queue::default()),
             work: Condvar::new(),
             sync: Condvar::new(),
-            out: Mutex::new(Out { file, len: bytes, generation: 0 }),
+            out: Mutex::new(Out::new(file, bytes, 0)),
             mark: Mutex::new(None),
             written: watch::Sender::new(Progress::default()),
             synced: watch::Sender::new(Progress::default()),
@@ -310,22 +323,48 @@ impl Drop for Journal {
 }
 
 async fn wait(mut progress: watch::Receiver<Progress>, lsn: Lsn) -> Result<(), Errno> {
-    let there = progress.wait_for(|p| p.failed || p.closed || p.lsn >= lsn);
+    let there = progress.wait_for(|p| p.failed || p.closed || p.full || p.lsn >= lsn);
     match tokio::time::timeout(WAIT_MAX, there).await {
         Ok(Ok(p)) if !p.failed && p.lsn >= lsn => Ok(()),
+        Ok(Ok(p)) if !p.failed && p.full => Err(Errno::ENOSPC),
         _ => Err(Errno::EIO),
     }
 }
 
-/// Writes a whole new journal beside the old one and puts it in its place.
-fn replace(storage: &dyn Storage, job: u64, snapshot: &[u8]) -> io::Result<(Arc<dyn Stored>, u64)> {
+impl Out {
+    fn new(file: Arc<dyn Stored>, len: u64, generation: u64) -> Out {
+        let mut out = Out { file, len, reserved: 0, generation };
+        out.keep_room();
+        out
+    }
+
+    fn keep_room(&mut self) {
+        if self.len + RESERVED_BYTES / 2 > self.reserved {
+            self.file.reserve(self.len, RESERVED_BYTES);
+            self.reserved = self.len + RESERVED_BYTES;
+        }
+    }
+}
+
+/// Writes a whole new journal beside the old one.
+fn prepare(storage: &dyn Storage, job: u64, snapshot: &[u8]) -> io::Result<(Arc<dyn Stored>, u64)> {
     let bytes = fresh(job, Boot::now(), snapshot);
     let file = storage.create("journal.new")?;
     file.write_at(&bytes, 0)?;
     file.sync()?;
-    storage.rename("journal.new", NAME)?;
-    storage.sync_names()?;
     Ok((file, bytes.len() as u64))
+}
+
+/// Puts it in the place of the old one.
+fn install(storage: &dyn Storage) -> io::Result<()> {
+    storage.rename("journal.new", NAME)?;
+    storage.sync_names()
+}
+
+fn replace(storage: &dyn Storage, job: u64, snapshot: &[u8]) -> io::Result<(Arc<dyn Stored>, u64)> {
+    let new = prepare(storage, job, snapshot)?;
+    install(storage)?;
+    Ok(new)
 }
 
 fn write_loop(shared: &Shared) {
@@ -338,12 +377,12 @@ fn write_loop(shared: &Shared) {
             let bytes = std::mem::take(&mut queue.bytes);
             (bytes, queue.rotate.take(), queue.appended, queue.stop)
         };
-        let result = write_group(shared, &bytes, rotate);
+        let result = write_when_there_is_room(shared, &bytes, rotate.as_ref());
         let failed = result.is_err() || shared.written.borrow().failed;
         if let Err(error) = result {
             tracing::error!(%error, "the journal cannot be written; every change fails from here on");
         }
-        shared.written.send_replace(Progress { lsn, failed, closed: stop });
+        shared.written.send_replace(Progress { lsn, failed, closed: stop, full: false });
         if stop {
             shared.sync.notify_one();
             return;
@@ -351,15 +390,53 @@ fn write_loop(shared: &Shared) {
     }
 }
 
-fn write_group(shared: &Shared, bytes: &[u8], rotate: Option<(usize, Vec<u8>)>) -> io::Result<()> {
+/// A snapshot, and how much of what is queued it contains.
+type Rotation = (usize, Vec<u8>);
+
+fn write_when_there_is_room(
+    shared: &Shared,
+    bytes: &[u8],
+    rotate: Option<&Rotation>,
+) -> io::Result<()> {
+    let mut last = LAST_RETRIES;
+    loop {
+        let error = match write_group(shared, bytes, rotate) {
+            Err(e) if Errno::from(&e).is_full() => e,
+            done => return done,
+        };
+        if !shared.written.borrow().full {
+            tracing::error!(%error, "no room for the journal: changes fail until there is some where --state (or --cache) is");
+            shared.written.send_modify(|p| p.full = true);
+        }
+        if shared.queue.lock().stop {
+            last -= 1;
+        }
+        if last == 0 {
+            return Err(error);
+        }
+        std::thread::sleep(FULL_RETRY);
+    }
+}
+
+/// Writes records where the last group ended. After an error it can be done again.
+fn write_group(shared: &Shared, bytes: &[u8], rotate: Option<&Rotation>) -> io::Result<()> {
     // Only this thread changes it.
     let mut out = shared.out.lock().clone();
-    let (old, new) = bytes.split_at(rotate.as_ref().map_or(bytes.len(), |(at, _)| *at));
+    let (old, new) = bytes.split_at(rotate.map_or(bytes.len(), |(at, _)| *at));
     append(shared, &mut out, old)?;
     if let Some((_, snapshot)) = rotate {
-        let (file, len) = replace(&*shared.storage, shared.job, &snapshot)?;
-        out = Out { file, len, generation: out.generation + 1 };
-        shared.snapshot_bytes.store(len, Ordering::Relaxed);
+        match prepare(&*shared.storage, shared.job, snapshot) {
+            Ok((file, len)) => {
+                install(&*shared.storage)?;
+                out = Out::new(file, len, out.generation + 1);
+                shared.snapshot_bytes.store(len, Ordering::Relaxed);
+            }
+            // The old one goes on; the next compaction may find room.
+            Err(e) if Errno::from(&e).is_full() => {
+                tracing::warn!(error = %e, "no room to compact the journal")
+            }
+            Err(e) => return Err(e),
+        }
         append(shared, &mut out, new)?;
     }
     shared.bytes.store(out.len, Ordering::Relaxed);
@@ -372,7 +449,8 @@ fn append(shared: &Shared, out: &mut Out, records: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let mut group = Vec::new();
-    if let Some((generation, upto)) = shared.mark.lock().take()
+    let mark = *shared.mark.lock();
+    if let Some((generation, upto)) = mark
         && generation == out.generation
     {
         put_mark(&mut group, upto);
@@ -380,6 +458,12 @@ fn append(shared: &Shared, out: &mut Out, records: &[u8]) -> io::Result<()> {
     group.extend_from_slice(records);
     out.file.write_at(&group, out.len)?;
     out.len += group.len() as u64;
+    out.keep_room();
+    // The syncer may have come to another one meanwhile.
+    let mut newest = shared.mark.lock();
+    if *newest == mark {
+        *newest = None;
+    }
     Ok(())
 }
 
@@ -415,7 +499,12 @@ fn sync_loop(shared: &Shared) {
             if !failed {
                 *shared.mark.lock() = Some((out.generation, out.len));
             }
-            shared.synced.send_replace(Progress { lsn: written.lsn, failed, closed: stop });
+            shared.synced.send_replace(Progress {
+                lsn: written.lsn,
+                failed,
+                closed: stop,
+                full: false,
+            });
         }
         if stop {
             return;

@@ -147,3 +147,86 @@ proptest! {
         prop_assert_eq!(parsed(&bytes).unwrap(), (1, bodies));
     }
 }
+
+/// A directory on a disk that is full now and then.
+struct FullNowAndThen {
+    inner: Directory,
+    full: Arc<std::sync::atomic::AtomicBool>,
+}
+
+struct Limited(Arc<dyn Stored>, Arc<std::sync::atomic::AtomicBool>);
+
+impl Stored for Limited {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if !self.1.load(Ordering::Relaxed) {
+            return self.0.write_at(bytes, offset);
+        }
+        // As a full disk does: some of it is there.
+        self.0.write_at(&bytes[..bytes.len() / 2], offset)?;
+        Err(io::Error::from_raw_os_error(Errno::ENOSPC.0))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn reserve(&self, offset: u64, len: u64) {
+        self.0.reserve(offset, len);
+    }
+}
+
+impl Storage for FullNowAndThen {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        self.inner.read(name)
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn Stored>> {
+        Ok(Arc::new(Limited(self.inner.create(name)?, Arc::clone(&self.full))))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.inner.sync_names()
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_is_waited_for_and_nothing_is_written_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let inner = Directory::new(dir.path());
+    let storage = Arc::new(FullNowAndThen { inner, full: Arc::clone(&full) });
+    let journal = Journal::start_on(storage.clone(), None, 42, &[]).unwrap();
+    let mut want = Vec::new();
+    for round in 0..4u8 {
+        want.push(body(3 * round));
+        journal.synced(journal.append(&body(3 * round))).await.unwrap();
+        full.store(true, Ordering::Relaxed);
+        let mut waiting = journal.append(&body(3 * round + 1));
+        if round == 2 {
+            // No room for a snapshot either: the old file goes on.
+            let mut snapshot = Vec::new();
+            want.push(body(3 * round + 1));
+            want.iter().for_each(|b| frame(&mut snapshot, b));
+            journal.compact(snapshot);
+            waiting = journal.append(&body(3 * round + 2));
+        } else {
+            want.push(body(3 * round + 1));
+            waiting = journal.append(&body(3 * round + 2)).max(waiting);
+        }
+        want.push(body(3 * round + 2));
+        assert_eq!(journal.written(waiting).await, Err(Errno::ENOSPC));
+        assert!(!journal.is_written(waiting));
+        full.store(false, Ordering::Relaxed);
+        let end = std::time::Instant::now() + Duration::from_secs(10);
+        while journal.synced(waiting).await.is_err() {
+            assert!(std::time::Instant::now() < end, "it does not go on");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let (_, found) = read(&*storage, Path::new("j")).unwrap().unwrap();
+        assert_eq!(found, want, "round {round}");
+    }
+}

@@ -31,6 +31,7 @@ pub(super) fn map(
         mtime: Some(ebb_wire::time_to_pb(state.ns.inode(ino)?.mtime)),
         lease: None,
         changed: Vec::new(),
+        guessed: Vec::new(),
     })
 }
 
@@ -106,6 +107,8 @@ impl Call {
         if let Some(since) = op.changed_after {
             let changed = state.file(ino)?.changed_after(Version(since));
             map.changed = changed.into_iter().map(ebb_wire::range_to_pb).collect();
+            let guessed = state.file(ino)?.guessed_after(Version(since));
+            map.guessed = guessed.into_iter().map(ebb_wire::range_to_pb).collect();
         }
         Ok(Some(Body::Map(map)))
     }
@@ -119,23 +122,31 @@ impl Call {
         let then = then.transpose()?;
         let mut state = self.core.state();
         state.file(ino)?;
+        if !op.renew {
+            self.check_copies(&state, op.copies)?;
+        }
         if let Some((_, q)) = then {
             state.file(Ino(q.ino))?;
         }
-        ranges = match op.renew {
-            true => still_owned(state.file(ino)?, self.who.node, &ranges),
-            false => ranges,
-        };
-        let mut contested = Vec::new();
+        let (mut claimed, mut contested) = (Vec::new(), Vec::new());
+        if op.renew {
+            // What was a guess stays one.
+            claimed = still_owned(state.file(ino)?, self.who.node, &ranges);
+            ranges.clear();
+        }
         for (list, claim) in [(guessed, Claim::Guessed), (again, Claim::Again)] {
             for range in list {
                 let (granted, refused) = state.file(ino)?.judge_claim(self.who.node, range, claim);
-                ranges.extend(granted);
+                claimed.extend(granted);
                 contested.extend(refused.into_iter().map(ebb_wire::range_to_pb));
             }
         }
-        if ranges.iter().any(|r| !r.is_empty()) {
-            let entries = written(&state, ino, FileOp::Attach(self.who.node, ranges), mtime)?;
+        if ranges.iter().chain(&claimed).any(|r| !r.is_empty()) {
+            let attached = match claimed.is_empty() {
+                true => FileOp::Attach(self.who.node, ranges),
+                false => FileOp::Claim(self.who.node, ranges, claimed),
+            };
+            let entries = written(&state, ino, attached, mtime)?;
             self.core.commit(&mut state, &entries);
             self.bound_memory(&mut state, ino);
         }
@@ -169,7 +180,11 @@ impl Call {
         let ino = Ino(op.ino);
         let mtime = op.mtime.map(ebb_wire::time_from_pb).transpose()?;
         let mut state = self.core.state();
+        self.check_copies(&state, op.copies)?;
         let file = state.file(ino)?;
+        if file.size() < op.not_below {
+            return Err(super::OpError::new(Errno::EREMCHG, "the file was cut"));
+        }
         let size = size(file.size().checked_add(op.len).ok_or(Errno::EFBIG)?)?;
         let version = if op.len == 0 { file.version() } else { file.version().next() };
         let mut entries = written(&state, ino, FileOp::Append(self.who.node, op.len), mtime)?;

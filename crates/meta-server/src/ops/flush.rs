@@ -2,13 +2,21 @@
 
 use super::{Call, OpError, OpResult, ranges};
 use crate::core::Core;
-use crate::grants::ClaimId;
+use crate::grants::{ClaimId, Right};
 use crate::state::{Entry, FileOp, State};
+use ebb_consistency::FileState;
 use ebb_namespace::Home;
-use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Time};
+use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::sync::Arc;
+
+/// What a part file was given, synced with its bytes, as long as the file has this version.
+#[derive(Clone, Copy)]
+struct Shaped {
+    shape: Attr,
+    version: Version,
+}
 
 /// A claim that ends when it is dropped.
 pub(super) struct Claim<'a> {
@@ -53,19 +61,24 @@ impl Call {
         let claim = Claim::new(&self.core, ino, id, node);
         self.place(ino).await?;
         self.check_life()?;
-        let (granted, backing, size) = {
+        let (granted, backing, size, shape) = {
             let state = self.core.state();
             let file = state.file(ino)?;
             let granted = file.grantable(node, &wanted);
-            (granted, super::bytes::backing_ref(&state, ino), file.size())
+            let bytes: u64 = granted.iter().map(|o| o.range.len()).sum();
+            let last = bytes == file.unflushed_bytes();
+            let may = last && state.ns.needs_only_a_shape(ino);
+            let shape = if may { Some((state.attr(ino)?, file.version())) } else { None };
+            (granted, super::bytes::backing_ref(&state, ino), file.size(), shape)
         };
         if granted.is_empty() {
             return Ok(Some(Body::FlushGrant(self.nothing_to_flush(ino)?)));
         }
         let ranges = granted.iter().map(super::bytes::owned).collect();
-        self.core.narrow_claim(ino, id, granted);
+        self.core.narrow_claim(ino, id, Right { ranges: granted, shape });
+        let shape = shape.map(|(attr, _)| ebb_wire::attr_to_pb(&attr));
         let grant = claim.keep();
-        Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size })))
+        Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size, shape })))
     }
 
     /// ENOENT for a file without a name: its bytes are needed on no backing.
@@ -82,7 +95,7 @@ impl Call {
         let state = self.core.state();
         let size = state.file(ino)?.size();
         let backing = super::bytes::backing_ref(&state, ino);
-        Ok(pb::FlushGrant { grant: 0, ranges: Vec::new(), backing, size })
+        Ok(pb::FlushGrant { grant: 0, ranges: Vec::new(), backing, size, shape: None })
     }
 
     /// The file gets a place on the backing.
@@ -96,29 +109,34 @@ impl Call {
             state.ns.plan_place(ino, striping, Time::now()).map(Some)
         };
         let placed = self.core.in_round(ino, plan).await;
-        placed.map(drop).map_err(|e| OpError::new(e, "making the file on the backing failed"))
+        let why = |e: Errno| format!("making the file on the backing failed: {e}");
+        placed.map(drop).map_err(|e| OpError::new(e, why(e)))
     }
 
     pub(super) async fn flush_end(&self, op: &pb::FlushEnd) -> OpResult {
         let ino = Ino(op.ino);
         let node = self.who.node;
-        {
+        let shaped = {
             let mut state = self.core.state();
             // Under the state: nothing can be cut or claimed between the two.
             let granted = self.core.end_claim(ino, op.grant, node).ok_or_else(|| {
                 OpError::new(Errno::ESTALE, "no such grant; it may have ended with the lease")
             })?;
+            // Of the file as it is now: whatever else came to the backing since has changed it.
+            let version = |state: &State| state.file(ino).map(FileState::version).ok();
+            let current = granted.shape.filter(|(_, of)| op.shaped && version(&state) == Some(*of));
             if op.done && state.file(ino).is_ok() {
-                let entry = Entry::File(ino, FileOp::Flushed(node, granted));
+                let entry = Entry::File(ino, FileOp::Flushed(node, granted.ranges));
                 self.core.commit(&mut state, &[entry]);
             }
-        }
+            current.and_then(|(shape, _)| Some(Shaped { shape, version: version(&state)? }))
+        };
         if self.core.state().ns.get(ino).is_none_or(|i| i.links.is_empty()) {
             return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
         }
         let published = match op.done {
             false => false,
-            true => self.core.publish(ino).await.unwrap_or_else(|e| {
+            true => self.core.publish_shaped(ino, shaped).await.unwrap_or_else(|e| {
                 // The bytes are safe where they are; a drain tries again and reports.
                 self.core.report(ino, "publish", e);
                 false
@@ -140,6 +158,10 @@ impl Core {
     /// Brings to the backing what is missing of an inode; false when that must wait, because
     /// bytes are unflushed or being written.
     pub(super) async fn publish(&self, ino: Ino) -> Result<bool, Errno> {
+        self.publish_shaped(ino, None).await
+    }
+
+    async fn publish_shaped(&self, ino: Ino, shaped: Option<Shaped>) -> Result<bool, Errno> {
         let regular = self.state().ns.inode(ino)?.kind == FileKind::Regular;
         let _claim = if regular {
             let Some(id) = self.try_claim(ino, NodeId::NOBODY, &[ByteRange::ALL]) else {
@@ -149,7 +171,7 @@ impl Core {
         } else {
             None
         };
-        let errno = match self.publish_once(ino).await {
+        let errno = match self.publish_once(ino, shaped).await {
             Err(errno) => errno,
             done => return done,
         };
@@ -163,18 +185,21 @@ impl Core {
                 _ => {}
             }
         }
-        if surprise { self.publish_once(ino).await } else { Err(errno) }
+        if surprise { self.publish_once(ino, None).await } else { Err(errno) }
     }
 
-    async fn publish_once(&self, ino: Ino) -> Result<bool, Errno> {
+    async fn publish_once(&self, ino: Ino, shaped: Option<Shaped>) -> Result<bool, Errno> {
         let plan = move |state: &State| {
             let inode = state.ns.inode(ino)?;
             let nameless = inode.links.is_empty() && ino != Ino::ROOT;
             if nameless || state.is_dirty(ino) {
                 return Ok(None);
             }
-            let size = state.files.get(&ino).map_or(0, ebb_consistency::FileState::size);
-            state.ns.plan_publish(ino, size, Time::now()).map(Some)
+            let file = state.files.get(&ino);
+            let size = file.map_or(0, FileState::size);
+            let shaped = shaped.filter(|s| file.is_some_and(|f| f.version() == s.version));
+            let shaped = shaped.as_ref().map(|s| &s.shape);
+            state.ns.plan_publish(ino, size, shaped, Time::now()).map(Some)
         };
         self.in_round(ino, plan).await
     }

@@ -3,6 +3,7 @@
 
 mod attrs;
 mod bytes;
+pub(crate) mod copies;
 mod describe;
 mod dirs;
 mod flush;
@@ -78,6 +79,7 @@ impl Call {
         match op {
             Op::Make(_) | Op::Unlink(_) | Op::Rename(_) | Op::Link(_) | Op::Append(_) => true,
             Op::RemoveXattr(_) | Op::FlushBegin(_) | Op::FlushEnd(_) | Op::SetLock(_) => true,
+            Op::Pair(_) | Op::Adopt(_) => true,
             Op::SetXattr(x) => x.flags != 0,
             _ => false,
         }
@@ -119,6 +121,9 @@ impl Call {
             Op::Append(a) => Some(self.append(a)),
             Op::Detach(d) => Some(self.detach(d)),
             Op::Share(s) => Some(self.share(s)),
+            Op::Pair(p) => Some(self.pair(p)),
+            Op::Copies(c) => Some(self.copies(c)),
+            Op::Adopt(a) => Some(self.adopt(a)),
             Op::SetLock(l) => return self.set_lock(l),
             Op::GetLock(l) => Some(self.get_lock(l)),
             Op::ReleaseLocks(l) => Some(self.release_locks(l)),
@@ -182,6 +187,13 @@ impl Call {
                 }
                 _ => entry(&state, ino),
             },
+            Outcome::Appended(_, version) if matches!(op, Op::Adopt(_)) => {
+                let Op::Adopt(adopt) = op else { return None };
+                let ranges = ranges(&adopt.ranges);
+                ranges
+                    .map_err(OpError::from)
+                    .and_then(|ranges| self.adopted(&state, Ino(adopt.ino), &ranges, version))
+            }
             Outcome::Appended(size, version) => Ok(Some(Body::Attached(pb::Attached {
                 version: version.0,
                 size,

@@ -9,6 +9,10 @@ use ebb_wire::pb::reply::Body;
 
 impl Call {
     pub(super) fn node_info(&self, op: &pb::NodeInfo) -> OpResult {
+        let node = NodeId(op.node);
+        if op.silent && !self.core.sessions.is_connected(node) {
+            self.core.orphan(node);
+        }
         let mut nodes = self.core.node_records(&self.core.state());
         nodes.retain(|n| op.node == 0 || n.id == op.node);
         Ok(Some(Body::NodeInfo(pb::NodeInfoReply { nodes })))
@@ -51,6 +55,7 @@ impl Core {
         for node in silent {
             tracing::warn!(%node, "no sign of life for a whole lease");
             self.end_claims_of(node);
+            self.orphan(node);
         }
         for node in lost {
             tracing::warn!(%node, "locks and opens given up");
@@ -62,6 +67,8 @@ impl Core {
     pub fn node_records(&self, state: &State) -> Vec<pb::NodeRecord> {
         let record = |n: &crate::state::NodeRecord| {
             let (alive, dirty_bytes) = self.sessions.is_alive(n.id);
+            let pair = copies_of(state, n.id);
+            let lost = pair.is_some() && !state.pairs.contains_key(&n.id);
             pb::NodeRecord {
                 id: n.id.0,
                 name: n.name.clone(),
@@ -69,8 +76,18 @@ impl Core {
                 alive,
                 incarnation: n.incarnation.0,
                 dirty_bytes,
+                partner: pair.map_or(0, |(partner, _)| partner.0),
+                copies: pair.map_or(0, |(_, epoch)| epoch),
+                lost,
             }
         };
         state.nodes.values().map(record).collect()
     }
+}
+
+/// Who has copies of a node's bytes, and of which epoch; the newest ones, when it is lost.
+fn copies_of(state: &State, node: NodeId) -> Option<(NodeId, u64)> {
+    let orphaned = state.orphaned.iter().filter(|(_, o)| o.owner == node);
+    let orphaned = orphaned.map(|(epoch, o)| (o.partner, *epoch)).next_back();
+    state.pairs.get(&node).map(|pair| (pair.partner, pair.epoch)).or(orphaned)
 }

@@ -120,6 +120,7 @@ impl Node {
             nonce: auth::nonce().to_vec(),
             resume: false,
             trust_ms_max: 0,
+            empty: false,
         };
         Node::join_as(address, hello, token).await
     }
@@ -293,7 +294,7 @@ impl Node {
     }
 
     pub async fn end(&mut self, ino: u64, grant: u64, done: bool) -> Result<pb::FlushDone, Errno> {
-        match self.ask(Op::FlushEnd(pb::FlushEnd { ino, grant, done })).await? {
+        match self.ask(Op::FlushEnd(pb::FlushEnd { ino, grant, done, shaped: false })).await? {
             Some(Body::FlushDone(d)) => Ok(d),
             other => panic!("{other:?}"),
         }

@@ -2,97 +2,39 @@
 //! real directory: every errno must be the same, and after everything was brought to the backing
 //! both trees must be the same. The journal, replayed, must give the state that was there.
 
+mod acts;
+
 use crate::config::Config;
 use crate::core::Core;
 use crate::journal::StateDir;
 use crate::ops::{Call, OpResult};
 use crate::sessions::{Line, Who};
 use crate::state::{self, Entry, NodeRecord, State};
+use acts::{Act, act, act_or_death, component, populate, reference, tree};
 use ebb_namespace::{Home, Namespace, Under};
-use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId};
+use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId, Time};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
 use proptest::prelude::*;
-use rustix::fs::{AtFlags, CWD, RenameFlags, XattrFlags};
+use rustix::fs::{Mode, Timespec, Timestamps};
 use std::collections::BTreeMap;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 const NODE: NodeId = NodeId(1);
 
-#[derive(Clone, Debug)]
-enum Act {
-    Mkdir(Vec<u8>),
-    /// Creates and writes: length and fill.
-    Write(Vec<u8>, u16, u8),
-    Symlink(Vec<u8>),
-    Fifo(Vec<u8>),
-    Unlink(Vec<u8>),
-    Rmdir(Vec<u8>),
-    Rename(Vec<u8>, Vec<u8>, u32),
-    Link(Vec<u8>, Vec<u8>),
-    Chmod(Vec<u8>, u32),
-    Truncate(Vec<u8>, u16),
-    SetXattr(Vec<u8>, u8),
-    List(Vec<u8>),
-    Flush,
-    Materialize,
-    Restart,
-    /// The service dies after so many effects of this one, which is then asked again.
-    Dies(Box<Act>, u32),
-}
-
-/// A path of one to three components out of few, so that they often meet.
-fn path() -> impl Strategy<Value = Vec<u8>> {
-    prop::collection::vec(0u8..4, 1..4)
-}
-
-fn act() -> impl Strategy<Value = Act> {
-    prop_oneof![
-        3 => path().prop_map(Act::Mkdir),
-        5 => (path(), 0u16..9000, any::<u8>()).prop_map(|(p, n, b)| Act::Write(p, n, b)),
-        1 => path().prop_map(Act::Symlink),
-        1 => path().prop_map(Act::Fifo),
-        2 => path().prop_map(Act::Unlink),
-        2 => path().prop_map(Act::Rmdir),
-        6 => (path(), path(), 0u32..3).prop_map(|(a, b, f)| Act::Rename(a, b, f)),
-        2 => (path(), path()).prop_map(|(a, b)| Act::Link(a, b)),
-        1 => (path(), 0u32..0o1000).prop_map(|(p, m)| Act::Chmod(p, m)),
-        1 => (path(), 0u16..9000).prop_map(|(p, n)| Act::Truncate(p, n)),
-        1 => (path(), any::<u8>()).prop_map(|(p, v)| Act::SetXattr(p, v)),
-        1 => path().prop_map(Act::List),
-        2 => Just(Act::Flush),
-        1 => Just(Act::Materialize),
-        1 => Just(Act::Restart),
-    ]
-}
-
-/// The same, with deaths.
-fn act_or_death() -> impl Strategy<Value = Act> {
-    (act(), 0u32..4, prop::bool::weighted(0.5)).prop_map(|(act, after, dies)| match act {
-        // A grant ends with the service's life: whoever flushes begins anew.
-        Act::Flush | Act::Materialize | Act::Restart | Act::List(_) => act,
-        act if dies => Act::Dies(Box::new(act), after),
-        act => act,
-    })
-}
-
-fn component(c: u8) -> String {
-    ["a", "b", "c", "d"][c as usize].to_owned()
-}
-
-/// What both sides begin with.
-fn populate(dir: &Path) {
-    std::fs::create_dir_all(dir.join("a/b")).unwrap();
-    std::fs::write(dir.join("a/b/c"), b"old content").unwrap();
-    std::fs::write(dir.join("a/c"), b"other").unwrap();
-    std::fs::write(dir.join("b"), vec![7u8; 5000]).unwrap();
-    std::fs::hard_link(dir.join("b"), dir.join("a/d")).unwrap();
-    std::os::unix::fs::symlink("a/c", dir.join("d")).unwrap();
+/// What a flusher does before it syncs.
+fn take_shape(file: &std::fs::File, shape: &pb::Attr) {
+    let shape = ebb_wire::attr_from_pb(shape).unwrap();
+    let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+    let times = Timestamps { last_access: spec(shape.atime), last_modification: spec(shape.mtime) };
+    assert_eq!(file.metadata().unwrap().len(), shape.size);
+    std::os::unix::fs::fchown(file, Some(shape.uid), Some(shape.gid)).unwrap();
+    rustix::fs::fchmod(file, Mode::from_raw_mode(shape.perm)).unwrap();
+    rustix::fs::futimens(file, &times).unwrap();
 }
 
 /// The overlay, with a cache that has what was written and not flushed.
@@ -232,7 +174,7 @@ impl Overlay {
                 f.write_all_at(&data[r.start as usize..r.end as usize], r.start).is_ok()
             };
             let done = file.is_some_and(|f| grant.ranges.iter().all(|r| write(&f, r)));
-            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done };
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done, shaped: false };
             let _ = self.ask(Op::FlushEnd(end)).await;
         }
     }
@@ -257,7 +199,11 @@ impl Overlay {
                 let (start, end) = (r.start as usize, r.end as usize);
                 file.write_all_at(&data[start..end], r.start).unwrap();
             }
-            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true };
+            // Every other one, as a flusher that may: the rest is then only the name.
+            let shape = grant.shape.filter(|_| ino.0 % 2 == 0);
+            let shaped = shape.is_some();
+            shape.iter().for_each(|shape| take_shape(&file, shape));
+            let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true, shaped };
             match self.ask(Op::FlushEnd(end)).await {
                 Ok(Some(Body::FlushDone(d))) => assert!(d.published),
                 other => panic!("{other:?}"),
@@ -370,96 +316,6 @@ fn replay(dir: &Path) -> State {
     state
 }
 
-fn real(root: &Path, path: &[u8]) -> PathBuf {
-    path.iter().fold(root.to_owned(), |p, c| p.join(component(*c)))
-}
-
-fn os(result: std::io::Result<()>) -> Result<(), Errno> {
-    result.map_err(Errno::from)
-}
-
-/// The real kernel does it. Nothing goes through symbolic links, as nothing does above.
-fn reference(root: &Path, act: &Act) -> Result<(), Errno> {
-    let r = |p: &[u8]| real(root, p);
-    for p in paths(act) {
-        let mut at = root.to_owned();
-        for c in &p[..p.len() - 1] {
-            at = at.join(component(*c));
-            let meta = std::fs::symlink_metadata(&at).map_err(Errno::from)?;
-            if !meta.is_dir() {
-                return Err(Errno::ENOTDIR);
-            }
-        }
-    }
-    match act {
-        Act::Mkdir(p) => os(std::fs::create_dir(r(p)).and_then(|()| chmod(&r(p), 0o755))),
-        Act::Write(p, len, fill) => {
-            match std::fs::symlink_metadata(r(p)) {
-                Ok(m) if !m.is_file() => return Err(Errno::EINVAL),
-                _ => {}
-            }
-            let fresh = !r(p).exists();
-            let mut options = std::fs::OpenOptions::new();
-            let options = options.create(true).truncate(false).write(true);
-            let file = options.open(r(p)).map_err(Errno::from)?;
-            file.write_all_at(&vec![*fill; *len as usize], 0).map_err(Errno::from)?;
-            if fresh { os(chmod(&r(p), 0o644)) } else { Ok(()) }
-        }
-        Act::Symlink(p) => os(std::os::unix::fs::symlink("x/y", r(p))),
-        Act::Fifo(p) => {
-            let mode = rustix::fs::Mode::from_raw_mode(0o640);
-            rustix::fs::mknodat(CWD, r(p), rustix::fs::FileType::Fifo, mode, 0)
-                .map_err(|e| Errno(e.raw_os_error()))
-        }
-        Act::Unlink(p) => os(std::fs::remove_file(r(p))),
-        Act::Rmdir(p) => os(std::fs::remove_dir(r(p))),
-        Act::Rename(a, b, flags) => {
-            let flags = RenameFlags::from_bits_retain(*flags);
-            rustix::fs::renameat_with(CWD, r(a), CWD, r(b), flags)
-                .map_err(|e| Errno(e.raw_os_error()))
-        }
-        Act::Link(a, b) => rustix::fs::linkat(CWD, r(a), CWD, r(b), AtFlags::empty())
-            .map_err(|e| Errno(e.raw_os_error())),
-        Act::Chmod(p, mode) => {
-            let meta = std::fs::symlink_metadata(r(p)).map_err(Errno::from)?;
-            if meta.is_symlink() { Err(Errno::EOPNOTSUPP) } else { os(chmod(&r(p), *mode)) }
-        }
-        Act::Truncate(p, len) => {
-            let meta = std::fs::symlink_metadata(r(p)).map_err(Errno::from)?;
-            if meta.is_dir() {
-                return Err(Errno::EISDIR);
-            }
-            if !meta.is_file() {
-                return Err(Errno::EINVAL);
-            }
-            let file = std::fs::OpenOptions::new().write(true).open(r(p)).map_err(Errno::from)?;
-            os(file.set_len(u64::from(*len)))
-        }
-        Act::SetXattr(p, v) => {
-            let flags = XattrFlags::from_bits_retain(u32::from(*v) % 3);
-            rustix::fs::lsetxattr(r(p), "user.t", &[*v], flags).map_err(|e| Errno(e.raw_os_error()))
-        }
-        Act::Dies(act, _) => reference(root, act),
-        Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Ok(()),
-    }
-}
-
-fn chmod(path: &Path, mode: u32) -> std::io::Result<()> {
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-}
-
-fn paths(act: &Act) -> Vec<&[u8]> {
-    match act {
-        Act::Mkdir(p) | Act::Write(p, ..) | Act::Symlink(p) | Act::Fifo(p) | Act::Unlink(p) => {
-            vec![p]
-        }
-        Act::Rmdir(p) | Act::Chmod(p, _) | Act::Truncate(p, _) | Act::SetXattr(p, _) => vec![p],
-        Act::Rename(a, b, _) | Act::Link(a, b) => vec![a, b],
-        Act::Dies(act, _) => paths(act),
-        Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Vec::new(),
-    }
-}
-
 async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
     match act {
         Act::Mkdir(p) => o.make(p, libc::S_IFDIR | 0o755, b"").await.map(drop),
@@ -526,30 +382,6 @@ async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
             let done = Box::pin(overlay(o, act)).await;
             o.core.backing.death.after(u32::MAX);
             done
-        }
-    }
-}
-
-/// Everything about a tree that both sides must agree on.
-fn tree(root: &Path, at: &Path, out: &mut BTreeMap<PathBuf, String>) {
-    for entry in std::fs::read_dir(at).unwrap() {
-        let path = entry.unwrap().path();
-        let meta = std::fs::symlink_metadata(&path).unwrap();
-        let content = if meta.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
-        let target = std::fs::read_link(&path).ok();
-        let mut value = [0u8; 8];
-        let xattr = rustix::fs::lgetxattr(&path, "user.t", &mut value[..]).unwrap_or(0);
-        let text = format!(
-            "mode {:o} nlink {} size {} sum {} to {target:?} xattr {:?}",
-            meta.mode(),
-            if meta.is_dir() { 0 } else { meta.nlink() },
-            content.len(),
-            crc32c::crc32c(&content),
-            &value[..xattr],
-        );
-        out.insert(path.strip_prefix(root).unwrap().to_owned(), text);
-        if meta.is_dir() {
-            tree(root, &path, out);
         }
     }
 }

@@ -1,0 +1,222 @@
+//! Who holds copies of whose unflushed bytes, and what becomes of them when their owner is lost.
+//! No bytes come here: a pair is a promise of its owner, kept by the epoch that every attach names.
+
+use super::{Call, OpError, OpResult, ranges};
+use crate::core::Core;
+use crate::state::{Entry, FileOp, NodeRecord, Orphaned, Outcome, Pair, State};
+use ebb_types::{ByteRange, Errno, Incarnation, Ino, NodeId, Version};
+use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
+
+/// Copies of more lost lives than one node can hold are not a list but an attack.
+const HELD_MAX: usize = 4096;
+
+/// No daemon has this incarnation: nothing is done for a node that has it.
+const NO_LIFE: Incarnation = Incarnation(0);
+
+fn refused(text: &str) -> OpError {
+    OpError::new(Errno::EREMCHG, text)
+}
+
+/// True for the node that a daemon with an empty cache has left behind.
+fn is_ghost(node: &NodeRecord) -> bool {
+    node.incarnation == NO_LIFE
+}
+
+impl Call {
+    /// Bytes may only be published under the epoch under which they were copied: older copies of
+    /// them, elsewhere, must not count.
+    pub(super) fn check_copies(&self, state: &State, epoch: u64) -> Result<(), OpError> {
+        let now = state.pairs.get(&self.who.node).map_or(0, |pair| pair.epoch);
+        match epoch == now {
+            true => Ok(()),
+            false => Err(refused("copies of these bytes belong to another pair")),
+        }
+    }
+
+    pub(super) fn pair(&self, op: &pb::Pair) -> OpResult {
+        let me = self.who.node;
+        let partner = NodeId(op.partner);
+        let mut state = self.core.state();
+        if partner == me || (op.partner != 0 && !state.nodes.contains_key(&partner)) {
+            return Err(OpError::new(Errno::EINVAL, "no such partner"));
+        }
+        // This node lives, with its bytes: nobody adopts what it had.
+        let mut entries = forget_orphans(&state, me);
+        let mut epoch = 0;
+        if op.partner != 0 {
+            epoch = state.next_epoch;
+            entries.push(Entry::Paired(me, Some(Pair { partner, epoch })));
+        } else if state.pairs.contains_key(&me) {
+            entries.push(Entry::Paired(me, None));
+        }
+        self.core.commit(&mut state, &entries);
+        Ok(Some(Body::Paired(pb::Paired { epoch })))
+    }
+
+    pub(super) fn copies(&self, op: &pb::Copies) -> OpResult {
+        if op.held.len() > HELD_MAX || op.avoid.len() > HELD_MAX {
+            return Err(Errno::E2BIG.into());
+        }
+        let me = self.who.node;
+        let mut state = self.core.state();
+        let mut reply = pb::CopiesReply::default();
+        for held in &op.held {
+            self.judge_held(&mut state, held, &mut reply);
+        }
+        if let Some(pair) = state.pairs.get(&me) {
+            reply.epoch = pair.epoch;
+            reply.partner_alive = self.core.sessions.is_alive(pair.partner).0;
+        }
+        if op.wants
+            && let Some(node) = self.choose_partner(&state, &op.avoid)
+        {
+            reply.partner = node.id.0;
+            reply.address.clone_from(&node.peer_address);
+        }
+        Ok(Some(Body::Copies(reply)))
+    }
+
+    fn judge_held(&self, state: &mut State, held: &pb::Holding, reply: &mut pb::CopiesReply) {
+        let (owner, me) = (NodeId(held.owner), self.who.node);
+        let pair = Pair { partner: me, epoch: held.epoch };
+        if state.pairs.get(&owner) == Some(&pair) {
+            if !self.core.sessions.is_connected(owner) {
+                reply.silent.push(held.epoch);
+            }
+        } else if state.orphaned.get(&held.epoch) != Some(&Orphaned { owner, partner: me }) {
+            reply.drop.push(held.epoch);
+        } else if held.done {
+            let mut entries = vec![Entry::Orphaned(held.epoch, None)];
+            let more = state.orphaned.iter().any(|(e, o)| *e != held.epoch && o.owner == owner);
+            if !more && state.nodes.get(&owner).is_some_and(is_ghost) {
+                entries.push(Entry::NodeLeft(owner));
+            }
+            self.core.commit(state, &entries);
+            reply.drop.push(held.epoch);
+        } else {
+            reply.take.push(held.epoch);
+        }
+    }
+
+    /// The next node after this one, in a ring of those that are there.
+    fn choose_partner<'s>(&self, state: &'s State, avoid: &[u32]) -> Option<&'s NodeRecord> {
+        let me = self.who.node;
+        let fits = |n: &&NodeRecord| {
+            n.id != me
+                && !avoid.contains(&n.id.0)
+                && !n.peer_address.is_empty()
+                && self.core.sessions.is_connected(n.id)
+        };
+        let after = state.nodes.range(me..).map(|(_, n)| n);
+        after.chain(state.nodes.range(..me).map(|(_, n)| n)).find(fits)
+    }
+
+    pub(super) fn adopt(&self, op: &pb::Adopt) -> OpResult {
+        let (ino, me) = (Ino(op.ino), self.who.node);
+        let ranges = ranges(&op.ranges)?;
+        let mut state = self.core.state();
+        let owner = NodeId(op.owner);
+        if state.orphaned.get(&op.epoch) != Some(&Orphaned { owner, partner: me }) {
+            return Err(refused("these copies are of no use any more"));
+        }
+        let file = state.file(ino)?;
+        let any = !file.grantable(owner, &ranges).is_empty();
+        let version = if any { file.version().next() } else { Version::ZERO };
+        let size = file.size();
+        // One record: when it is asked again after a crash, the answer must be the same.
+        let mut entries = vec![self.answered(Outcome::Appended(size, version))];
+        if any {
+            entries.push(Entry::File(ino, FileOp::Adopt(owner, me, ranges.clone())));
+        }
+        self.core.commit(&mut state, &entries);
+        self.adopted(&state, ino, &ranges, version)
+    }
+
+    /// The answer to an adoption that took `version`.
+    pub(super) fn adopted(
+        &self,
+        state: &State,
+        ino: Ino,
+        ranges: &[ByteRange],
+        version: Version,
+    ) -> OpResult {
+        let file = state.file(ino)?;
+        let me = self.who.node;
+        let moved = ranges.iter().flat_map(|r| file.owned_in(*r));
+        let moved = moved.filter(|o| o.node == me && !o.flushed && o.version == version);
+        Ok(Some(Body::Adopted(pb::Adopted {
+            version: file.version().0,
+            size: file.size(),
+            ranges: moved.map(|o| ebb_wire::range_to_pb(o.range)).collect(),
+        })))
+    }
+}
+
+/// What makes copies of `owner`'s bytes useless: it has them itself.
+pub(crate) fn forget_orphans(state: &State, owner: NodeId) -> Vec<Entry> {
+    let its = state.orphaned.iter().filter(|(_, o)| o.owner == owner);
+    its.map(|(epoch, _)| Entry::Orphaned(*epoch, None)).collect()
+}
+
+/// `partner` has lost what it kept: nobody waits for it.
+pub(crate) fn forget_kept_by(state: &State, partner: NodeId) -> Vec<Entry> {
+    let kept = state.orphaned.iter().filter(|(_, o)| o.partner == partner);
+    kept.map(|(epoch, _)| Entry::Orphaned(*epoch, None)).collect()
+}
+
+/// What a lost node had flushed is the backing's. The rest gets new versions: copies may be newer
+/// than what was published, so nothing that others have fetched counts as the newest.
+fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (ino, file) in &state.files {
+        if file.owned().any(|o| o.node == node && o.flushed) {
+            entries.push(Entry::File(*ino, FileOp::Lost(node)));
+        }
+        let unflushed = file.grantable(node, &[ByteRange::ALL]);
+        if !unflushed.is_empty() {
+            let ranges = unflushed.into_iter().map(|o| o.range).collect();
+            entries.push(Entry::File(*ino, FileOp::Attach(node, ranges)));
+        }
+    }
+    entries
+}
+
+/// A daemon of this name is back without the bytes of its predecessor. When a partner has copies
+/// of these, the predecessor stays behind as a node of its own, which is lost; the new one is
+/// another node.
+pub(crate) fn leave_ghost(state: &State, node: &NodeRecord) -> Vec<Entry> {
+    let orphan = |pair: &Pair| {
+        let orphaned = Orphaned { owner: node.id, partner: pair.partner };
+        Entry::Orphaned(pair.epoch, Some(orphaned))
+    };
+    let mut entries: Vec<Entry> = state.pairs.get(&node.id).map(orphan).into_iter().collect();
+    if entries.is_empty() && !state.orphaned.values().any(|o| o.owner == node.id) {
+        return Vec::new();
+    }
+    entries.push(Entry::Paired(node.id, None));
+    entries.extend(last_words(state, node.id));
+    entries.push(Entry::Node(NodeRecord {
+        id: node.id,
+        name: format!("{} (lost as n{})", node.name, node.id),
+        incarnation: NO_LIFE,
+        peer_address: String::new(),
+    }));
+    entries
+}
+
+impl Core {
+    /// A node is lost, or as good as lost: its partner may adopt what it holds copies of, and what
+    /// it had flushed is read from the backing. It publishes nothing before it has begun another
+    /// pair.
+    pub fn orphan(&self, node: NodeId) {
+        let mut state = self.state();
+        let Some(pair) = state.pairs.get(&node).copied() else { return };
+        let orphaned = Orphaned { owner: node, partner: pair.partner };
+        let mut entries =
+            vec![Entry::Paired(node, None), Entry::Orphaned(pair.epoch, Some(orphaned))];
+        entries.extend(last_words(&state, node));
+        tracing::warn!(%node, partner = %pair.partner, "lost: its partner adopts its bytes");
+        self.commit(&mut state, &entries);
+    }
+}

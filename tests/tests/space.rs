@@ -1,0 +1,335 @@
+//! No room, or no right, where bytes are to go: quota and inodes of the backing, room and inodes of the
+//! disk with the cache, and permission. What is acknowledged stays, the error says which path and
+//! why, and with room again everything arrives.
+
+use ebb_testkit::{Cluster, Disk, Node, describe, skip_reason};
+use ebb_tests::content::{bytes, same};
+use ebb_tests::model::close;
+use ebb_tests::tools::{available, within};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What the job has written.
+type Written = Vec<(String, Vec<u8>)>;
+
+/// The disk, or nothing where this machine has none of that kind.
+fn disk(made: impl FnOnce() -> Result<Disk, String>) -> Option<Disk> {
+    if skip_reason().is_some() {
+        return None;
+    }
+    made().inspect_err(|why| println!("SKIPPED: {why}")).ok()
+}
+
+fn on_backing(disk: &Disk, flush: &str, cache_size: &str) -> Cluster {
+    let builder = Cluster::builder().nodes(1).flush(flush).option("--cache-size", cache_size);
+    builder.backing(disk.path()).start()
+}
+
+/// The backing is elsewhere.
+fn with_cache_on(disk: &Disk, model: &str, flush: &str) -> Cluster {
+    let builder = Cluster::builder().nodes(1).consistency(model).flush(flush);
+    builder.option("--wait-interval", "100ms").caches_below(disk.path()).start()
+}
+
+fn store(path: &Path, content: &[u8]) -> io::Result<()> {
+    let file = File::create(path)?;
+    file.write_all_at(content, 0)?;
+    close(file)
+}
+
+fn write_files(node: &Node, what: &str, count: u64, len: u64) -> Written {
+    let write = |i| {
+        let (name, content) = (format!("{what}-{i}"), bytes(1, i, 0, len));
+        store(&node.path(&name), &content).expect("the buffer takes it");
+        (name, content)
+    };
+    (0..count).map(write).collect()
+}
+
+fn check(root: &Path, written: &Written) {
+    for (name, content) in written {
+        same(name, &fs::read(root.join(name)).expect("read"), content);
+    }
+}
+
+/// A drain and an unmount end with status 3, and say all of this.
+fn is_refused(node: &Node, says: &[&str]) {
+    for command in ["drain", "umount"] {
+        let output = node.ebb(command, &[], &[]);
+        assert_eq!(output.status.code(), Some(3), "{}", describe(&output));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let missing: Vec<_> = says.iter().filter(|text| !said.contains(**text)).collect();
+        assert!(missing.is_empty(), "{command} does not say {missing:?}: {}", describe(&output));
+        println!("{command}: {said}");
+    }
+}
+
+/// Files of somebody else, until no further one can be made.
+fn take_inodes(dir: &Path) -> Vec<PathBuf> {
+    fs::create_dir_all(dir).expect("a directory for them");
+    let made =
+        (0..).map(|i| dir.join(format!("other-{i}"))).take_while(|p| File::create(p).is_ok());
+    made.collect()
+}
+
+fn give_back(files: &[PathBuf]) {
+    files.iter().for_each(|file| fs::remove_file(file).expect("it was made"));
+}
+
+/// Writes pieces at the end until one is refused; what was acknowledged, and the errno.
+fn write_until_refused(path: &Path, appends: bool, most: u64) -> (Vec<u8>, Option<i32>) {
+    let mut options = File::options();
+    let mut file = options.create(true).write(true).append(appends).open(path).expect("open");
+    let mut acknowledged = Vec::new();
+    for i in 0..most {
+        let piece = bytes(2, i, 0, 50_000);
+        match file.write(&piece) {
+            Ok(n) => acknowledged.extend_from_slice(&piece[..n]),
+            Err(e) => return (acknowledged, e.raw_os_error()),
+        }
+    }
+    (acknowledged, None)
+}
+
+#[test]
+fn an_exceeded_quota_of_the_backing_is_told_and_made_good_later() {
+    let Some(disk) = disk(|| Disk::with_quota(160)) else { return };
+    let cluster = on_backing(&disk, "end", "64MiB");
+    let node = cluster.node(0);
+    let mut written = write_files(node, "small", 3, 10_000);
+    node.drain();
+    disk.limit(Some(8 << 20));
+    written.extend(write_files(node, "large", 1, 20_000_000));
+    is_refused(node, &["large-0: ", "quota"]);
+    assert!(!cluster.backing().join("large-0").exists(), "never short under its own name");
+    check(node.mountpoint(), &written);
+    disk.limit(None);
+    node.drain();
+    check(cluster.backing(), &written);
+    assert_eq!(node.status()["errors"].as_array().map(Vec::len), Some(0), "made good");
+    node.umount();
+}
+
+#[test]
+fn a_writer_behind_an_exceeded_quota_and_a_full_buffer_is_told_so() {
+    let Some(disk) = disk(|| Disk::with_quota(160)) else { return };
+    let cluster = on_backing(&disk, "immediate", "4MiB");
+    let node = cluster.node(0);
+    disk.limit(Some(6 << 20));
+    let (acknowledged, errno) = write_until_refused(&node.path("much"), false, 800);
+    assert_eq!(errno, Some(libc::EDQUOT), "after {} bytes", acknowledged.len());
+    same("acknowledged", &fs::read(node.path("much")).expect("read"), &acknowledged);
+    disk.limit(None);
+    node.umount();
+    same("backing", &fs::read(cluster.backing().join("much")).expect("read"), &acknowledged);
+}
+
+#[test]
+fn a_backing_without_inodes_is_told_and_made_good_later() {
+    let Some(disk) = disk(|| Disk::with_inodes(64, 64)) else { return };
+    let cluster = on_backing(&disk, "end", "64MiB");
+    let node = cluster.node(0);
+    let mut written = write_files(node, "before", 3, 10_000);
+    node.drain();
+    let others = take_inodes(&disk.path());
+    written.extend(write_files(node, "more", 5, 10_000));
+    fs::create_dir(node.path("dir")).expect("new names wait in the job");
+    // What needs no new file goes on.
+    written[0].1 = bytes(7, 7, 0, 10_000);
+    let again = File::options().write(true).open(node.path("before-0")).expect("open");
+    again.write_all_at(&written[0].1, 0).expect("write");
+    close(again).expect("close");
+    is_refused(node, &["more-0: ", "more-4: ", "dir", "No space left", "inodes"]);
+    check(node.mountpoint(), &written);
+    same("an old one", &fs::read(disk.path().join("before-0")).expect("read"), &written[0].1);
+    give_back(&others);
+    node.drain();
+    check(cluster.backing(), &written);
+    assert!(cluster.backing().join("dir").is_dir());
+    node.umount();
+}
+
+#[test]
+fn more_files_than_the_cache_has_inodes_go_through_it() {
+    for flush in ["immediate", "end"] {
+        let Some(disk) = disk(|| Disk::with_inodes(64, 340)) else { return };
+        let cluster = with_cache_on(&disk, "session", flush);
+        let written = write_files(cluster.node(0), "file", 200, 3_000);
+        check(cluster.node(0).mountpoint(), &written);
+        cluster.umount_all();
+        check(cluster.backing(), &written);
+    }
+}
+
+/// While others have all inodes of the cache's disk, a new file takes the place of one that can be
+/// flushed; where there is none, a write says ENOSPC, and what is not here is read all the same.
+#[test]
+fn a_cache_without_inodes_is_told_and_made_good_later() {
+    let Some(disk) = disk(|| Disk::with_inodes(64, 400)) else { return };
+    let cluster = with_cache_on(&disk, "session", "end");
+    let node = cluster.node(0);
+    fs::write(cluster.backing().join("old"), bytes(5, 5, 0, 10_000)).expect("write");
+    let others = take_inodes(&disk.path().join("others"));
+    let refusal = store(&node.path("refused"), b"new").expect_err("no inode for it");
+    assert_eq!(refusal.raw_os_error(), Some(libc::ENOSPC));
+    is_told_in_status(node);
+    same("old", &fs::read(node.path("old")).expect("read"), &bytes(5, 5, 0, 10_000));
+    give_back(&others[..5]);
+    let mut written = write_files(node, "mine", 20, 10_000);
+    check(node.mountpoint(), &written);
+    give_back(&others[5..]);
+    written.extend(write_files(node, "later", 3, 4_000));
+    assert_eq!(node.status()["errors"].as_array().map(Vec::len), Some(0), "made good");
+    node.umount();
+    check(cluster.backing(), &written);
+}
+
+fn is_told_in_status(node: &Node) {
+    let errors = node.status()["errors"].clone();
+    let cache = node.cache().display().to_string();
+    let is_named = |e: &serde_json::Value| {
+        e["path"] == cache && e["text"].as_str().is_some_and(|t| t.contains("--cache"))
+    };
+    assert!(errors.as_array().expect("a list").iter().any(is_named), "{errors:#}");
+}
+
+fn cache_full_of_others(model: &str, flush: &str, appends: bool) {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = with_cache_on(&disk, model, flush);
+    let node = cluster.node(0);
+    let written = write_files(node, "mine", 8, 700_000);
+    disk.fill();
+    let (acknowledged, errno) = write_until_refused(&node.path("much"), appends, 400);
+    println!("{model}, {flush}: {} bytes went through, then {errno:?}", acknowledged.len());
+    check(node.mountpoint(), &written);
+    same("acknowledged", &fs::read(node.path("much")).expect("read"), &acknowledged);
+    if let Some(errno) = errno {
+        assert_eq!(errno, libc::ENOSPC);
+    }
+    disk.unfill();
+    let later = write_files(node, "later", 3, 400_000);
+    assert_eq!(node.status()["errors"].as_array().map(Vec::len), Some(0), "made good");
+    node.umount();
+    [written, later].iter().for_each(|files| check(cluster.backing(), files));
+    same("backing", &fs::read(cluster.backing().join("much")).expect("read"), &acknowledged);
+}
+
+#[test]
+fn a_cache_full_of_others_files_goes_on_with_what_it_can_flush() {
+    cache_full_of_others("session", "end", false);
+    cache_full_of_others("posix", "immediate", true);
+}
+
+/// Nothing of the job is in the cache that could make room.
+#[test]
+fn a_cache_with_no_room_at_all_is_told_and_made_good_later() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    for (model, appends) in [("session", false), ("posix", true)] {
+        let cluster = with_cache_on(&disk, model, "end");
+        let node = cluster.node(0);
+        fs::write(cluster.backing().join("old"), bytes(5, 5, 0, 90_000)).expect("write");
+        disk.fill();
+        let (acknowledged, errno) = write_until_refused(&node.path("much"), appends, 400);
+        // It lives on what it can flush. Others take that, too, until nothing is left.
+        let mut more = Vec::new();
+        let refusal = errno.or_else(|| {
+            node.drain();
+            (0..50).find_map(|i| {
+                more.push(disk.path().join(format!("more-{i}")));
+                let mut file = File::create(more.last()?).ok()?;
+                while file.write_all(&[1; 4096]).is_ok() {}
+                let (_, errno) = write_until_refused(&node.path(format!("more-{i}")), appends, 1);
+                errno
+            })
+        });
+        println!("{model}: {} bytes went through, then {refusal:?}", acknowledged.len());
+        assert_eq!(refusal, Some(libc::ENOSPC));
+        is_told_in_status(node);
+        same("acknowledged", &fs::read(node.path("much")).expect("read"), &acknowledged);
+        same("old", &fs::read(node.path("old")).expect("read"), &bytes(5, 5, 0, 90_000));
+        disk.unfill();
+        give_back(&more);
+        let later = write_files(node, "later", 3, 400_000);
+        assert_eq!(node.status()["errors"].as_array().map(Vec::len), Some(0), "made good");
+        node.umount();
+        check(cluster.backing(), &later);
+        same("backing", &fs::read(cluster.backing().join("much")).expect("read"), &acknowledged);
+        drop(cluster);
+        let _ = fs::remove_dir_all(disk.path().join("node0"));
+    }
+}
+
+/// A file that is open and has no name any more is never flushed: its bytes cannot make room, and
+/// a writer is told so soon. When others make room meanwhile, it goes on at once.
+#[test]
+fn bytes_of_a_nameless_file_are_not_waited_for() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = with_cache_on(&disk, "session", "immediate");
+    let node = cluster.node(0);
+    let nameless = File::create_new(node.path("nameless")).expect("create");
+    fs::remove_file(node.path("nameless")).expect("unlink");
+    let content = bytes(4, 4, 0, 300_000);
+    nameless.write_all_at(&content, 0).expect("the buffer takes it");
+    disk.fill();
+    for _ in 0..2 {
+        let path = node.path("refused");
+        let refused = within(Duration::from_secs(20), "write", move || store(&path, &[1; 200_000]));
+        let refused = refused.expect_err("there is no room").raw_os_error();
+        assert_eq!(refused, Some(libc::ENOSPC));
+    }
+    is_told_in_status(node);
+    let path = node.path("written");
+    let waiting = std::thread::spawn(move || store(&path, &[2; 200_000]));
+    std::thread::sleep(Duration::from_secs(1));
+    disk.unfill();
+    let done = within(Duration::from_secs(20), "write", move || waiting.join()).expect("no panic");
+    done.expect("there is room again");
+    drop(nameless);
+    node.umount();
+    same("written", &fs::read(cluster.backing().join("written")).expect("read"), &[2; 200_000]);
+}
+
+/// The job's user may not write in a directory of the backing, or not any more.
+#[test]
+fn without_permission_on_the_backing_nothing_is_dropped() {
+    const USER: u32 = 12_345;
+    if skip_reason().is_some() || !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root may give files away");
+        return;
+    }
+    if !available(&["setpriv"]) {
+        return;
+    }
+    let cluster = Cluster::builder().nodes(1).flush("end").squashed().start();
+    let (node, backing) = (cluster.node(0), cluster.backing());
+    let open_dir = backing.join("mine");
+    fs::create_dir(&open_dir).expect("mkdir");
+    fs::create_dir(backing.join("others")).expect("mkdir");
+    fs::write(backing.join("others/old"), "old").expect("write");
+    for path in ["others", "others/old"] {
+        std::os::unix::fs::chown(backing.join(path), Some(USER), Some(USER)).expect("chown");
+    }
+    let refused = |script: &str| {
+        let output = node.command("sh").args(["-ec", script]).output().expect("sh");
+        assert!(!output.status.success(), "{script}: {}", describe(&output));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("ermission"), "{script}");
+    };
+    refused("rm -f others/old");
+    refused("mv others/old mine/old");
+    refused("truncate -s 1 others/old");
+    node.shell("seq 1 30000 > mine/numbers; mkdir mine/dir; cat others/old");
+    // Taken away while bytes wait for it.
+    let owner = |id| std::os::unix::fs::chown(&open_dir, Some(id), Some(id)).expect("chown");
+    owner(USER);
+    fs::set_permissions(&open_dir, fs::Permissions::from_mode(0o755)).expect("chmod");
+    is_refused(node, &["mine/numbers: ", "ermission denied"]);
+    let numbers: String = (1..=30_000).map(|i| format!("{i}\n")).collect();
+    assert_eq!(node.shell("cat mine/numbers"), numbers);
+    owner(0);
+    node.umount();
+    let arrived = fs::read_to_string(open_dir.join("numbers")).expect("read");
+    assert!(arrived == numbers && open_dir.join("dir").is_dir());
+}
