@@ -3,6 +3,7 @@
 #
 #   make demo    two nodes on this machine, each step explained (under two minutes once built)
 #   make test    all tests, on real mounts
+#   make test-past   those on mounts once more, with --io-path auto
 #   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
 #                break; another cluster after every n rounds
 #   make bench   the benchmarks
@@ -12,7 +13,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build demo test chaos bench lint clean tools
+.PHONY: build demo test test-past chaos bench lint clean tools
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -30,6 +31,11 @@ test: build
 	@.ci/test-tools
 	.ci/test-totals env EBB_REQUIRE_FUSE=1 EBB_REQUIRE_TOOLS=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release --workspace --no-fail-fast
+
+# The same tests on real mounts with the kernel reading and writing past the daemon.
+test-past: build
+	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
+	    cargo test --release -p ebb-tests --no-fail-fast
 
 # SECONDS is the shell's own name for its age: only a value from the command line counts.
 chaos: build

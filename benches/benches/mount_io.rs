@@ -90,7 +90,8 @@ fn main() {
 
 /// A new file, and a local one that is read, as the kernel does it for session.
 fn past_the_daemon(report: &mut Report) {
-    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end");
+    let cluster = cluster.option("--io-path", "auto").start();
     let bare_dir = tempfile::tempdir().expect("tempdir");
     let (bare, mount) = (bare_dir.path().join("new"), cluster.nodes()[0].path("new"));
     let (old_bare, old_mount) = (bare_dir.path().join("old"), cluster.nodes()[0].path("old"));

@@ -120,9 +120,10 @@ pub struct MountOptions {
     /// leases on this node
     #[arg(long)]
     pub naive: bool,
-    /// Which way reads and writes go: auto (past the daemon, by kernel passthrough, where that is
-    /// right and the machine can; writes only where --cache-size is about the size of the disk),
-    /// passthrough (the same, but a machine that cannot is an error) or daemon (never past it; for measurements) [default: auto]
+    /// Which way reads and writes go: daemon (through the daemon, always), auto (past it, by kernel
+    /// passthrough, where that is right and the machine can; writes only where --cache-size is about
+    /// the size of the disk) or passthrough (the same, but a machine that cannot is an error)
+    /// [default: daemon]
     #[arg(long, value_name = "WAY")]
     pub io_path: Option<String>,
     /// Config file (TOML) [default: $EBB_CONFIG, else ~/.config/ebb/config.toml if present]

@@ -151,14 +151,15 @@ fn daemons_that_die_after_a_sync() {
             .flat_map(|p| (0..4).map(|which| generate::blank(p, which)))
             .flat_map(|p| generate::interrupted(&p))
             .collect();
-        assert!(all(&model, &pairs, stride([7, 1, 1]), Bounds::past(0)) > 80);
-        assert!(all(&model, &pairs, stride([29, 3, 1]), Bounds::past(1)) > 20);
+        assert!(all(&model, &pairs, stride([29, 2, 1]), Bounds::past(0)) > 20);
+        assert!(all(&model, &pairs, stride([101, 7, 1]), Bounds::past(1)) > 5);
         let beside: Vec<_> = generate::beside(&model)
             .iter()
             .flat_map(|p| (0..4).map(|which| generate::blank(p, which)))
             .flat_map(|p| generate::interrupted(&p))
             .collect();
-        assert!(all(&model, &beside, stride([7, 1, 1]), Bounds::past(1)) > 20);
+        assert!(all(&model, &beside, stride([11, 2, 1]), Bounds::past(0)) > 10);
+        assert!(all(&model, &beside, stride([53, 5, 1]), Bounds::past(1)) > 2);
     }
 }
 

@@ -25,11 +25,11 @@ pub enum Durability {
 #[serde(rename_all = "lowercase")]
 pub enum IoMode {
     /// Past the daemon where that is right and the machine can.
-    #[default]
     Auto,
     /// The same; a machine that cannot is an error.
     Passthrough,
     /// Through the daemon, always.
+    #[default]
     Daemon,
 }
 

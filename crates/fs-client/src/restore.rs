@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | published at v, and the service's file is older than v | anybody | dirty (the service forgot them) |
 //! | published | this node, unflushed | owned |
-//! | published and perhaps written again | this node, flushed | dirty |
+//! | published and perhaps written again | this node, flushed | published again |
 //! | published | anybody else, or flushed | dropped |
 //! | being published | this node, unflushed | owned |
 //! | being published, or written | this node (else) | dirty |
@@ -22,6 +22,9 @@
 //! What is owned gets a new version (`renew`): it may have been written again, or a publication of
 //! it may not have arrived, and then the copies that other nodes have are not what is here. What
 //! is given back gets one too (`detach_anew`): the flush may have taken newer bytes along.
+//!
+//! What was flushed and perhaps written again past the daemon is attached again where it is this node's
+//! still, and owned then: the flush may have been of what was there before.
 //!
 //! "Not held" is also what the journal says was held and nothing shows that the device has it:
 //! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
@@ -49,6 +52,7 @@ pub(crate) enum Verdict {
     Owned(Version),
     OwnedZeros(Version),
     Dirty,
+    Again,
     Aside,
     Lost,
     GiveBack,
@@ -82,8 +86,7 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
         Some(Kept::Owned(_) | Kept::Again(_) | Kept::Attaching) if mine && !today.flushed => {
             Verdict::Owned(today.version)
         }
-        // The flush may have been of what was there before.
-        Some(Kept::Again(_)) if mine => Verdict::Dirty,
+        Some(Kept::Again(_)) if mine => Verdict::Again,
         Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
         Some(Kept::Owned(_) | Kept::Again(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
@@ -272,13 +275,21 @@ async fn one(
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
-    let renewed = match here.is_empty() {
+    let again = ranges_of(&judged, |v| v == Verdict::Again);
+    let mut renewed = match here.is_empty() {
         true => None,
         false => Some(node.meta.renew(ino, &here).await?),
     };
+    if !again.is_empty() {
+        renewed = Some(node.meta.attach_again(ino, &again).await?);
+    }
     let answer = renewed.as_ref().unwrap_or(answer);
     if renewed.is_some() {
         judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
+    }
+    if judged.iter().any(|(_, v, _)| *v == Verdict::Again) {
+        tracing::error!(path = label, "own bytes were not published again");
+        return Err(Errno::EPROTO);
     }
     let judged =
         look_again(node, ino, judged, answer, &since.guessed, &mut done.silent).await?;

@@ -32,7 +32,7 @@ fn every_row_of_the_table() {
         (owned, today(NodeId::NOBODY, 7, false), Drop),
         (held(Kept::Again(Version(10))), today(OTHER, 9, false), Dirty),
         (held(Kept::Again(Version(4))), today(ME, 7, false), Owned(Version(7))),
-        (held(Kept::Again(Version(4))), today(ME, 7, true), Dirty),
+        (held(Kept::Again(Version(4))), today(ME, 7, true), Again),
         (held(Kept::Again(Version(4))), today(OTHER, 7, false), Drop),
         (held(Kept::Attaching), today(ME, 7, false), Owned(Version(7))),
         (held(Kept::Attaching), today(ME, 7, true), Dirty),

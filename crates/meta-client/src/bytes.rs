@@ -262,6 +262,27 @@ impl MetaClient {
         Ok(attached)
     }
 
+    /// Publishes bytes again where they are this node's, flushed or not, and answers the map of the whole
+    /// file then.
+    pub async fn attach_again(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+    ) -> Result<ebb_consistency::MapAnswer, Errno> {
+        let whole = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
+        let request = AttachRequest {
+            ino,
+            ranges: Vec::new(),
+            guessed: Vec::new(),
+            again: ranges.to_vec(),
+            mtime: None,
+            durable: false,
+            then_query: Some(whole),
+            copies: 0,
+        };
+        Ok(self.attach(&request).await?.map.ok_or(Errno::EPROTO)?.map)
+    }
+
     /// Gives what this node owns unflushed of these bytes a new version, and answers the map of the
     /// whole file then. Copies that other nodes have are not the newest any more.
     pub async fn renew(

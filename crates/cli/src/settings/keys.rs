@@ -91,7 +91,7 @@ pub static KEYS: [Key; 31] = [
     key("fuse-threads", Form::Count(1, 64), "2"),
     key("replicas", Form::Count(1, 2), "1"),
     key("naive", Form::Switch, "false"),
-    key("io-path", Form::Word(IO_PATH), "auto"),
+    key("io-path", Form::Word(IO_PATH), "daemon"),
 ];
 
 /// The row of a name.

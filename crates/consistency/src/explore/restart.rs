@@ -7,6 +7,7 @@ use super::actors::Flusher;
 use super::fault::Fault;
 use super::past::{BLOCK, Past, byte, has, runs};
 use super::world::{Bytes, FILE, LEN, Setup, World};
+use crate::claim::Claim;
 use crate::ownership::Owned;
 use crate::view::FileView;
 use ebb_types::{ByteRange, NodeId, Version};
@@ -64,9 +65,13 @@ impl World {
     pub(super) fn revive(&mut self, setup: &Setup<'_>, p: usize, n: usize) {
         let id = self.nodes[n].id;
         let Some(left) = self.nodes[n].past.left.take() else { return };
-        let held = runs(|i| left.owned[i] || left.again[i]);
-        let mine = self.service.grantable(id, &held);
-        self.service.claim(id, &[], &mine.into_iter().map(|o| o.range).collect::<Vec<_>>());
+        let held = runs(|i| left.owned[i]);
+        let renewed = self.service.grantable(id, &held).into_iter().map(|o| o.range);
+        // What was flushed may be older than what was synced: published again where nobody took it.
+        let again = runs(|i| left.again[i]).into_iter();
+        let again = again.flat_map(|r| self.service.judge_claim(id, r, Claim::Again).0);
+        let mine: Vec<_> = renewed.chain(again).collect();
+        self.service.claim(id, &[], &mine);
         let fates: Vec<Fate> = (0..LEN).map(|i| self.fate(setup, n, &left, i)).collect();
         let back = runs(|i| fates[i] == Fate::GiveBack);
         let given = self.service.detach_anew(id, &back);
@@ -98,7 +103,6 @@ impl World {
         let mine = today.filter(|o| o.node == id);
         match mine {
             Some(o) if !o.flushed && (left.owned[i] || left.again[i]) => Fate::Owned(o.version),
-            Some(_) if left.again[i] => Fate::Dirty,
             _ if left.written[i] => self.fate_of_written(setup, n, left, i, today),
             Some(o) if o.flushed => Fate::GiveBack,
             _ => Fate::Gone,

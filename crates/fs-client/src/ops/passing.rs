@@ -387,14 +387,12 @@ impl Node {
         let file = &handle.file;
         for look in 0.. {
             let turn = file.turn.lock().await;
-            if !self.must_wait_for_mappings(file) {
-                if file.state.read().opens == 1 {
-                    self.end_passing(file).await;
-                }
+            let free = !self.must_wait_for_mappings(file);
+            if free && self.may_leave(file).await {
                 return self.closed(file).await;
             }
             drop(turn);
-            if look >= LOOKS_AT_ONCE
+            if (free || look >= LOOKS_AT_ONCE)
                 && let Some(node) = self.me_arc()
             {
                 let file = Arc::clone(file);
@@ -411,13 +409,15 @@ impl Node {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAPPED_LOOK_MAX);
             let _turn = file.turn.lock().await;
-            if !self.must_wait_for_mappings(file) {
-                if file.state.read().opens == 1 {
-                    self.end_passing(file).await;
-                }
+            if !self.must_wait_for_mappings(file) && self.may_leave(file).await {
                 return self.closed(file).await;
             }
         }
+    }
+
+    /// Ends the passing through with the last handle; false when it cannot end yet.
+    async fn may_leave(&self, file: &Arc<CachedFile>) -> bool {
+        file.state.read().opens != 1 || self.end_passing(file).await
     }
 
     /// True when this is the last handle, and somebody can still write.
@@ -426,26 +426,26 @@ impl Node {
         last && file.is_tracked() && !file.has_no_writers(&self.cache)
     }
 
-    async fn end_passing(&self, file: &Arc<CachedFile>) {
+    /// Publishes what the last look finds; false when that cannot be done now.
+    async fn end_passing(&self, file: &Arc<CachedFile>) -> bool {
         let tracked = file.is_tracked();
         if tracked {
             let unseen = self.may_hold_unseen(file, &file.state.read());
             if unseen && let Err(e) = self.attach(file, ByteRange::ALL, false, false).await {
                 tracing::warn!(ino = %file.ino, error = %e, "not published at the last close");
-                // Nobody looks for what was written again any more: all of it is to be published.
-                {
-                    let mut state = file.state.write();
-                    let again = self.take_again(&mut state, ByteRange::ALL);
-                    again.iter().for_each(|range| state.view.write(*range));
-                }
-                self.list_dirty(file);
                 self.note_written_now(file);
+                // Nobody could tell later which own bytes were written again. Of a file that is
+                // gone nobody wants to know.
+                if !matches!(e, Errno::ENOENT | Errno::ESTALE) {
+                    return false;
+                }
             }
         }
         self.stop_passing(file, &mut file.state.write());
         if tracked {
             self.unlist_if_clean(file);
         }
+        true
     }
 }
 

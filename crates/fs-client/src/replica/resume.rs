@@ -134,8 +134,8 @@ mod tests {
         };
         let mut note = Note::new(header);
         note.set_held([
-            (range(2, 4), Held { kept: Kept::Written, durable: false }),
-            (range(30, 40), Held { kept: Kept::Owned(Version(9)), durable: false }),
+            (range(2, 4), Held { kept: Kept::Written, durable: false, guessed: false }),
+            (range(30, 40), Held { kept: Kept::Owned(Version(9)), durable: false, guessed: false }),
         ]);
         assert_eq!(mine(Some(&note), &all, &answer(), ME), [v9(0, 2), v9(4, 10)]);
     }
