@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// Where the nodes of a cluster find their metadata service.
 pub(crate) type MetaAddress = Arc<Mutex<Option<String>>>;
 
+/// A process that is told to stop has stopped.
+const STOPPED_WITHIN: Duration = Duration::from_secs(10);
+
 /// How `setpriv` takes away what overrides permissions.
 const SQUASHED: [&str; 4] = [
     "--inh-caps",
@@ -235,7 +238,13 @@ impl Node {
     /// # Panics
     /// When it is not mounted.
     pub fn signal(&self, signal: Signal) {
-        kill(self.pid().expect("a daemon to signal"), signal);
+        let pid = self.pid().expect("a daemon to signal");
+        kill(pid, signal);
+        // On a busy machine the others of its threads go on until the first one has run.
+        if signal == Signal::STOP {
+            let stopped = || is_stopped(pid);
+            assert!(mounts::wait_until(STOPPED_WITHIN, stopped), "process {pid} goes on");
+        }
     }
 
     /// A program in this node's mount: its working directory is the mount point.
@@ -300,6 +309,17 @@ fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _ = kill_process(pid, signal);
     }
+}
+
+/// True when no thread of the process runs.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        // One that waits for a device stops when it has it.
+        state.is_none_or(|s| matches!(s, 'T' | 't' | 'D' | 'Z' | 'X'))
+    })
 }
 
 /// True for a process that runs; one that only waits to be collected does not.
