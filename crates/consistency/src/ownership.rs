@@ -182,12 +182,7 @@ impl FileState {
     /// The same for `ranges` that were written, and in the same step for `claimed`, which
     /// [`FileState::judge_claim`] granted: perhaps nothing was written there. That is remembered,
     /// also when the bytes have gone to the backing, until somebody attaches them by name.
-    pub fn claim(
-        &mut self,
-        node: NodeId,
-        ranges: &[ByteRange],
-        claimed: &[ByteRange],
-    ) -> Version {
+    pub fn claim(&mut self, node: NodeId, ranges: &[ByteRange], claimed: &[ByteRange]) -> Version {
         if claimed.iter().all(|r| r.is_empty()) {
             return self.attach(node, ranges);
         }

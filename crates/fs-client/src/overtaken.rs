@@ -103,11 +103,7 @@ struct There<'a> {
 
 impl There<'_> {
     /// The parts of `range` that are not zero now, as far as can be found out.
-    async fn taken(
-        &self,
-        range: ByteRange,
-        silent: &mut Silent,
-    ) -> Result<Vec<ByteRange>, Errno> {
+    async fn taken(&self, range: ByteRange, silent: &mut Silent) -> Result<Vec<ByteRange>, Errno> {
         let plan = self.file.state.read().view.plan_read(range.intersect(self.content()));
         let mut taken = Vec::new();
         for piece in plan.into_iter().flat_map(split) {

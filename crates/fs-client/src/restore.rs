@@ -291,8 +291,7 @@ async fn one(
         tracing::error!(path = label, "own bytes were not published again");
         return Err(Errno::EPROTO);
     }
-    let judged =
-        look_again(node, ino, judged, answer, &since.guessed, &mut done.silent).await?;
+    let judged = look_again(node, ino, judged, answer, &since.guessed, &mut done.silent).await?;
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
     let given_back = match back.is_empty() {
         true => None,

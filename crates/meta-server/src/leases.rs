@@ -281,10 +281,9 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
     match entry {
         Entry::File(ino, op) => match op {
             // Owners stay as they are, or readers find out by asking the owner.
-            FileOp::Detach(..)
-            | FileOp::Flushed(..)
-            | FileOp::Changes(_)
-            | FileOp::Guesses(_) => (Vec::new(), true),
+            FileOp::Detach(..) | FileOp::Flushed(..) | FileOp::Changes(_) | FileOp::Guesses(_) => {
+                (Vec::new(), true)
+            }
             FileOp::State(_)
             | FileOp::Attach(..)
             | FileOp::Claim(..)

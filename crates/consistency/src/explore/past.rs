@@ -223,8 +223,7 @@ impl World {
     /// The service judges the claims and attaches what it grants.
     fn claim(&mut self, setup: &Setup<'_>, n: usize, sent: Sending) -> Claimed {
         let id = self.nodes[n].id;
-        let (mut ranges, mut claimed, mut contested) =
-            (sent.exact.clone(), Vec::new(), Vec::new());
+        let (mut ranges, mut claimed, mut contested) = (sent.exact.clone(), Vec::new(), Vec::new());
         let claims = [
             (&sent.guessed, Claim::Guessed, Fault::GuessesTakeAll),
             (&sent.again, Claim::Again, Fault::AgainTakesAll),
