@@ -110,6 +110,7 @@ fn server_frames() {
         mtime: time,
         lease: Some(pb::Lease { seq: 5, version: 9, compared: true }),
         changed: vec![range(1, 2)],
+        guessed: vec![range(1, 2)],
     };
     let bodies = [
         Body::Entry(pb::Entry { attr, map: Some(map.clone()), lease: map.lease }),

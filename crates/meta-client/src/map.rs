@@ -97,6 +97,7 @@ mod tests {
             mtime: Some(pb::Time { sec: 5, nsec: 6 }),
             lease: Some(pb::Lease { seq: 3, version: 9, compared: true }),
             changed: Vec::new(),
+            guessed: Vec::new(),
         }
     }
 
