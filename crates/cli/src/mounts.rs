@@ -64,6 +64,13 @@ fn parse(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(line).collect()
 }
 
+/// The minor number of the device of the topmost mount at exactly this path.
+pub fn minor_of(mountinfo: &str, point: &Path) -> Option<u32> {
+    let line = |l: &&str| l.split(' ').nth(4).is_some_and(|p| Path::new(&unescape(p)) == point);
+    let last = mountinfo.lines().rfind(line)?;
+    last.split(' ').nth(2)?.split_once(':')?.1.parse().ok()
+}
+
 /// The topmost mount at exactly this path.
 pub fn at(point: &Path) -> io::Result<Option<Mount>> {
     let all = parse(&std::fs::read_to_string("/proc/self/mountinfo")?);
@@ -165,6 +172,8 @@ mod tests {
         assert_eq!(mounts[0].point, Path::new("/mnt/a b"));
         assert!(mounts[0].is_ebb() && !mounts[1].is_ebb() && mounts[2].is_ebb());
         assert_eq!(mounts[2].point, Path::new("/x\\y"));
+        assert_eq!(minor_of(text, Path::new("/x\\y")), Some(6));
+        assert_eq!(minor_of(text, Path::new("/nowhere")), None);
     }
 
     #[test]

@@ -212,7 +212,14 @@ impl CachedFile {
 
     /// Stores an application's bytes. Returns where they went; that is less than all of them
     /// only when the buffer is full.
-    pub fn store(&self, dir: &CacheDir, place: Place, data: &[u8]) -> Result<ByteRange, Errno> {
+    /// `placed` hears where an append is about to go.
+    pub fn store(
+        &self,
+        dir: &CacheDir,
+        place: Place,
+        data: &[u8],
+        placed: impl Fn(ByteRange),
+    ) -> Result<ByteRange, Errno> {
         let cache = self.cache(dir)?;
         let mut state = self.state.write();
         let offset = match place {
@@ -222,11 +229,21 @@ impl CachedFile {
         let range = checked_range(offset, data.len() as u64)?;
         // The lock is held over the copy into the page cache, so that neither a fetch nor an
         // attach can come between the bytes and the note of them.
+        if place == Place::End {
+            placed(range);
+        }
         let done = write_most(&cache, data, offset);
-        let range = match done {
-            (0, Some(e)) => return Err(Errno::from(e)),
+        let stored = match done {
+            (0, Some(e)) => {
+                placed(ByteRange::at(range.start(), 0));
+                return Err(Errno::from(e));
+            }
             (n, _) => ByteRange::at(range.start(), n as u64),
         };
+        if place == Place::End && stored != range {
+            placed(stored);
+        }
+        let range = stored;
         state.view.write(range);
         state.mtime = Some(Time::now());
         Ok(range)

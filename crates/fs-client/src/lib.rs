@@ -18,6 +18,7 @@ mod flush_source;
 mod fuse;
 mod handles;
 pub mod hash;
+pub mod heir;
 mod interrupt;
 pub mod journal;
 mod leases;
@@ -39,6 +40,7 @@ mod status;
 mod takeover;
 mod tree;
 mod virtual_files;
+mod watchdog;
 
 pub use daemon::{Ready, RunError, run};
 pub use fuse::unmount;

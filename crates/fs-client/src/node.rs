@@ -5,6 +5,7 @@ use crate::config::{Durability, MountConfig};
 use crate::daemon::Daemon;
 use crate::file::CachedFile;
 use crate::handles::Handles;
+use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
 use crate::leases::LeaseCounts;
@@ -13,6 +14,7 @@ use crate::ops::room::Room;
 use crate::replica::Replicas;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
+use crate::watchdog::Watchdog;
 use ebb_backend::Backend;
 use ebb_consistency::Model;
 use ebb_flusher::{Activity, Engine};
@@ -69,6 +71,12 @@ pub struct Node {
     pub flusher: OnceLock<Arc<Engine>>,
     /// What a daemon that takes the cache over must know; set before anything is mounted.
     pub journal: OnceLock<Arc<Journal>>,
+    /// What outlives this daemon, when it has a supervisor; set before anything is mounted.
+    pub heir: OnceLock<Arc<Heirloom>>,
+    /// Where unanswered appends of the daemon before this one went, by request.
+    pub placed: OnceLock<HashMap<u64, Placed>>,
+    /// What is stuck.
+    pub watchdog: Watchdog,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
     /// What is in the buffer, and which of it goes first.
@@ -127,6 +135,9 @@ impl Node {
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
             journal: OnceLock::new(),
+            heir: OnceLock::new(),
+            placed: OnceLock::new(),
+            watchdog: Watchdog::default(),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: Mutex::new(HashMap::new()),

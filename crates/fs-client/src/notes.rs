@@ -159,10 +159,34 @@ impl Node {
         let Some(journal) = self.journal() else { return };
         let dirty = state.view.unattached(ByteRange::ALL);
         let missing = if dirty.is_empty() { dirty } else { journal.not_written(file.ino, &dirty) };
-        if !missing.is_empty() && !state.orphan {
+        if !missing.is_empty() && (!state.orphan || self.heir.get().is_some()) {
             let at = state.mtime.unwrap_or_else(Time::now);
             let record = Record::Written(file.ino, missing, state.view.known_version(), at);
             journal.push_about(file.ino, || header(state), &record);
+        }
+    }
+
+    /// The same for what was just written, where an heir must know of every byte that an
+    /// application was told is written.
+    pub(crate) fn note_for_heir(&self, file: &CachedFile, range: ByteRange) {
+        let (Some(journal), Some(_)) = (self.journal(), self.heir.get()) else { return };
+        let state = file.state.read();
+        let dirty = state.view.unattached(range);
+        let missing = journal.not_written(file.ino, &dirty);
+        if !missing.is_empty() {
+            let at = state.mtime.unwrap_or_else(Time::now);
+            let record = Record::Written(file.ino, missing, state.view.known_version(), at);
+            journal.push_about(file.ino, || header(&state), &record);
+            if state.orphan {
+                journal.push(&Record::Nameless(file.ino));
+            }
+        }
+    }
+
+    /// An append of the call at hand is about to be stored there.
+    pub(crate) fn note_place(&self, ino: Ino, range: ByteRange) {
+        if let (Some(heir), Some(caller)) = (self.heir.get(), ebb_meta_client::caller()) {
+            heir.table.append(caller.number, ino, range);
         }
     }
 
@@ -280,9 +304,20 @@ impl Node {
     }
 
     /// It has no name any more; what is still written to it is nobody's.
-    fn note_nameless(&self, ino: Ino, file: Option<Arc<CachedFile>>) {
+    pub(crate) fn note_nameless(&self, ino: Ino, file: Option<Arc<CachedFile>>) {
         if let Some(file) = file {
-            file.state.write().path.clear();
+            let mut state = file.state.write();
+            state.path.clear();
+            // An heir goes on with it for those who have it open.
+            if state.opens > 0 && self.heir.get().is_some() {
+                self.make_orphan(ino, &mut state);
+                if self.note_header(&file, &state)
+                    && let Some(journal) = self.journal()
+                {
+                    journal.push(&Record::Nameless(ino));
+                }
+                return;
+            }
         }
         self.note_gone(ino);
     }

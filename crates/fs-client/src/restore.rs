@@ -10,7 +10,7 @@
 //! | being published | this node, unflushed | owned |
 //! | being published, or written | this node (else) | dirty |
 //! | being published, or written | another, or nobody, unchanged since | dirty |
-//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside |
+//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside; dirty when its writers live |
 //! | not held, an append was under way | this node, unflushed | owned zeros |
 //! | not held | this node, unflushed | lost |
 //! | not held | this node, flushed | given back |
@@ -32,6 +32,7 @@ use ebb_consistency::{FileView, MapAnswer, Owned};
 use ebb_meta_client::{Changes, QueryRequest};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use rangemap::RangeSet;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -69,6 +70,8 @@ struct Case {
     file: Version,
     known: Version,
     appending: bool,
+    /// Whoever wrote here goes on with this daemon: what is written is theirs, whatever others did.
+    heir: bool,
 }
 
 fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
@@ -82,6 +85,7 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
         Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
         Some(Kept::Owned(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
+        Some(Kept::Attaching | Kept::Written) if case.heir => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) if today.version <= case.known => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) => Verdict::Aside,
         None if mine && today.flushed => Verdict::GiveBack,
@@ -99,6 +103,7 @@ pub(crate) fn judge(
     changed: &[ByteRange],
     me: NodeId,
     rebooted: bool,
+    heir: bool,
 ) -> Vec<(ByteRange, Verdict, Option<Held>)> {
     let case = Case {
         me,
@@ -106,6 +111,7 @@ pub(crate) fn judge(
         file: answer.version,
         known: note.map_or(Version::ZERO, |n| n.known),
         appending: note.is_some_and(|n| n.appending),
+        heir,
     };
     let mut out = Vec::new();
     for (range, today) in whole(answer, changed, case.known) {
@@ -167,11 +173,13 @@ pub(crate) struct Restored {
 }
 
 /// Puts a node's files together again. `same_job`: the service is the one (or has the journal of
-/// the one) that gave the inodes their numbers, so what it does not know was deleted.
+/// the one) that gave the inodes their numbers, so what it does not know was deleted. `open`: what
+/// the applications of the dead daemon have open, when they live.
 pub(crate) async fn take_over(
     node: &Arc<Node>,
     found: &Found,
     same_job: bool,
+    open: Option<&HashSet<Ino>>,
 ) -> Result<Restored, Errno> {
     let mut done = Restored::default();
     done.image.life.clone_from(&found.image.life);
@@ -200,7 +208,8 @@ pub(crate) async fn take_over(
                 // Another job's numbers may mean other files: nothing in this cache is theirs.
                 Ok(_) if !same_job => node.cache.remove(ino)?,
                 Ok(answer) => {
-                    let taken = one(node, ino, note, &answer, found.rebooted, &mut done).await;
+                    let taken =
+                        one(node, ino, note, &answer, found.rebooted, open, &mut done).await;
                     taken.or_else(|e| unless_deleted(node, ino, e))?;
                 }
                 Err(e) => unless_deleted(node, ino, e)?,
@@ -240,10 +249,12 @@ async fn one(
     note: Option<&Note>,
     since: &Changes,
     rebooted: bool,
+    open: Option<&HashSet<Ino>>,
     done: &mut Restored,
 ) -> Result<(), Errno> {
     let place = node.meta.describe(ino).await?;
-    if place.path.is_empty() {
+    let nameless = place.path.is_empty();
+    if nameless && !open.is_some_and(|open| open.contains(&ino)) {
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let label = String::from_utf8_lossy(&place.path).into_owned();
@@ -255,7 +266,8 @@ async fn one(
     }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
-    let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
+    let heir = open.is_some();
+    let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let renewed = match here.is_empty() {
         true => None,
@@ -263,7 +275,7 @@ async fn one(
     };
     let answer = renewed.as_ref().unwrap_or(answer);
     if renewed.is_some() {
-        judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
+        judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     }
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
     let given_back = match back.is_empty() {
@@ -316,12 +328,14 @@ async fn one(
             state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
         }
         state.attr = Some(attr);
+        state.orphan = nameless;
     }
     node.adopt(Arc::new(file));
     if let Some(mut note) = note {
         note.header.path = place.path;
         note.known = note.known.max(answer.version);
         note.appending = false;
+        note.nameless = nameless;
         note.set_held(judged.iter().filter_map(|(r, v, held)| {
             let durable = held.is_some_and(|h| h.durable);
             match v {

@@ -219,15 +219,64 @@ impl Node {
         }
     }
 
-    /// Kills the daemon as a crash would: no signal handler runs, the mount stays and is dead.
+    /// Kills the daemon as a crash would: no signal handler runs, the mount stays and is dead. (A
+    /// supervisor is killed first.)
     ///
     /// # Panics
     /// When it is not mounted.
     pub fn kill9(&self) {
-        let pid = locked(&self.pid).take().expect("a daemon to kill");
+        let started = locked(&self.pid).take().expect("a daemon to kill");
+        // Another one may have followed it.
+        let daemon =
+            self.registered("/pid").into_iter().find(|p| is_running(*p)).unwrap_or(started);
+        for pid in self.registered("/supervisor/pid").into_iter().chain([daemon]) {
+            if is_running(pid) {
+                kill(pid, Signal::KILL);
+            }
+            let gone = || !is_running(pid);
+            assert!(
+                mounts::wait_until(Duration::from_secs(10), gone),
+                "process {pid} does not end"
+            );
+        }
+    }
+
+    /// Kills the daemon that a supervisor has started, also one that does not serve yet, and does
+    /// not wait for the next one. False when there was none just then.
+    #[must_use]
+    pub fn kill_daemon_only(&self) -> bool {
+        let Some(supervisor) = self.registered("/supervisor/pid").first().copied() else {
+            return false;
+        };
+        let children = format!("/proc/{supervisor}/task/{supervisor}/children");
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        let child = children.split_ascii_whitespace().next().and_then(|pid| pid.parse().ok());
+        let Some(pid) = child.filter(|pid| is_running(*pid)) else { return false };
         kill(pid, Signal::KILL);
-        let gone = || !is_running(pid);
-        assert!(mounts::wait_until(Duration::from_secs(10), gone), "process {pid} does not end");
+        true
+    }
+
+    /// The same for one that serves, until another one does.
+    #[must_use]
+    pub fn kill_daemon(&self) -> bool {
+        let serving = || self.registered("/pid").first().copied().filter(|pid| is_running(*pid));
+        let Some(pid) = serving() else { return false };
+        kill(pid, Signal::KILL);
+        let next = || serving().is_some_and(|next| next != pid);
+        mounts::wait_until(Duration::from_secs(30), next)
+    }
+
+    /// Its daemon, and its supervisor when it has one.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        let mut pids = self.registered("/pid");
+        pids.extend(self.registered("/supervisor/pid"));
+        pids
+    }
+
+    /// Ends everything of this node at once, for tests that found it stuck.
+    pub fn kill_all(&self) {
+        self.kill_quietly();
     }
 
     /// Sends a signal to the daemon.
@@ -277,20 +326,24 @@ impl Node {
 
     pub(crate) fn kill_quietly(&self) {
         // The registry also knows a daemon that a test has started in its own way.
-        let pids = locked(&self.pid).take().into_iter().chain(self.registered());
-        for pid in pids.filter(|p| is_daemon(*p)) {
-            kill(pid, Signal::KILL);
-            mounts::wait_until(Duration::from_secs(5), || !is_running(pid));
-        }
+        let end = |pids: Vec<u32>| {
+            for pid in pids.into_iter().filter(|p| is_daemon(*p)) {
+                kill(pid, Signal::KILL);
+                mounts::wait_until(Duration::from_secs(5), || !is_running(pid));
+            }
+        };
+        // First who would start another one.
+        end(self.registered("/supervisor/pid"));
+        end(locked(&self.pid).take().into_iter().chain(self.registered("/pid")).collect());
     }
 
     /// Processes that the cluster's registry names for this mount point.
-    fn registered(&self) -> Vec<u32> {
+    fn registered(&self, which: &str) -> Vec<u32> {
         let Ok(records) = std::fs::read_dir(self.root.join("run")) else { return Vec::new() };
         let pid_of = |path: PathBuf| {
             let record: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
             let is_own = record["mountpoint"].as_str()? == self.mountpoint.to_str()?;
-            is_own.then(|| u32::try_from(record["pid"].as_u64()?).ok())?
+            is_own.then(|| u32::try_from(record.pointer(which)?.as_u64()?).ok())?
         };
         records.filter_map(|r| pid_of(r.ok()?.path())).collect()
     }

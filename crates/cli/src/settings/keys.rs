@@ -56,10 +56,11 @@ const FLUSH_IO: &[&str] = &["normal", "low", "idle"];
 const EVICT: &[&str] = &["lru", "mru", "fifo", "lfu"];
 const VERIFY: &[&str] = &["memory", "storage"];
 const DURABILITY: &[&str] = &["local", "backing", "none"];
+const SUPERVISE: &[&str] = &["auto", "off"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 30] = [
+pub static KEYS: [Key; 33] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -86,9 +87,12 @@ pub static KEYS: [Key; 30] = [
     key("log-level", Form::Text, "info"),
     key("allow-other", Form::Switch, "false"),
     key("request-timeout", Form::Span, "10s"),
+    computed("stuck-after", Form::Span, "eight times the request timeout"),
     key("stop-timeout", Form::Span, "10m"),
     key("fuse-threads", Form::Count(1, 64), "2"),
     key("replicas", Form::Count(1, 2), "1"),
+    key("supervise", Form::Word(SUPERVISE), "auto"),
+    key("restart-timeout", Form::Span, "30s"),
     key("naive", Form::Switch, "false"),
 ];
 

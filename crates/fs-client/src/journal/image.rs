@@ -132,6 +132,9 @@ pub enum Record {
     Synced(u64),
     /// Part of a snapshot: bytes as they are held, and the newest version known.
     Extents(Ino, Vec<(ByteRange, Held)>, Version, bool),
+    /// It has lost its last name and is open here: its bytes matter to those who have it open,
+    /// and to nobody when they are gone.
+    Nameless(Ino),
 }
 
 /// Largest offset of a file.
@@ -158,6 +161,7 @@ impl Record {
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
+            Record::Nameless(_) => true,
         }
     }
 
@@ -177,6 +181,7 @@ impl Record {
             | Record::Cut(ino, ..)
             | Record::Durable(ino, _)
             | Record::Gone(ino)
+            | Record::Nameless(ino)
             | Record::Extents(ino, ..) => Some(*ino),
         }
     }
@@ -191,6 +196,8 @@ pub struct Note {
     pub known: Version,
     /// An append was sent of which no end is known.
     pub appending: bool,
+    /// It has no name: see [`Record::Nameless`].
+    pub nameless: bool,
     held: RangeMap<u64, Held>,
 }
 
@@ -202,7 +209,13 @@ impl Note {
     /// A file of which nothing is held.
     #[must_use]
     pub fn new(header: Header) -> Note {
-        Note { header, known: Version::ZERO, appending: false, held: RangeMap::new() }
+        Note {
+            header,
+            known: Version::ZERO,
+            appending: false,
+            nameless: false,
+            held: RangeMap::new(),
+        }
     }
 
     /// All bytes held, in order.
@@ -314,9 +327,9 @@ impl Image {
         self.files.get(&ino)
     }
 
-    /// Files of which bytes are held.
+    /// Files of which bytes are held that belong on the backing.
     pub fn unflushed(&self) -> impl Iterator<Item = (Ino, &Note)> {
-        self.files().filter(|(_, n)| !n.is_empty())
+        self.files().filter(|(_, n)| !n.is_empty() && !n.nameless)
     }
 
     /// Files that may be at, or below, a thing of this name.
@@ -355,6 +368,7 @@ impl Image {
             Record::File(ino, header) => {
                 let mut note = self.remove(*ino).unwrap_or_else(|| Note::new((**header).clone()));
                 note.header = (**header).clone();
+                note.nameless &= note.header.path.is_empty();
                 self.insert(*ino, note);
             }
             Record::Gone(ino) => drop(self.remove(*ino)),
@@ -383,6 +397,7 @@ impl Image {
             let chunks = held.chunks(STEP).map(<[_]>::to_vec);
             let chunks = chunks.chain(held.is_empty().then(Vec::new));
             out.extend(chunks.map(|c| Record::Extents(ino, c, note.known, note.appending)));
+            out.extend(note.nameless.then_some(Record::Nameless(ino)));
         }
         out
     }
@@ -411,6 +426,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             }
         }
         Record::Appending(_) => note.appending = true,
+        Record::Nameless(_) => note.nameless = true,
         Record::Appended(_, range, version, size, at) => {
             note.appending = false;
             note.put(&[*range], Kept::Owned(*version));

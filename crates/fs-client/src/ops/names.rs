@@ -138,6 +138,7 @@ impl Node {
         if dir {
             return self.meta.rmdir(parent, name).await;
         }
+        self.keep_open_file(parent, name).await;
         self.meta.unlink(parent, name).await?;
         self.names_changed(&[name]).await;
         Ok(())
@@ -156,6 +157,7 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
+        self.keep_open_file(new_parent, new_name).await;
         self.meta.rename((parent, name), (new_parent, new_name), flags).await?;
         self.names_changed(&[name, new_name]).await;
         Ok(())

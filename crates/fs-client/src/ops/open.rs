@@ -123,7 +123,7 @@ impl Node {
 
     /// Takes the service's answer in. False when the backing file is not the one that was meant
     /// (it was replaced since): ask again.
-    async fn take_opened(
+    pub(crate) async fn take_opened(
         &self,
         file: &Arc<CachedFile>,
         opened: Opened,
@@ -145,9 +145,8 @@ impl Node {
         let mut state = file.state.write();
         state.attr = Some(opened.attr);
         note_home(&mut state, opened.backing.as_ref(), backing.as_ref());
-        if let Some((ino, backing, _)) = backing {
-            state.backing = Some((ino, backing));
-        }
+        let replaced = backing.and_then(|(ino, b, _)| state.backing.replace((ino, b)));
+        self.close_aside(replaced);
         if state.opens == 0 {
             state.model = self.rules.of(&opened.place.path, &opened.place.model);
         }
@@ -190,7 +189,7 @@ impl Node {
 
     /// Opens the backing file, unless the open one is still the right one. `None`: the path leads
     /// to another file by now.
-    async fn open_backing(
+    pub(crate) async fn open_backing(
         &self,
         file: &CachedFile,
         at: &Backing,
@@ -217,6 +216,14 @@ impl Node {
                 tracing::warn!(path = %String::from_utf8_lossy(&at.path), error = %e, "backing");
                 Err(e.errno())
             }
+        }
+    }
+
+    /// Lets go of what is open on the backing. Closing waits for a backing that hangs, and nobody
+    /// else must.
+    pub(crate) fn close_aside(&self, backing: Option<(u64, Arc<dyn BackingFile>)>) {
+        if backing.is_some() {
+            self.runtime.spawn_blocking(move || drop(backing));
         }
     }
 
@@ -260,6 +267,7 @@ impl Node {
         };
         if last {
             file.set_in_use(false);
+            self.let_go(file.ino);
         }
         if !registered {
             return;
@@ -269,7 +277,8 @@ impl Node {
             Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),
             Ok(()) => {
-                file.state.write().backing = None;
+                let backing = file.state.write().backing.take();
+                self.close_aside(backing);
             }
         }
         // It can have lost its name since the service was told of the release.

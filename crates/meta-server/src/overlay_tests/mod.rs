@@ -3,6 +3,7 @@
 //! both trees must be the same. The journal, replayed, must give the state that was there.
 
 mod acts;
+mod unnoted;
 
 use crate::config::Config;
 use crate::core::Core;
@@ -60,7 +61,7 @@ impl Overlay {
         let stream = core.desk.join(who, 0).0;
         let (out, recalls) = (mpsc::channel(1).0, mpsc::unbounded_channel().0);
         let line = Line { serial: stream, out, recalls, end: watch::channel(false).0 };
-        core.sessions.attach(who, line);
+        core.sessions.attach(who, line, false);
         let config = (backing.to_owned(), state.to_owned());
         Overlay { core, config, cache: BTreeMap::new(), next: 0, stream }
     }
