@@ -74,11 +74,25 @@ async fn client(stream: UnixStream, daemon: &Arc<Daemon>, gate: &Arc<Gate>) -> i
     while let Some(event) = queue.recv().await {
         if send(&mut writer, &event).await.is_err() {
             // The client is gone; what it asked for goes on.
+            unheard(event, &mut queue).await;
             break;
         }
     }
     let _ = worker.await;
     Ok(())
+}
+
+/// What came of a request whose client does not hear it any more.
+async fn unheard(event: Event, queue: &mut mpsc::UnboundedReceiver<Event>) {
+    let mut next = Some(event);
+    while let Some(event) = next {
+        match event {
+            Event::Done(Outcome::Ok { .. }) => {}
+            Event::Done(outcome) => tracing::warn!(?outcome, "the client that asked is gone"),
+            _ => {}
+        }
+        next = queue.recv().await;
+    }
 }
 
 /// One line, as long as the client is patient and so are we.

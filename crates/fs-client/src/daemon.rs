@@ -31,9 +31,9 @@ use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
 use std::net::ToSocketAddrs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long a fresh mount may take to answer.
@@ -41,6 +41,10 @@ const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the last drain, after the mount is gone, may take.
 const LAST_DRAIN: Duration = Duration::from_secs(300);
+
+/// A mount that is busy, but not by an open file or a directory that somebody is in: a call on its
+/// way (a `stat`, a close) that ends soon.
+const UNSEEN_USERS_LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long the flusher's threads may take to end.
 const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -163,24 +167,34 @@ impl Daemon {
     pub async fn unmount(&self, drain: bool) -> Outcome {
         use std::sync::atomic::Ordering::Release;
         self.drain_at_end.store(drain, Release);
-        let at = self.mountpoint.clone();
-        let unmounted = tokio::task::spawn_blocking(move || fuse::unmount(&at, false)).await;
-        match unmounted {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) if e.raw_os_error() == Some(libc::EBUSY) => {
-                self.drain_at_end.store(true, Release);
-                return Outcome::Failed { text: busy_text(&self.mountpoint) };
-            }
-            Ok(Err(e)) => {
-                return Outcome::Failed {
-                    text: format!("cannot unmount {}: {e}", self.mountpoint.display()),
-                };
-            }
-            Err(e) => return Outcome::Failed { text: e.to_string() },
+        if let Err(text) = self.take_mount_away().await {
+            self.drain_at_end.store(true, Release);
+            return Outcome::Failed { text };
         }
         let mut ended = self.ended.subscribe();
         let outcome = ended.wait_for(Option::is_some).await.map(|o| o.clone());
         outcome.ok().flatten().unwrap_or(Outcome::Failed { text: "the daemon ended".into() })
+    }
+
+    async fn take_mount_away(&self) -> Result<(), String> {
+        let shown = self.mountpoint.display();
+        let until = Instant::now() + UNSEEN_USERS_LEAVE_WITHIN;
+        loop {
+            let at = self.mountpoint.clone();
+            let unmounted = tokio::task::spawn_blocking(move || fuse::unmount(&at, false)).await;
+            match unmounted.map_err(|e| e.to_string())? {
+                Ok(()) => return Ok(()),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(e) => return Err(format!("cannot unmount {shown}: {e}")),
+            }
+            let users = crate::busy::users_of(&self.mountpoint).await;
+            if !users.is_empty() || Instant::now() >= until {
+                let who = if users.is_empty() { "a process".into() } else { users.join(", ") };
+                let advice = "end it or leave the directory, then try again";
+                return Err(format!("{shown} is in use by {who}: {advice}"));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 
@@ -189,15 +203,6 @@ pub(crate) fn end_now() -> ! {
     let me = rustix::process::getpid();
     let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
     std::process::abort()
-}
-
-fn busy_text(mountpoint: &Path) -> String {
-    let users = crate::busy::users_of(mountpoint);
-    let who = if users.is_empty() { "a process".to_string() } else { users.join(", ") };
-    format!(
-        "{} is in use by {who}: end it or leave the directory, then try again",
-        mountpoint.display()
-    )
 }
 
 /// Runs a daemon until it is unmounted. Blocks the calling thread.

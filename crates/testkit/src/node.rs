@@ -115,7 +115,10 @@ impl Node {
     /// The daemon's process, while it is mounted.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        *locked(&self.pid)
+        let started = (*locked(&self.pid))?;
+        // Another one may have followed it.
+        let serves = self.registered("/pid").into_iter().find(|pid| is_running(*pid));
+        Some(serves.unwrap_or(started))
     }
 
     /// `ebb mount` for this node with further options, not run yet.
@@ -225,10 +228,8 @@ impl Node {
     /// # Panics
     /// When it is not mounted.
     pub fn kill9(&self) {
-        let started = locked(&self.pid).take().expect("a daemon to kill");
-        // Another one may have followed it.
-        let daemon =
-            self.registered("/pid").into_iter().find(|p| is_running(*p)).unwrap_or(started);
+        let daemon = self.pid().expect("a daemon to kill");
+        *locked(&self.pid) = None;
         for pid in self.registered("/supervisor/pid").into_iter().chain([daemon]) {
             if is_running(pid) {
                 kill(pid, Signal::KILL);
@@ -279,12 +280,19 @@ impl Node {
         self.kill_quietly();
     }
 
-    /// Sends a signal to the daemon.
+    /// Sends a signal to the daemon; after one that stops it, it stands still.
     ///
     /// # Panics
     /// When it is not mounted.
     pub fn signal(&self, signal: Signal) {
-        kill(self.pid().expect("a daemon to signal"), signal);
+        let pid = self.pid().expect("a daemon to signal");
+        kill(pid, signal);
+        if signal == Signal::STOP {
+            // Its threads run on until one of them has taken the signal, which takes a while on a
+            // busy machine.
+            let stands = || state_of(pid) == Some('T');
+            assert!(mounts::wait_until(Duration::from_secs(10), stands), "process {pid} goes on");
+        }
     }
 
     /// A program in this node's mount: its working directory is the mount point.
@@ -358,14 +366,18 @@ fn kill(pid: u32, signal: Signal) {
 /// True for a process that runs; one that only waits to be collected does not.
 #[must_use]
 pub fn is_running(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    match state {
+    match state_of(pid) {
         None | Some('X') => false,
         // Its first thread has ended; the others may still hold its files and locks.
         Some('Z') => std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|t| t.count() > 1),
         Some(_) => true,
     }
+}
+
+/// The letter that stands for it in /proc.
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next())
 }
 
 /// Only daemons are ended: a process id may have been taken over by another program.

@@ -48,6 +48,10 @@ impl<'a> Hand<'a> {
                 self.kill_daemon(node);
                 mount_again(self.at.cluster.node(node));
             }
+            Fault::CrashDaemon(node) => {
+                let another = self.at.cluster.node(node).kill_daemon();
+                assert!(another, "node {node}: no other daemon");
+            }
             Fault::KillService(away) => self.kill_service(away),
             Fault::KillBoth(node) => {
                 self.at.cluster.kill_meta();

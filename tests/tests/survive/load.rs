@@ -7,6 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -153,7 +154,17 @@ impl<'a> Program<'a> {
         let content = self.contents.get_mut(&open.content).expect("open");
         content.extend_from_slice(&data);
         let len = open.file.metadata()?.len();
-        assert_eq!(len, content.len() as u64, "after an append in {}", self.dir.display());
+        if len != content.len() as u64 {
+            let (appended, dir) = (data.len(), self.dir.display());
+            let wanted = content.len();
+            let there = std::fs::read(format!("/proc/self/fd/{}", open.file.as_raw_fd()))?;
+            let same = there.iter().zip(content.iter()).take_while(|(a, b)| a == b).count();
+            let again = open.file.metadata()?.len();
+            panic!(
+                "after an append of {appended} in {dir}: {len} bytes, and then {again}, of which \
+                 {same} are right; it should have {wanted}"
+            );
+        }
         Ok(())
     }
 

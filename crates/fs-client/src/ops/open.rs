@@ -24,17 +24,18 @@ use std::time::{Duration, Instant};
 const PAUSE_MS_MAX: u64 = 100;
 
 /// Starting over, for as long as a request may take.
-struct Again {
+pub(crate) struct Again {
     until: Instant,
     pause_ms: u64,
 }
 
 impl Again {
-    fn within(deadline: Duration) -> Again {
+    pub(crate) fn within(deadline: Duration) -> Again {
         Again { until: Instant::now() + deadline, pause_ms: 1 }
     }
 
-    async fn pause(&mut self) -> Result<(), Errno> {
+    /// ESTALE when that is over.
+    pub(crate) async fn pause(&mut self) -> Result<(), Errno> {
         if Instant::now() >= self.until {
             return Err(Errno::ESTALE);
         }

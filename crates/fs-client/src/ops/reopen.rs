@@ -6,6 +6,7 @@ use crate::handles::{OpenFile, ReadAhead};
 use crate::heir::{Inheritance, Opened, Placed};
 use crate::journal::Image;
 use crate::node::Node;
+use crate::ops::open::Again;
 use ebb_types::{Errno, Ino, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -14,9 +15,6 @@ use std::sync::atomic::AtomicU64;
 
 /// Files asked for at once.
 const STEP: usize = 128;
-
-/// How often an open starts over when the backing file changed hands under it.
-const ATTEMPTS_MAX: u32 = 8;
 
 impl Node {
     /// Opens them again; how many handles there are.
@@ -75,14 +73,15 @@ impl Node {
     }
 
     async fn open_once_more(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
-        for _ in 0..ATTEMPTS_MAX {
+        let mut again = Again::within(self.deadline());
+        loop {
             let opened = self.meta.open(file.ino, false, false, Version::ZERO, false).await?;
             if self.take_opened(file, opened, false, None).await? {
                 self.kept_backing(file);
                 return Ok(());
             }
+            again.pause().await?;
         }
-        Err(Errno::ESTALE)
     }
 }
 
