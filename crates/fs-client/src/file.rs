@@ -44,6 +44,8 @@ pub struct State {
     pub orphan: bool,
     /// What need not be asked.
     pub lease: FileLease,
+    /// When this node last published bytes of it, as [`crate::leases::Publications`] counts.
+    pub published_at: u64,
     /// Lock owners that have locked it from this node (to be released at their close).
     pub lock_owners: Vec<u64>,
 }
@@ -138,6 +140,7 @@ impl CachedFile {
                 under: None,
                 orphan: false,
                 lease: FileLease::default(),
+                published_at: 0,
                 lock_owners: Vec::new(),
             }),
             listed: AtomicBool::new(false),

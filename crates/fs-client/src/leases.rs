@@ -4,10 +4,14 @@
 //!
 //! A recall takes the lease away under the file's state lock and is answered at once: whoever
 //! looked at the state before it has begun before the change is acknowledged to anybody.
+//!
+//! An answer of the service that tells a size may have been given before this node published bytes,
+//! and be heard after that: then neither it nor what is unpublished here knows of them, and it is
+//! asked again ([`Publications`]).
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
-use ebb_consistency::{Grant, LeaseSeq};
+use ebb_consistency::{Grant, LeaseSeq, SyncEvent};
 use ebb_meta_client::now_ms;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Time};
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
@@ -35,9 +39,65 @@ pub struct LeaseCounts {
     pub answered: AtomicU64,
     /// The newest recall of a file that was not known here: no grant before it is good.
     floor: AtomicU64,
+    /// What this node published.
+    pub(crate) publications: Publications,
+}
+
+/// Counts publications of this node, of all files.
+#[derive(Debug, Default)]
+pub struct Publications {
+    count: AtomicU64,
+    /// The last one of a file that is forgotten here by now.
+    of_forgotten: AtomicU64,
+}
+
+impl Publications {
+    /// What the count is before a question: what has a greater number may be missing in its answer.
+    pub(crate) fn so_far(&self) -> u64 {
+        self.count.load(Acquire)
+    }
+
+    /// One more, for [`State::published_at`]. Under the lock of that state, before the bytes count
+    /// as published.
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, AcqRel) + 1
+    }
+
+    /// A file is not known here any more.
+    pub(crate) fn forgotten(&self, published_at: u64) {
+        self.of_forgotten.fetch_max(published_at, AcqRel);
+    }
+
+    /// True when an answer about a file, to a question of then, may not know what this node published.
+    fn are_missing(&self, asked: u64, state: Option<&State>) -> bool {
+        let last = state.map_or_else(|| self.of_forgotten.load(Acquire), |s| s.published_at);
+        last > asked
+    }
 }
 
 impl Node {
+    /// What this node sees as the attributes of an inode whose published ones are `attr`, as the
+    /// service told them when it was asked `asked` publications ago. None: ask again.
+    fn seen_as_of(&self, asked: u64, attr: Attr) -> Option<Attr> {
+        let file = self.file(attr.ino);
+        let state = file.as_ref().map(|f| f.state.read());
+        let missing = self.leases.publications.are_missing(asked, state.as_deref());
+        (!missing).then(|| state.map_or(attr, |state| seen_with(&state, attr)))
+    }
+
+    /// The same, asked again as often as it needs.
+    pub(crate) async fn seen(&self, asked: u64, attr: Attr) -> Result<Attr, Errno> {
+        let ino = attr.ino;
+        let (mut asked, mut attr) = (asked, attr);
+        loop {
+            if let Some(seen) = self.seen_as_of(asked, attr) {
+                return Ok(seen);
+            }
+            asked = self.leases.publications.so_far();
+            attr = self.ask_attr(ino).await?;
+        }
+    }
+
     /// A ticket for a request about a file, if a lease is of use.
     pub(crate) fn ticket(&self, state: &State) -> Option<Ticket> {
         if !state.model.wants_leases() {
@@ -89,14 +149,12 @@ impl Node {
     /// The attributes of a file, if they need no question.
     pub(crate) fn leased_attr(&self, ino: Ino) -> Option<Attr> {
         let file = self.file(ino)?;
-        let attr = {
-            let state = file.state.read();
-            let some = self.above_floor(&state);
-            let trust = self.meta.trust();
-            let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
-            state.attr.filter(|_| self.hit(good))?
-        };
-        Some(self.seen(attr))
+        let state = file.state.read();
+        let some = self.above_floor(&state);
+        let trust = self.meta.trust();
+        let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
+        let attr = state.attr.filter(|_| self.hit(good))?;
+        Some(seen_with(&state, attr))
     }
 
     /// Who owns these bytes? Asked only when no lease says that nothing has changed.
@@ -122,6 +180,7 @@ impl Node {
     /// This node has published bytes: what it knows of the attributes is what the service has now.
     pub(crate) fn attr_published(&self, state: &mut State, size: u64, mtime: Option<Time>) {
         state.lease.attributes_known();
+        state.published_at = self.leases.publications.next();
         if let Some(attr) = &mut state.attr {
             attr.size = size;
             attr.mtime = attr.mtime.max(mtime.unwrap_or(attr.mtime));
@@ -159,4 +218,16 @@ impl Node {
         let trust = self.meta.trust();
         self.all_files().iter().filter(|f| f.state.read().lease.holds(trust)).count()
     }
+}
+
+/// Published attributes together with what is written here and not published yet.
+fn seen_with(state: &State, mut attr: Attr) -> Attr {
+    let asks = state.model.on(SyncEvent::Stat).query.is_some();
+    let local_end = state.view.unattached_end();
+    attr.size = if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
+    if let Some(written) = state.mtime {
+        attr.mtime = attr.mtime.max(written);
+        attr.ctime = attr.ctime.max(written);
+    }
+    attr
 }

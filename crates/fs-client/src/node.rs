@@ -87,8 +87,11 @@ pub struct Node {
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
     capacity: OnceLock<u64>,
     this: Weak<Node>,
-    files: [RwLock<HashMap<Ino, Arc<CachedFile>>>; SHARDS],
+    files: [RwLock<Shard>; SHARDS],
 }
+
+/// Files of this node, by number.
+type Shard = HashMap<Ino, Arc<CachedFile>>;
 
 /// The parts a node is made of.
 pub struct Parts {
@@ -211,7 +214,7 @@ impl Node {
         *self.capacity.get_or_init(|| self.config.cache_size.map_or_else(of_file_system, |s| s.0))
     }
 
-    fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Arc<CachedFile>>> {
+    fn shard(&self, ino: Ino) -> &RwLock<Shard> {
         &self.files[(ino.0 as usize) % SHARDS]
     }
 
@@ -243,12 +246,18 @@ impl Node {
         self.files.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
     }
 
+    fn take_out(&self, shard: &mut Shard, ino: Ino) -> Option<Arc<CachedFile>> {
+        let file = shard.get(&ino)?;
+        self.leases.publications.forgotten(file.state.read().published_at);
+        shard.remove(&ino)
+    }
+
     /// Gives a file up for good: it was unlinked and nobody has it open.
     pub fn discard(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
         let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
         if unused {
-            let file = shard.remove(&ino);
+            let file = self.take_out(&mut shard, ino);
             drop(shard);
             file.iter().for_each(|f| self.return_lease(f));
             self.note_gone(ino);
@@ -281,7 +290,7 @@ impl Node {
             return;
         }
         if bytes == 0 && Arc::strong_count(file) == 1 {
-            let file = shard.remove(&ino);
+            let file = self.take_out(&mut shard, ino);
             drop(shard);
             self.room.forget_file(ino);
             file.iter().for_each(|f| self.return_lease(f));

@@ -35,17 +35,21 @@ impl Node {
         let mut items = vec![DirItem { name: b".".to_vec(), attr: own, position: 0 }];
         let mut after = None;
         loop {
+            let asked = self.published_so_far();
             let page = self.meta.readdir(ino, after.as_ref(), PAGE).await?;
             if items.len() == 1 {
                 let parent = ebb_types::Attr { ino: page.parent, ..own };
                 items.push(DirItem { name: b"..".to_vec(), attr: parent, position: 0 });
             }
             after = page.entries.last().map(|e| e.name.clone());
-            items.extend(page.entries.into_iter().map(|e| DirItem {
-                name: e.name.as_bytes().to_vec(),
-                attr: self.seen(e.attr),
-                position: 0,
-            }));
+            for e in page.entries {
+                let attr = match self.seen(asked, e.attr).await {
+                    // It has gone since the page was told.
+                    Err(Errno::ENOENT | Errno::ESTALE) => continue,
+                    seen => seen?,
+                };
+                items.push(DirItem { name: e.name.as_bytes().to_vec(), attr, position: 0 });
+            }
             if page.end {
                 return Ok(items);
             }

@@ -2,7 +2,6 @@
 //! that they have not changed), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
 
 use crate::node::Node;
-use ebb_consistency::SyncEvent;
 use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr};
 use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Name, Version};
 
@@ -43,31 +42,25 @@ impl MakeArgs {
 }
 
 impl Node {
-    /// What this node sees as the attributes of an inode whose published ones are `attr`.
-    pub(crate) fn seen(&self, mut attr: Attr) -> Attr {
-        let Some(file) = self.file(attr.ino) else { return attr };
-        let state = file.state.read();
-        let asks = state.model.on(SyncEvent::Stat).query.is_some();
-        let local_end = state.view.unattached_end();
-        attr.size =
-            if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
-        if let Some(written) = state.mtime {
-            attr.mtime = attr.mtime.max(written);
-            attr.ctime = attr.ctime.max(written);
-        }
-        attr
+    /// What an answer to a question that is asked now may not know of.
+    pub(crate) fn published_so_far(&self) -> u64 {
+        self.leases.publications.so_far()
     }
 
     /// The inode of a name.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
-        self.meta.lookup(parent, name).await.map(|a| self.seen(a))
+        let asked = self.published_so_far();
+        self.seen(asked, self.meta.lookup(parent, name).await?).await
     }
 
     /// The attributes of an inode.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
         match self.leased_attr(ino) {
             Some(attr) => Ok(attr),
-            None => self.ask_attr(ino).await.map(|a| self.seen(a)),
+            None => {
+                let asked = self.published_so_far();
+                self.seen(asked, self.ask_attr(ino).await?).await
+            }
         }
     }
 
@@ -81,6 +74,7 @@ impl Node {
             self.note_touching(ino);
         }
         self.attr_changes(ino);
+        let asked = self.published_so_far();
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None if args.mtime.is_some() => self.set_times(ino, &args).await?,
@@ -88,7 +82,7 @@ impl Node {
         };
         self.attr_changes(ino);
         self.note_attr(ino, attr);
-        Ok(self.seen(attr))
+        self.seen(asked, attr).await
     }
 
     /// Sets an explicit mtime, which is newer than the writes before it: these are published
@@ -165,7 +159,8 @@ impl Node {
 
     /// Another name for an inode.
     pub async fn link(&self, ino: Ino, new_parent: Ino, new_name: &Name) -> Result<Attr, Errno> {
-        self.meta.link(ino, new_parent, new_name).await.map(|a| self.seen(a))
+        let asked = self.published_so_far();
+        self.seen(asked, self.meta.link(ino, new_parent, new_name).await?).await
     }
 
     /// Names are as durable as the service's journal.
