@@ -331,6 +331,7 @@ fn start(
     if let (Some(heir), Some(inherited)) = (&heir, &inherited) {
         takeover::go_on(runtime, &node, heir, inherited)?;
     }
+    runtime.block_on(node.publish_what_was_begun());
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))

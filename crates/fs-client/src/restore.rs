@@ -16,6 +16,9 @@
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
 //!
+//! Under a model whose writes publish, what is dirty is published before anything is mounted
+//! (`publish_what_was_begun`): until then only this node would see it.
+//!
 //! What is owned gets a new version (`renew`): it may have been written again, or a publication of
 //! it may not have arrived, and then the copies that other nodes have are not what is here. What
 //! is given back gets one too (`detach_anew`): the flush may have taken newer bytes along.

@@ -3,7 +3,7 @@
 
 use crate::cache;
 use crate::config::Durability;
-use crate::file::CachedFile;
+use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::leases::Ticket;
 use crate::node::Node;
@@ -12,6 +12,9 @@ use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
 use ebb_types::{ByteRange, Errno, Time, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Files published at once after a takeover.
+const AT_ONCE: usize = 128;
 
 /// How often a query is repeated when an attach of this node overtakes its answer.
 const QUERIES_MAX: u32 = 16;
@@ -223,14 +226,18 @@ impl Node {
         let actions = state.model.on(SyncEvent::Close);
         let publishes = actions.attach.is_some() && state.view.has_unattached();
         let holds_locks = state.lock_owners.contains(&owner);
-        !(publishes || actions.query.is_some() || holds_locks)
+        let owes = owes_publication(&state);
+        !(publishes || owes || actions.query.is_some() || holds_locks)
     }
 
     /// `close`: publishes, then gives back the locks of the owner who closed. Comes once for every
     /// duplicate of a descriptor; doing it again does nothing.
     pub async fn close(&self, handle: &OpenFile, owner: u64) -> Result<(), Errno> {
         let file = &handle.file;
-        let published = self.event(file, SyncEvent::Close, ByteRange::ALL, false).await;
+        let published = match self.event(file, SyncEvent::Close, ByteRange::ALL, false).await {
+            Ok(()) => self.publish_what_is_owed(file).await,
+            failed => failed,
+        };
         self.note_written_now(file);
         let locked = file.state.read().lock_owners.contains(&owner);
         if locked {
@@ -248,6 +255,7 @@ impl Node {
         if self.fsync_publishes() {
             self.publish(file).await?;
         }
+        self.publish_what_is_owed(file).await?;
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
@@ -285,6 +293,29 @@ impl Node {
         self.attach(file, ByteRange::ALL, false, false).await
     }
 
+    async fn publish_what_is_owed(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        let owes = owes_publication(&file.state.read());
+        if owes { self.publish(file).await } else { Ok(()) }
+    }
+
+    /// The same of all files: what a dead daemon was publishing must not be seen on this node alone.
+    pub(crate) async fn publish_what_was_begun(self: &Arc<Self>) {
+        let mut begun: Vec<_> = self.all_files();
+        begun.retain(|f| owes_publication(&f.state.read()));
+        for step in begun.chunks(AT_ONCE) {
+            let one = |file: &Arc<CachedFile>| {
+                let (node, file) = (Arc::clone(self), Arc::clone(file));
+                async move { (file.label(), node.publish(&file).await) }
+            };
+            let all = step.iter().map(one).collect::<tokio::task::JoinSet<_>>();
+            for (label, published) in all.join_all().await {
+                if let Err(error) = published {
+                    tracing::warn!(label, ?error, "cannot be published yet; a sync event will");
+                }
+            }
+        }
+    }
+
     /// What the explicit commit (`user.ebb.commit`) does.
     pub async fn commit(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         self.event(file, SyncEvent::Commit, ByteRange::ALL, false).await
@@ -311,4 +342,10 @@ fn scoped(scope: Scope, range: ByteRange) -> ByteRange {
         Scope::Range => range,
         Scope::File => ByteRange::ALL,
     }
+}
+
+/// True when something is unpublished although writes publish: the write failed, or its daemon died
+/// of it.
+fn owes_publication(state: &State) -> bool {
+    state.model.writes_publish() && state.view.has_unattached()
 }
