@@ -109,6 +109,8 @@ fn rounds(nodes: usize, model: Model, flush: &str, mix: Mix) {
             operations += work.operations;
         }
         mount_again(cluster.node(lost));
+        // What it was just publishing may come from its partner until then.
+        wait_until_whole(&cluster, &what);
         all_right(&mut loads, ANSWER_MAX, |_| Order::Settle(what.clone()));
         all_right(&mut loads, ANSWER_MAX, |setup| Order::Compare {
             what: format!("{what}, on the next node"),

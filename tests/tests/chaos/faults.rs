@@ -21,6 +21,8 @@ pub struct Hit {
     /// Nodes whose daemon was killed.
     pub killed: BTreeSet<usize>,
     pub was_full: bool,
+    /// A node was lost with its cache.
+    pub was_lost: bool,
 }
 
 /// What can be broken.
@@ -65,6 +67,7 @@ impl<'a> Hand<'a> {
                 std::fs::remove_dir_all(lost.cache()).expect("its cache goes, too");
                 clear(lost);
                 lost.mount();
+                self.hit.was_lost = true;
             }
             Fault::While(what, time, victim) => {
                 self.switch(what, true);

@@ -152,6 +152,10 @@ impl Run {
             judge(&what, node, &work, hit.killed.contains(&node), hit.was_full);
             self.record.add(&work);
         }
+        if hit.was_lost {
+            // What it was just publishing may come from its partner until then.
+            wait_until_whole(&self.cluster, &what);
+        }
         all_right(&mut self.loads, ANSWER_MAX, |_| Order::Settle(what.clone()));
         all_right(&mut self.loads, ANSWER_MAX, |setup| Order::Compare {
             what: format!("{what}, on another node"),
