@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering::Relaxed;
 #[allow(missing_docs)]
 pub struct Status {
     pub node: String,
+    /// Its number in the job, which other nodes' status names.
+    pub number: u32,
     pub consistency: String,
     pub backing: PathBuf,
     pub mountpoint: PathBuf,
@@ -206,6 +208,7 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
     Status {
         copies,
         node: node.config.node.clone(),
+        number: node.me.0,
         consistency: node.rules.job().name().to_string(),
         backing: node.config.backing.clone(),
         mountpoint: node.config.mountpoint.clone(),
