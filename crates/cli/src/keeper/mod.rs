@@ -85,7 +85,8 @@ fn leave(status: ExitStatus) -> ! {
 
 /// Into the log, which is this process's standard error.
 fn say(text: &str) {
-    eprintln!("ebb supervisor (process {}): {text}", std::process::id());
+    // On a full disk it goes on without a word.
+    let _ = writeln!(std::io::stderr(), "ebb supervisor (process {}): {text}", std::process::id());
 }
 
 struct Keeper {
