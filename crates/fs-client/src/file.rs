@@ -6,7 +6,9 @@
 //! `CachedFile::fetching` and `CachedFile::held` (short).
 
 use crate::cache::{self, CacheDir};
+use crate::home::Whereabouts;
 use crate::journal::Home;
+use crate::leases::Published;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileLease, FileView, Model};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
@@ -37,15 +39,15 @@ pub struct State {
     /// Its attributes when last heard of, for the journal.
     pub attr: Option<Attr>,
     /// Where its bytes are on the backing, when last heard of; for the journal.
-    pub home: Option<Home>,
+    pub home: Whereabouts,
     /// What the backing has under its name until it is published; for the journal.
     pub under: Option<Home>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
     /// What need not be asked.
     pub lease: FileLease,
-    /// When this node last published bytes of it, as [`crate::leases::Publications`] counts.
-    pub published_at: u64,
+    /// This node's last publication of it.
+    pub published: Published,
     /// Lock owners that have locked it from this node (to be released at their close).
     pub lock_owners: Vec<u64>,
 }
@@ -136,11 +138,11 @@ impl CachedFile {
                 mtime: None,
                 path: Vec::new(),
                 attr: None,
-                home: None,
+                home: Whereabouts::default(),
                 under: None,
                 orphan: false,
                 lease: FileLease::default(),
-                published_at: 0,
+                published: Published::default(),
                 lock_owners: Vec::new(),
             }),
             listed: AtomicBool::new(false),

@@ -162,9 +162,13 @@ impl Node {
             Fate::GivenBack => (false, false),
         };
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
+        let file = self.file(grant.ino);
+        if let Some(file) = file.as_ref().filter(|_| !grant.ranges.is_empty()) {
+            file.state.write().home.changed();
+        }
         match ended {
             Ok(ended) if done => {
-                if let Some(file) = self.file(grant.ino) {
+                if let Some(file) = file {
                     let at = (&grant.backing_path[..], grant.backing_ino);
                     self.note_flushed(&file, &grant.ranges, at, ended.published).await;
                     self.copies_in_surplus(grant.ino);

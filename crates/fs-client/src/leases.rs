@@ -6,8 +6,8 @@
 //! looked at the state before it has begun before the change is acknowledged to anybody.
 //!
 //! An answer of the service that tells a size may have been given before this node published bytes,
-//! and be heard after that: then neither it nor what is unpublished here knows of them, and it is
-//! asked again ([`Publications`]).
+//! and be heard after that: then neither it nor what is unpublished here knows of them
+//! ([`Publications`]).
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
@@ -57,45 +57,39 @@ impl Publications {
         self.count.load(Acquire)
     }
 
-    /// One more, for [`State::published_at`]. Under the lock of that state, before the bytes count
-    /// as published.
+    /// One more, for [`State::published`]. Under the lock of that state, before the bytes count as
+    /// published.
     fn next(&self) -> u64 {
         self.count.fetch_add(1, AcqRel) + 1
     }
 
     /// A file is not known here any more.
-    pub(crate) fn forgotten(&self, published_at: u64) {
-        self.of_forgotten.fetch_max(published_at, AcqRel);
-    }
-
-    /// True when an answer about a file, to a question of then, may not know what this node published.
-    fn are_missing(&self, asked: u64, state: Option<&State>) -> bool {
-        let last = state.map_or_else(|| self.of_forgotten.load(Acquire), |s| s.published_at);
-        last > asked
+    pub(crate) fn forgotten(&self, last: Published) {
+        self.of_forgotten.fetch_max(last.number, AcqRel);
     }
 }
 
-impl Node {
-    /// What this node sees as the attributes of an inode whose published ones are `attr`, as the
-    /// service told them when it was asked `asked` publications ago. None: ask again.
-    fn seen_as_of(&self, asked: u64, attr: Attr) -> Option<Attr> {
-        let file = self.file(attr.ino);
-        let state = file.as_ref().map(|f| f.state.read());
-        let missing = self.leases.publications.are_missing(asked, state.as_deref());
-        (!missing).then(|| state.map_or(attr, |state| seen_with(&state, attr)))
-    }
+/// This node's last publication of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Published {
+    /// Its number, of [`Publications`].
+    number: u64,
+    /// When what it published was written.
+    mtime: Option<Time>,
+}
 
-    /// The same, asked again as often as it needs.
+impl Node {
+    /// What this node sees as the attributes of an inode whose published ones are `attr`: so the
+    /// service answered a question that was asked when there had been `asked` publications.
     pub(crate) async fn seen(&self, asked: u64, attr: Attr) -> Result<Attr, Errno> {
-        let ino = attr.ino;
-        let (mut asked, mut attr) = (asked, attr);
-        loop {
-            if let Some(seen) = self.seen_as_of(asked, attr) {
-                return Ok(seen);
-            }
-            asked = self.leases.publications.so_far();
-            attr = self.ask_attr(ino).await?;
+        if let Some(file) = self.file(attr.ino) {
+            return Ok(seen_with(&file.state.read(), asked, attr));
         }
+        if self.leases.publications.of_forgotten.load(Acquire) <= asked {
+            return Ok(attr);
+        }
+        // It may have been published, flushed and forgotten meanwhile.
+        self.meta.getattr(attr.ino).await
     }
 
     /// A ticket for a request about a file, if a lease is of use.
@@ -154,7 +148,8 @@ impl Node {
         let trust = self.meta.trust();
         let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
         let attr = state.attr.filter(|_| self.hit(good))?;
-        Some(seen_with(&state, attr))
+        // What is known under a lease has this node's publications.
+        Some(seen_with(&state, u64::MAX, attr))
     }
 
     /// Who owns these bytes? Asked only when no lease says that nothing has changed.
@@ -180,7 +175,10 @@ impl Node {
     /// This node has published bytes: what it knows of the attributes is what the service has now.
     pub(crate) fn attr_published(&self, state: &mut State, size: u64, mtime: Option<Time>) {
         state.lease.attributes_known();
-        state.published_at = self.leases.publications.next();
+        state.published = Published {
+            number: self.leases.publications.next(),
+            mtime: mtime.or(state.published.mtime),
+        };
         if let Some(attr) = &mut state.attr {
             attr.size = size;
             attr.mtime = attr.mtime.max(mtime.unwrap_or(attr.mtime));
@@ -220,12 +218,18 @@ impl Node {
     }
 }
 
-/// Published attributes together with what is written here and not published yet.
-fn seen_with(state: &State, mut attr: Attr) -> Attr {
+/// Published attributes together with what is written here and not published yet, or was published
+/// after they were asked for. (The state after the own publication is one that the service had
+/// meanwhile: asking again would be no better, and could go on for ever beside a busy writer.)
+fn seen_with(state: &State, asked: u64, mut attr: Attr) -> Attr {
+    let newer = Some(state.published).filter(|p| p.number > asked);
     let asks = state.model.on(SyncEvent::Stat).query.is_some();
-    let local_end = state.view.unattached_end();
-    attr.size = if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
-    if let Some(written) = state.mtime {
+    attr.size = match newer {
+        None if state.opens == 0 || asks => attr.size.max(state.view.unattached_end()),
+        _ => state.view.size(),
+    };
+    let written = state.mtime.into_iter().chain(newer.and_then(|p| p.mtime)).max();
+    if let Some(written) = written {
         attr.mtime = attr.mtime.max(written);
         attr.ctime = attr.ctime.max(written);
     }

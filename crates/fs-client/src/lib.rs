@@ -19,6 +19,7 @@ mod fuse;
 mod handles;
 pub mod hash;
 pub mod heir;
+mod home;
 mod interrupt;
 pub mod journal;
 mod leases;

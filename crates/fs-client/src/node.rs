@@ -248,7 +248,7 @@ impl Node {
 
     fn take_out(&self, shard: &mut Shard, ino: Ino) -> Option<Arc<CachedFile>> {
         let file = shard.get(&ino)?;
-        self.leases.publications.forgotten(file.state.read().published_at);
+        self.leases.publications.forgotten(file.state.read().published);
         shard.remove(&ino)
     }
 

@@ -29,6 +29,7 @@
 
 use crate::cache;
 use crate::file::CachedFile;
+use crate::home::Whereabouts;
 use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::{FileView, MapAnswer, Owned};
@@ -326,7 +327,7 @@ async fn one(
         state.view = FileView::restored(node.me, answer, &owned, &dirty);
         state.path.clone_from(&place.path);
         if let Some(note) = &note {
-            state.home.clone_from(&note.header.home);
+            state.home = Whereabouts::restored(note.header.home.clone());
             state.under.clone_from(&note.header.under);
             state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
         }

@@ -70,9 +70,12 @@ impl Node {
             return Err(Errno::EFBIG);
         }
         args.kill_priv |= args.uid.is_some() || args.gid.is_some();
-        if args.size.is_some() || args.mtime.is_some() {
-            self.note_touching(ino);
-        }
+        let file = match (args.size, args.mtime) {
+            (Some(_), _) => Some(self.file_or_new(ino, self.rules.job())),
+            (None, Some(_)) => self.file(ino),
+            (None, None) => None,
+        };
+        let touching = file.as_ref().map(|f| self.note_touching(f));
         self.attr_changes(ino);
         let asked = self.published_so_far();
         let attr = match args.size {
@@ -80,6 +83,7 @@ impl Node {
             None if args.mtime.is_some() => self.set_times(ino, &args).await?,
             None => self.meta.setattr(ino, &args).await?.attr,
         };
+        drop(touching);
         self.attr_changes(ino);
         self.note_attr(ino, attr);
         self.seen(asked, attr).await

@@ -3,6 +3,7 @@
 
 use crate::file::{CachedFile, State};
 use crate::handles::{OpenFile, ReadAhead};
+use crate::home::Look;
 use crate::journal::Home;
 use crate::leases::Ticket;
 use crate::node::Node;
@@ -49,16 +50,16 @@ impl Again {
 type OpenedBacking = (u64, Arc<dyn BackingFile>, Option<Identity>);
 
 /// Notes where the file is on the backing, and in which state.
-fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBacking>) {
-    let Some(at) = at else {
-        state.home = None;
-        return;
+fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBacking>, look: Look) {
+    let found = match (at, opened) {
+        (None, _) => None,
+        (Some(at), Some((.., Some(identity)))) => Some(home_of(&at.path, identity)),
+        (Some(at), _) => match state.home.home() {
+            Some(known) if known.ino == at.ino && known.path == at.path => return,
+            _ => Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false }),
+        },
     };
-    if let Some((.., Some(identity))) = opened {
-        state.home = Some(home_of(&at.path, identity));
-    } else if state.home.as_ref().is_none_or(|h| h.ino != at.ino || h.path != at.path) {
-        state.home = Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false });
-    }
+    state.home.found(look, found);
 }
 
 impl Node {
@@ -81,9 +82,7 @@ impl Node {
         if !truncate && self.join_open(&file) {
             return Ok(self.enter_handle(Arc::clone(&file)));
         }
-        if truncate {
-            self.note_touching(ino);
-        }
+        let _touching = truncate.then(|| self.note_touching(&file));
         let mut again = Again::within(self.deadline());
         loop {
             let (known, ticket) = {
@@ -131,6 +130,7 @@ impl Node {
         truncated: bool,
         ticket: Option<Ticket>,
     ) -> Result<bool, Errno> {
+        let look = file.state.read().home.look();
         let backing = match &opened.backing {
             Some(at) if opened.map.map.base_len > 0 => match self.open_backing(file, at).await? {
                 Some(backing) => Some(backing),
@@ -145,7 +145,7 @@ impl Node {
         }
         let mut state = file.state.write();
         state.attr = Some(opened.attr);
-        note_home(&mut state, opened.backing.as_ref(), backing.as_ref());
+        note_home(&mut state, opened.backing.as_ref(), backing.as_ref(), look);
         let replaced = backing.and_then(|(ino, b, _)| state.backing.replace((ino, b)));
         self.close_aside(replaced);
         if state.opens == 0 {
