@@ -19,6 +19,8 @@ pub struct Mount {
     pub fstype: String,
     /// What is mounted.
     pub source: String,
+    /// The minor number of its device: with FUSE the connection's number.
+    pub minor: u32,
 }
 
 impl Mount {
@@ -53,22 +55,18 @@ fn unescape(field: &str) -> OsString {
 fn parse(mountinfo: &str) -> Vec<Mount> {
     let line = |l: &str| {
         let (before, after) = l.split_once(" - ")?;
-        let point = before.split(' ').nth(4)?;
+        let mut before = before.split(' ').skip(2);
+        let minor = before.next()?.split_once(':')?.1.parse().ok()?;
+        let point = before.nth(1)?;
         let mut after = after.split(' ');
         Some(Mount {
             point: PathBuf::from(unescape(point)),
             fstype: after.next()?.to_owned(),
             source: after.next()?.to_owned(),
+            minor,
         })
     };
     mountinfo.lines().filter_map(line).collect()
-}
-
-/// The minor number of the device of the topmost mount at exactly this path.
-pub fn minor_of(mountinfo: &str, point: &Path) -> Option<u32> {
-    let line = |l: &&str| l.split(' ').nth(4).is_some_and(|p| Path::new(&unescape(p)) == point);
-    let last = mountinfo.lines().rfind(line)?;
-    last.split(' ').nth(2)?.split_once(':')?.1.parse().ok()
 }
 
 /// The topmost mount at exactly this path.
@@ -172,8 +170,7 @@ mod tests {
         assert_eq!(mounts[0].point, Path::new("/mnt/a b"));
         assert!(mounts[0].is_ebb() && !mounts[1].is_ebb() && mounts[2].is_ebb());
         assert_eq!(mounts[2].point, Path::new("/x\\y"));
-        assert_eq!(minor_of(text, Path::new("/x\\y")), Some(6));
-        assert_eq!(minor_of(text, Path::new("/nowhere")), None);
+        assert_eq!(mounts[2].minor, 6);
     }
 
     #[test]

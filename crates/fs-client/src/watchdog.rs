@@ -9,9 +9,9 @@ use crate::metrics::Operation;
 use crate::node::Node;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How often it looks.
@@ -28,7 +28,7 @@ const DEADLINES: u32 = 8;
 pub struct Watchdog {
     began: Instant,
     next: AtomicU64,
-    running: Mutex<HashMap<u64, Running>>,
+    running: Arc<Mutex<HashMap<u64, Running>>>,
     /// When an event loop began what it does itself, in milliseconds plus one; 0: it waits.
     loops: [AtomicU64; LOOPS_MAX],
     loops_seen: AtomicU64,
@@ -51,12 +51,24 @@ impl Default for Watchdog {
         Watchdog {
             began: Instant::now(),
             next: AtomicU64::new(0),
-            running: Mutex::default(),
+            running: Arc::default(),
             loops: std::array::from_fn(|_| AtomicU64::new(0)),
             loops_seen: AtomicU64::new(0),
             stuck_now: AtomicU64::new(0),
             stuck_ever: AtomicU64::new(0),
         }
+    }
+}
+
+/// An operation that is watched, as long as this lives.
+pub struct Watched {
+    among: Arc<Mutex<HashMap<u64, Running>>>,
+    id: u64,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.among.lock().remove(&self.id);
     }
 }
 
@@ -72,22 +84,14 @@ impl Drop for InLoop<'_> {
 }
 
 impl Watchdog {
-    /// An operation begins; its number.
-    pub fn begin(&self, operation: Operation) -> u64 {
-        if matches!(operation, Operation::Lock) {
-            return 0;
+    /// An operation begins, and lasts until the answer is dropped.
+    pub fn begin(&self, operation: Operation) -> Watched {
+        let id = self.next.fetch_add(1, Relaxed);
+        if !matches!(operation, Operation::Lock) {
+            let running = Running { operation, since: Instant::now(), told: false };
+            self.running.lock().insert(id, running);
         }
-        let id = self.next.fetch_add(1, Relaxed) + 1;
-        let running = Running { operation, since: Instant::now(), told: false };
-        self.running.lock().insert(id, running);
-        id
-    }
-
-    /// It is done.
-    pub fn end(&self, id: u64) {
-        if id > 0 {
-            self.running.lock().remove(&id);
-        }
+        Watched { among: Arc::clone(&self.running), id }
     }
 
     /// The event loop that calls this answers something itself.
@@ -205,8 +209,7 @@ mod tests {
         assert_eq!(dog.late(Duration::ZERO).len(), 1);
         assert!(dog.late(Duration::ZERO).is_empty(), "only once");
         assert_eq!(dog.stuck(), (1, 1));
-        dog.end(a);
-        dog.end(lock);
+        drop((a, lock));
         assert!(dog.late(Duration::ZERO).is_empty());
         assert_eq!(dog.stuck(), (0, 1));
     }

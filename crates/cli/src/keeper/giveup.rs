@@ -2,7 +2,6 @@
 //! comes later finds a dead mount, as without a supervisor.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -66,9 +65,7 @@ fn header(unique: u64, error: i32) -> [u8; 16] {
 
 /// The kernel's number of the mount's connection, without touching the mount.
 fn connection_of(mountpoint: &Path) -> Option<u32> {
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut File::open("/proc/self/mountinfo").ok()?, &mut text).ok()?;
-    crate::mounts::minor_of(&text, mountpoint)
+    Some(crate::mounts::at(mountpoint).ok()??.minor)
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ impl Adapter {
         let watched = node.watchdog.begin(operation);
         self.node.runtime.spawn(async move {
             let result = work.await;
-            node.watchdog.end(watched);
+            drop(watched);
             node.metrics.finished(operation, start);
             drop(active);
             reply(result);

@@ -1,5 +1,5 @@
 //! What outlives a daemon, so that the next one goes on where it was killed and applications do
-//! not notice. A supervisor (`cli/src/keeper.rs`) holds the devices of the mount and a piece of
+//! not notice. A supervisor (`cli/src/keeper/mod.rs`) holds the devices of the mount and a piece of
 //! memory; this is the daemon's side of both.
 //!
 //! # What must be known again, and from where

@@ -252,10 +252,9 @@ impl Node {
     /// `fsync`: what the model says, and the durability that was asked for.
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
         let file = &handle.file;
-        if self.fsync_publishes() {
+        if self.fsync_publishes() || owes_publication(&file.state.read()) {
             self.publish(file).await?;
         }
-        self.publish_what_is_owed(file).await?;
         match self.durability() {
             Durability::None => {
                 self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
