@@ -4,6 +4,7 @@ use crate::content::same;
 use crate::model::close;
 use ebb_testkit::{Builder, Cluster, Node, describe};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -104,4 +105,16 @@ pub fn store(node: &Node, name: &str, data: &[u8]) {
 /// When it is not there, or differs.
 pub fn on_backing(cluster: &Cluster, name: &str, want: &[u8]) {
     same(name, &fs::read(cluster.backing().join(name)).expect("read on the backing"), want);
+}
+
+/// By the status of all nodes: everything unflushed has a copy, every node's copies are somewhere,
+/// and nothing of a lost node waits to be adopted.
+#[must_use]
+pub fn is_whole(status: &[Value]) -> bool {
+    let numbers =
+        |v: &Value| v.as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+    let held = status.iter().flat_map(|s| -> Vec<u64> { numbers(&s["copies"]["held_for"]) });
+    let nodes = status.iter().filter_map(|s| s["number"].as_u64());
+    let safe = |s: &Value| s["copies"]["partner"].is_u64() && s["copies"]["degraded"].is_null();
+    status.iter().all(safe) && held.collect::<BTreeSet<_>>() == nodes.collect::<BTreeSet<_>>()
 }

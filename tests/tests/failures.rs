@@ -377,3 +377,29 @@ fn a_read_only_backing_is_told_by_drain_and_made_good_later() {
     assert!(cluster.backing().join("dir").is_dir());
     node.umount();
 }
+
+/// A write that nobody answered before its daemon was killed is there or not, but for all nodes
+/// alike: under `posix` nothing waits for a sync event.
+#[test]
+fn a_write_that_was_under_way_when_its_daemon_died_is_the_same_on_all_nodes() {
+    let mut cluster = cluster(2, "posix");
+    let (old, new) = (bytes(1, 1, 0, 100_000), bytes(2, 1, 0, 100_000));
+    let (here, there) = (cluster.node(0).path("f"), cluster.node(1).path("f"));
+    fs::write(&here, &old).expect("write");
+    let (drained, _) = ebb(cluster.node(0), "drain", &[]);
+    assert_eq!(code(&drained), 0);
+    same("f", &read_fresh(&there).expect("read"), &old);
+    // It is in the cache of this node at once; publishing it waits for the service.
+    let file = OpenOptions::new().write(true).open(&here).expect("open");
+    cluster.kill_meta();
+    let waiting = std::thread::spawn(move || file.write_all_at(&new, 0));
+    std::thread::sleep(Duration::from_millis(500));
+    cluster.node(0).kill9();
+    let answer = within(OPERATION_MAX, "write", move || waiting.join()).expect("no panic");
+    answer.expect_err("a daemon that is dead answers nothing");
+    cluster.restart_meta();
+    assert!(matches!(code(&ebb(cluster.node(0), "umount", &[]).0), 0 | 3));
+    cluster.node(0).mount();
+    let seen = read_fresh(&here).expect("read");
+    same("f, on the other node", &read_fresh(&there).expect("read"), &seen);
+}

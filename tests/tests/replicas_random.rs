@@ -5,6 +5,7 @@
 //! matter of the machine.
 
 use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
+use ebb_tests::copies;
 use ebb_tests::load::{Load, Mix, Order, Setup, all_right};
 use ebb_tests::model::Model;
 use ebb_tests::tools::amount;
@@ -33,14 +34,8 @@ fn start_loads(cluster: &Cluster, model: Model, mix: Mix, seed: u64) -> Vec<Load
     (0..nodes).map(|who| Load::start(binary, setup(who))).collect()
 }
 
-/// Everything unflushed has a copy, and nothing of a lost node waits to be adopted.
 fn is_whole(cluster: &Cluster) -> bool {
-    let status: Vec<_> = cluster.nodes().iter().map(Node::status).collect();
-    let held = status.iter().filter_map(|s| s["copies"]["held_sets"].as_u64()).sum::<u64>();
-    let safe = |s: &serde_json::Value| {
-        s["copies"]["partner"].is_u64() && s["copies"]["degraded"].is_null()
-    };
-    status.iter().all(safe) && held == cluster.nodes().len() as u64
+    copies::is_whole(&cluster.nodes().iter().map(Node::status).collect::<Vec<_>>())
 }
 
 fn wait_until_whole(cluster: &Cluster, what: &str) {
@@ -109,6 +104,8 @@ fn rounds(nodes: usize, model: Model, flush: &str, mix: Mix) {
             operations += work.operations;
         }
         mount_again(cluster.node(lost));
+        // What it was just publishing may come from its partner until then.
+        wait_until_whole(&cluster, &what);
         all_right(&mut loads, ANSWER_MAX, |_| Order::Settle(what.clone()));
         all_right(&mut loads, ANSWER_MAX, |setup| Order::Compare {
             what: format!("{what}, on the next node"),

@@ -147,8 +147,11 @@ fn the_epilog_after_a_crash_clears_the_mount_and_names_the_data() {
     std::fs::write(site.mount("n1").join("precious"), [7; 5000]).expect("write");
     let status = std::fs::read(site.mount("n1").join(".ebb/status.json")).expect("status");
     let status: serde_json::Value = serde_json::from_slice(&status).expect("JSON");
-    let killed = Command::new("kill").args(["-9", &status["pid"].to_string()]).status();
-    assert!(killed.expect("kill").success());
+    // First who would start another daemon.
+    for pid in [&status["supervisor"]["pid"], &status["pid"]] {
+        let killed = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        assert!(killed.expect("kill").success());
+    }
     std::thread::sleep(Duration::from_millis(300));
     site.runs("ebb-epilog", "n1");
     assert!(!mounts::is_mounted(&site.mount("n1")));

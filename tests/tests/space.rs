@@ -333,3 +333,33 @@ fn without_permission_on_the_backing_nothing_is_dropped() {
     let arrived = fs::read_to_string(open_dir.join("numbers")).expect("read");
     assert!(arrived == numbers && open_dir.join("dir").is_dir());
 }
+
+/// The log of a daemon is in its cache: what cannot be written there ends nothing.
+#[test]
+fn a_log_that_cannot_be_written_ends_no_daemon() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = Cluster::builder().caches_below(disk.path()).prepare();
+    let node = cluster.node(0);
+    // Every request is a line.
+    node.mount_with(&["--log-level", "debug"]);
+    fs::write(cluster.backing().join("f"), "content").expect("write");
+    disk.fill();
+    // What is left of the last pages.
+    let mut more: Vec<_> = (0..3).map(|n| disk.path().join(format!("more-{n}"))).collect();
+    for path in &more {
+        if let Ok(mut file) = File::create(path) {
+            while file.write_all(&[1; 100]).is_ok() {}
+        }
+    }
+    more.retain(|path| path.exists());
+    let pid = node.pid();
+    for _ in 0..100 {
+        let names = fs::read_dir(node.path("")).expect("the directory").count();
+        assert_eq!(names, 1);
+    }
+    disk.unfill();
+    give_back(&more);
+    assert_eq!(fs::read(node.path("f")).expect("read"), b"content");
+    assert_eq!(node.pid(), pid);
+    node.umount();
+}

@@ -11,6 +11,7 @@ mod paths;
 mod posix;
 
 use ebb_types::{Attr, ByteRange, Time};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use error::{BackendError, Operation};
@@ -72,6 +73,12 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// Goes on with a file that another process of this program has opened here; none when that
+    /// is not a matter of descriptors.
+    fn adopt(&self, _file: OwnedFd) -> Option<Arc<dyn BackingFile>> {
+        None
+    }
+
     /// Opens the regular file at `path` for reading; see [`Backend::open`].
     fn open_read(&self, path: &[u8], ino: u64) -> Result<Arc<dyn BackingFile>, BackendError> {
         self.open(path, ino, Access::Read)
@@ -102,6 +109,11 @@ pub trait BackingFile: Send + Sync {
 
     /// Which file this is, and its state now.
     fn identity(&self) -> Result<Identity, BackendError>;
+
+    /// Another descriptor of it; see [`Backend::adopt`].
+    fn descriptor(&self) -> Option<OwnedFd> {
+        None
+    }
 
     /// Asks for `range` to be dropped from this node's page cache, so that the next read comes
     /// from the storage. Advice: only synced pages can be dropped. Call it after `sync_data`.

@@ -154,6 +154,10 @@ fn walk(
 }
 
 impl Backend for PosixDir {
+    fn adopt(&self, file: OwnedFd) -> Option<Arc<dyn BackingFile>> {
+        Some(Arc::new(PosixFile { file: File::from(file), name: "(a file without a name)".into() }))
+    }
+
     fn open(
         &self,
         path: &[u8],
@@ -302,6 +306,10 @@ impl BackingFile for PosixFile {
         let stat =
             rustix::fs::fstat(&self.file).map_err(|e| io_error(Operation::Stat, &self.name, e))?;
         Ok(identity_of(&stat))
+    }
+
+    fn descriptor(&self) -> Option<OwnedFd> {
+        self.file.try_clone().ok().map(OwnedFd::from)
     }
 
     fn drop_cached(&self, range: ByteRange) -> Result<(), BackendError> {

@@ -18,6 +18,9 @@ pub const SHORT: Duration = Duration::from_secs(15);
 /// How long a socket may refuse while its daemon lives (it is just starting or just ending).
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
+/// Another daemon is there by then, or never: longer than a supervisor usually tries.
+const BETWEEN_LIMIT: Duration = Duration::from_secs(60);
+
 /// What stands behind a mount point.
 #[derive(Debug)]
 pub enum Behind {
@@ -33,7 +36,13 @@ pub enum Behind {
 
 /// What is behind a resolved mount point.
 pub fn behind(point: &Path) -> Result<Behind, Failure> {
-    let record = registry::find(point).or_failed("registry of mounts")?;
+    let mut record = registry::find(point).or_failed("registry of mounts")?;
+    if record.as_ref().is_some_and(Record::is_between) {
+        mounts::poll(BETWEEN_LIMIT, || {
+            record = registry::find(point).ok().flatten();
+            !record.as_ref().is_some_and(Record::is_between)
+        });
+    }
     let mounted = mounts::at(point).or_failed("/proc/self/mountinfo")?.is_some_and(|m| m.is_ebb());
     Ok(match record {
         Some(r) if r.is_alive() => Behind::Daemon(r),
@@ -156,6 +165,7 @@ mod tests {
             mountpoint: "/nowhere".into(),
             socket: socket.to_owned(),
             cache: "/nowhere".into(),
+            supervisor: None,
         }
     }
 

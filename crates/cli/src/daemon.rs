@@ -11,8 +11,9 @@ use crate::exit::{Context, Failure};
 use crate::launch::{Report, Up};
 use crate::plan::Plan;
 use crate::service::Service;
-use crate::{mounts, progress, unmount};
+use crate::{keeper, mounts, progress, unmount};
 use ebb_fs_client::control::Request;
+use ebb_fs_client::heir::Heirloom;
 use ebb_fs_client::{leftover, registry};
 use parking_lot::Mutex;
 use std::path::Path;
@@ -27,15 +28,20 @@ const STARTING: u8 = 0;
 const MOUNTED: u8 = 1;
 const LINGERING: u8 = 2;
 
-/// Runs the daemon of a plan; `report` hears once, when the mount is up.
-pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<(), Failure> {
+/// Runs the daemon of a plan; `report` hears once, when the mount is up. `heir`: what a supervisor
+/// gave to it.
+pub fn run(
+    plan: &Plan,
+    heir: Option<Arc<Heirloom>>,
+    report: impl FnOnce(Report) + Send + 'static,
+) -> Result<(), Failure> {
     prepare_process();
     cachedir::prepare(&plan.config.cache)?;
     let purpose = format!("the mount at {}", plan.config.mountpoint.display());
     let lock = Lock::take(&plan.config.cache, &purpose)?;
     cachedir::refuse_unknown(&plan.config.cache)?;
     // Before a service is started, which would begin a new job.
-    let plan = &heir(plan)?;
+    let plan = &successor(plan)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("service")
@@ -44,16 +50,26 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
         .or_failed("threads")?;
     let phase = Arc::new(AtomicU8::new(STARTING));
     let left_behind = watch_signals(&runtime, plan, phase.clone())?;
+    if heir.is_some() {
+        keeper::Signals::unblock();
+    }
     let service = match &plan.config.meta {
         Some(_) => None,
-        None => Some(Service::embedded(&runtime, plan)?),
+        None => {
+            let before = heir.as_ref().map(|h| h.addresses().0).unwrap_or_default();
+            let service = Service::embedded(&runtime, plan, &before)?;
+            if let Some(heir) = &heir {
+                heir.meta_is_at(&service.bound.to_string());
+            }
+            Some(service)
+        }
     };
     let address = match (&service, &plan.config.meta) {
         (Some(service), _) => service.address().to_owned(),
         (None, Some(address)) => address.clone(),
         (None, None) => unreachable!("without an address a service was started"),
     };
-    let ended = mount(plan, address, phase.clone(), report)
+    let ended = mount(plan, address, heir, phase.clone(), report)
         .and_then(|()| left_behind.lock().take().map_or(Ok(()), Err));
     phase.store(LINGERING, Ordering::SeqCst);
     if let Some(service) = service {
@@ -68,7 +84,7 @@ pub fn run(plan: &Plan, report: impl FnOnce(Report) + Send + 'static) -> Result<
 }
 
 /// The plan of a daemon that takes over what another one left: it goes by the same name.
-fn heir(plan: &Plan) -> Result<Plan, Failure> {
+fn successor(plan: &Plan) -> Result<Plan, Failure> {
     let mut plan = plan.clone();
     let left = leftover::of(&plan.config);
     let left = left.map_err(|e| Failure::with_status(e.exit_code(), e.to_string()))?;
@@ -85,6 +101,7 @@ fn heir(plan: &Plan) -> Result<Plan, Failure> {
 fn mount(
     plan: &Plan,
     address: String,
+    heir: Option<Arc<Heirloom>>,
     phase: Arc<AtomicU8>,
     report: impl FnOnce(Report) + Send + 'static,
 ) -> Result<(), Failure> {
@@ -97,21 +114,25 @@ fn mount(
             pid: std::process::id(),
         }));
     });
-    ebb_fs_client::run(plan.config.clone(), address, on_ready)
+    ebb_fs_client::run(plan.config.clone(), address, heir, on_ready)
         .map_err(|e| Failure::with_status(e.exit_code(), e.to_string()))
 }
 
-/// What a process that serves others needs from the system; none of it is vital.
-fn prepare_process() {
+/// Every file that is open in the mount is open in the cache, too.
+pub fn allow_many_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
-    // Files of the daemon itself are private; the modes of the user's files are set exactly.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    // Every file that is open in the mount is open in the cache, too.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     if let Err(e) = setrlimit(Resource::Nofile, files) {
         tracing::warn!("the limit of open files stays low: {e}");
     }
+}
+
+/// What a process that serves others needs from the system; none of it is vital.
+fn prepare_process() {
+    // Files of the daemon itself are private; the modes of the user's files are set exactly.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    allow_many_files();
     // Only the privileged may; the kernel should take the job's own processes first.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-500");
 }

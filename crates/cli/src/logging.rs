@@ -12,7 +12,9 @@ use tracing_subscriber::EnvFilter;
 /// Starts logging to `file`, or to standard error.
 pub fn start(level: &str, file: Option<&Path>) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(level).or_usage(format!("--log-level {level}"))?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter);
+    // A line that cannot be written (the disk is full) is no reason for another one, which would
+    // end the thread that logs.
+    let lines = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter);
     match file {
         None => {
             let ansi = std::io::stderr().is_terminal();

@@ -7,6 +7,7 @@ mod client;
 mod commands;
 mod daemon;
 mod exit;
+mod keeper;
 mod launch;
 mod left;
 mod logging;
@@ -43,6 +44,7 @@ enum Command {
     Status(commands::status::Args),
     Top(commands::top::Args),
     Stats(commands::stats::Args),
+    Restart(commands::restart::Args),
     Meta(commands::meta::Args),
     Run(commands::run::Args),
     Recover(commands::recover::Args),
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Status(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Stats(args) => args.run(),
+        Command::Restart(args) => args.run(),
         Command::Meta(args) => args.run(),
         Command::Recover(args) => args.run(),
         Command::Token(args) => args.run(),

@@ -19,6 +19,8 @@ pub struct Mount {
     pub fstype: String,
     /// What is mounted.
     pub source: String,
+    /// The minor number of its device: with FUSE the connection's number.
+    pub minor: u32,
 }
 
 impl Mount {
@@ -53,12 +55,15 @@ fn unescape(field: &str) -> OsString {
 fn parse(mountinfo: &str) -> Vec<Mount> {
     let line = |l: &str| {
         let (before, after) = l.split_once(" - ")?;
-        let point = before.split(' ').nth(4)?;
+        let mut before = before.split(' ').skip(2);
+        let minor = before.next()?.split_once(':')?.1.parse().ok()?;
+        let point = before.nth(1)?;
         let mut after = after.split(' ');
         Some(Mount {
             point: PathBuf::from(unescape(point)),
             fstype: after.next()?.to_owned(),
             source: after.next()?.to_owned(),
+            minor,
         })
     };
     mountinfo.lines().filter_map(line).collect()
@@ -165,6 +170,7 @@ mod tests {
         assert_eq!(mounts[0].point, Path::new("/mnt/a b"));
         assert!(mounts[0].is_ebb() && !mounts[1].is_ebb() && mounts[2].is_ebb());
         assert_eq!(mounts[2].point, Path::new("/x\\y"));
+        assert_eq!(mounts[2].minor, 6);
     }
 
     #[test]

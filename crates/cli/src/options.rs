@@ -104,6 +104,10 @@ pub struct MountOptions {
     /// [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub request_timeout: Option<String>,
+    /// An operation that takes longer is called stuck in the log and in `ebb status`, in ms, s, m,
+    /// h [default: eight times the request timeout]
+    #[arg(long, value_name = "TIME")]
+    pub stuck_after: Option<String>,
     /// How long the daemon drains when a signal ends it, and `ebb run` at its end, in ms, s, m, h
     /// [default: 10m]
     #[arg(long, value_name = "TIME")]
@@ -116,6 +120,14 @@ pub struct MountOptions {
     /// [default: 1]
     #[arg(long, value_name = "N")]
     pub replicas: Option<String>,
+    /// Whether a supervisor starts another daemon when this one ends unexpectedly, and open files
+    /// go on: auto (where the kernel can: Linux 6.9) or off [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub supervise: Option<String>,
+    /// How long operations wait for another daemon before they fail, in ms, s, m, h
+    /// [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub restart_timeout: Option<String>,
     /// For measurements: ask the metadata service at every event that the model names, without
     /// leases on this node
     #[arg(long)]
@@ -159,9 +171,12 @@ impl MountOptions {
             ("log-level", self.log_level),
             ("allow-other", self.allow_other.then(|| "true".to_owned())),
             ("request-timeout", self.request_timeout),
+            ("stuck-after", self.stuck_after),
             ("stop-timeout", self.stop_timeout),
             ("fuse-threads", self.fuse_threads),
             ("replicas", self.replicas),
+            ("supervise", self.supervise),
+            ("restart-timeout", self.restart_timeout),
             ("naive", self.naive.then(|| "true".to_owned())),
             ("io-path", self.io_path),
         ];

@@ -27,6 +27,11 @@ pub struct Plan {
     pub jobs_hint: Option<u32>,
     /// How long it drains when a signal ends it.
     pub stop_timeout: Span,
+    /// Another daemon goes on when this one ends unexpectedly.
+    #[serde(default)]
+    pub supervise: bool,
+    /// How long operations wait for it.
+    pub restart_timeout: Span,
     /// True when the state directory is Ebb's own choice and may be taken away at a clean end.
     pub own_state: bool,
 }
@@ -74,6 +79,7 @@ impl Plan {
             token_file: path(settings, "token-file")?,
             allow_other: required(settings, "allow-other")?,
             request_timeout: span(settings, "request-timeout")?,
+            stuck_after: parsed::<Span>(settings, "stuck-after")?.map(|s| s.0),
             fuse_threads: required(settings, "fuse-threads")?,
             naive: required(settings, "naive")?,
             io_path: from_word(&required::<String>(settings, "io-path")?)?,
@@ -87,6 +93,10 @@ impl Plan {
             log_level: required(settings, "log-level")?,
             jobs_hint: parsed(settings, "jobs-hint")?,
             stop_timeout: Span(span(settings, "stop-timeout")?),
+            // An heir would not know what was written past the daemon before it.
+            supervise: settings.text("supervise") == Some("auto")
+                && settings.text("io-path") == Some("daemon"),
+            restart_timeout: Span(span(settings, "restart-timeout")?),
             own_state: state.is_none(),
         })
     }

@@ -39,13 +39,15 @@ pub struct Start<'a> {
 pub struct Service {
     server: Arc<Server>,
     address: String,
+    /// Where it listens, in numbers.
+    pub bound: SocketAddr,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<Result<(), String>>,
 }
 
 impl Service {
-    /// The service inside a daemon: listens on the daemon's host.
-    pub fn embedded(runtime: &Runtime, plan: &Plan) -> Result<Service, Failure> {
+    /// The service inside a daemon: listens on the daemon's host, or where the one before it did.
+    pub fn embedded(runtime: &Runtime, plan: &Plan, before: &str) -> Result<Service, Failure> {
         let config = &plan.config;
         let start = Start {
             backing: config.backing.clone(),
@@ -57,8 +59,11 @@ impl Service {
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
-            let listener = next_free(&addresses)
-                .await
+            let listener = match before {
+                "" => next_free(&addresses).await,
+                before => TcpListener::bind(before).await,
+            };
+            let listener = listener
                 .or_failed(format!("metadata service on the host of --listen {}", config.listen))?;
             Service::start(start, listener, &config.listen).await
         })
@@ -94,7 +99,7 @@ impl Service {
             );
         let address = advertised(listen, port);
         tracing::info!("metadata service listens on {address}");
-        Ok(Service { server, address, stop, serving })
+        Ok(Service { server, address, bound: port, stop, serving })
     }
 
     /// Where others reach it.

@@ -52,7 +52,10 @@ fn by_daemon(record: &Record, drain: bool, timeout: Duration) -> Result<(), Fail
         Ok(outcome) => progress.finish(&what, outcome),
         Err(_) if !record.is_alive() => {
             eprintln!("{what}: the daemon died meanwhile");
-            return bury(record);
+            return match client::behind(&record.mountpoint)? {
+                Behind::Daemon(next) => by_daemon(&next, drain, timeout),
+                _ => bury(record),
+            };
         }
         Err(e) => Err(Failure { status: e.status, text: format!("{what}: {e}") }),
     };

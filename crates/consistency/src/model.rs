@@ -148,12 +148,18 @@ impl Model {
         &self.row
     }
 
-    /// True when a write is visible as soon as it returns, so that O_APPEND must reserve its
-    /// place at the service. Under the other models two appends of two nodes without a sync
-    /// operation between them are a storage race.
+    /// True when a write is visible as soon as it returns: nothing that was written waits for a
+    /// later event.
+    #[must_use]
+    pub fn writes_publish(&self) -> bool {
+        self.on(SyncEvent::Write).attach.is_some()
+    }
+
+    /// True when O_APPEND must reserve its place at the service. Under models whose writes do not
+    /// publish, two appends of two nodes without a sync operation between them are a storage race.
     #[must_use]
     pub fn append_is_atomic(&self) -> bool {
-        self.on(SyncEvent::Write).attach.is_some()
+        self.writes_publish()
     }
 
     /// True when an append that is not atomic must ask where the end is: wherever a look at the size

@@ -399,10 +399,16 @@ impl FileState {
 
     /// `node` left for good. Its flushed bytes become the backing's; the ones returned were only
     /// in its cache and stay its own, so that whoever reads them gets an error and not old bytes.
+    /// It may have written over flushed bytes and died before it published that: whoever fetched
+    /// them from it asks the backing. (For a node that comes back with such bytes nothing was
+    /// overtaken: what is marked is when they were published.)
     pub fn node_gone(&mut self, node: NodeId) -> Vec<ByteRange> {
         let (flushed, lost): (Vec<Owned>, Vec<Owned>) =
             self.tree.iter().filter(|o| o.node == node).partition(|o| o.flushed);
-        self.give_to_backing(&flushed);
+        let version = self.give_to_backing(&flushed);
+        if !flushed.is_empty() {
+            self.base_version = version;
+        }
         lost.into_iter().map(|o| o.range).collect()
     }
 

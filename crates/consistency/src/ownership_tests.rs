@@ -457,6 +457,18 @@ fn a_detach_does_not_age_the_bytes() {
     assert_eq!((file.base_len(), file.entries()), (100, 0));
 }
 
+/// It may have written over them and told nobody: what others fetched from it may be that.
+#[test]
+fn copies_from_a_node_that_is_gone_are_not_the_newest() {
+    let mut file = FileState::new(0);
+    let version = file.attach(A, &[ByteRange::new(0, 10)]);
+    let grant = file.grantable(A, &[ByteRange::ALL]);
+    file.mark_flushed(A, &grant);
+    assert!(file.node_gone(A).is_empty());
+    assert!(file.base_version() > version);
+    assert!(file.changed_after(version).is_empty(), "nobody overtook what it wrote itself");
+}
+
 #[test]
 fn outside_changes_keep_what_is_not_flushed() {
     let mut file = FileState::new(10);

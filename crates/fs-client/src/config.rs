@@ -152,6 +152,9 @@ pub struct MountConfig {
     /// Deadline of every remote request.
     #[serde(with = "millis")]
     pub request_timeout: Duration,
+    /// An operation that takes longer is stuck; none: eight times the deadline of a request.
+    #[serde(default)]
+    pub stuck_after: Option<Duration>,
     /// FUSE event loops.
     pub fuse_threads: usize,
     /// Ask the service at every event of the model, without leases: for measurements.

@@ -143,6 +143,7 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
             let stage = Stage { node: Arc::clone(&daemon.node), progress };
             stage.run(&paths, timeout_ms.map(Duration::from_millis)).await
         }
+        Request::Restart => daemon.make_way(),
         Request::Unmount { drain: false, .. } => daemon.unmount(false).await,
         Request::Unmount { drain: true, timeout_ms } => {
             let outcome = match drain(&daemon, &[], timeout_ms, events.clone()).await {

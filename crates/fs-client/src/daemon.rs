@@ -13,6 +13,7 @@ use crate::drain::Drain;
 use crate::exposition;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
+use crate::heir::{Heirloom, Inheritance, Word};
 use crate::ledger::Ledger;
 use crate::leftover;
 use crate::memory;
@@ -31,9 +32,9 @@ use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
 use std::net::ToSocketAddrs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long a fresh mount may take to answer.
@@ -41,6 +42,10 @@ const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the last drain, after the mount is gone, may take.
 const LAST_DRAIN: Duration = Duration::from_secs(300);
+
+/// A mount that is busy, but not by an open file or a directory that somebody is in: a call on its
+/// way (a `stat`, a close) that ends soon.
+const UNSEEN_USERS_LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long the flusher's threads may take to end.
 const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -143,44 +148,69 @@ impl Daemon {
         status::collect(&self.node, &self.flusher, self.peers.stats().bytes_sent).await
     }
 
+    /// Ends this process, so that its supervisor starts another one.
+    pub(crate) fn make_way(&self) -> Outcome {
+        let heir = self.node.heir.get().filter(|h| h.is_handed_over() && h.has_supervisor());
+        let Some(heir) = heir.cloned() else {
+            let text = "there is no supervisor that could start another daemon".into();
+            return Outcome::Failed { text };
+        };
+        self.node.runtime.spawn(async move {
+            // The client hears of it first.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            heir.say(&Word::Ending("a restart was asked for".into()));
+            end_now();
+        });
+        Outcome::Ok { bytes: 0, files: 0 }
+    }
+
     /// Takes the mount away and waits until the daemon has ended.
     pub async fn unmount(&self, drain: bool) -> Outcome {
         use std::sync::atomic::Ordering::Release;
         self.drain_at_end.store(drain, Release);
-        let at = self.mountpoint.clone();
-        let unmounted = tokio::task::spawn_blocking(move || fuse::unmount(&at, false)).await;
-        match unmounted {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) if e.raw_os_error() == Some(libc::EBUSY) => {
-                self.drain_at_end.store(true, Release);
-                return Outcome::Failed { text: busy_text(&self.mountpoint).await };
-            }
-            Ok(Err(e)) => {
-                return Outcome::Failed {
-                    text: format!("cannot unmount {}: {e}", self.mountpoint.display()),
-                };
-            }
-            Err(e) => return Outcome::Failed { text: e.to_string() },
+        if let Err(text) = self.take_mount_away().await {
+            self.drain_at_end.store(true, Release);
+            return Outcome::Failed { text };
         }
         let mut ended = self.ended.subscribe();
         let outcome = ended.wait_for(Option::is_some).await.map(|o| o.clone());
         outcome.ok().flatten().unwrap_or(Outcome::Failed { text: "the daemon ended".into() })
     }
+
+    async fn take_mount_away(&self) -> Result<(), String> {
+        let shown = self.mountpoint.display();
+        let until = Instant::now() + UNSEEN_USERS_LEAVE_WITHIN;
+        loop {
+            let at = self.mountpoint.clone();
+            let unmounted = tokio::task::spawn_blocking(move || fuse::unmount(&at, false)).await;
+            match unmounted.map_err(|e| e.to_string())? {
+                Ok(()) => return Ok(()),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(e) => return Err(format!("cannot unmount {shown}: {e}")),
+            }
+            let users = crate::busy::users_of(&self.mountpoint).await;
+            if !users.is_empty() || Instant::now() >= until {
+                let who = if users.is_empty() { "a process".into() } else { users.join(", ") };
+                let advice = "end it or leave the directory, then try again";
+                return Err(format!("{shown} is in use by {who}: {advice}"));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
 }
 
-async fn busy_text(mountpoint: &Path) -> String {
-    let users = crate::busy::users_of(mountpoint).await;
-    let who = if users.is_empty() { "a process".to_string() } else { users.join(", ") };
-    format!(
-        "{} is in use by {who}: end it or leave the directory, then try again",
-        mountpoint.display()
-    )
+/// Ends this process as a crash would: what must survive does so at any moment.
+pub(crate) fn end_now() -> ! {
+    let me = rustix::process::getpid();
+    let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+    std::process::abort()
 }
 
 /// Runs a daemon until it is unmounted. Blocks the calling thread.
 pub fn run(
     config: MountConfig,
     meta_address: String,
+    heir: Option<Arc<Heirloom>>,
     on_ready: Box<dyn FnOnce(&Ready) + Send>,
 ) -> Result<(), RunError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -190,7 +220,7 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(local("cannot start the runtime"))?;
-    let result = run_on(&runtime, config, &meta_address, on_ready);
+    let result = run_on(&runtime, config, &meta_address, heir, on_ready);
     // Reads of a hanging backing must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(2));
     result
@@ -200,6 +230,7 @@ fn run_on(
     runtime: &tokio::runtime::Runtime,
     config: MountConfig,
     meta_address: &str,
+    heir: Option<Arc<Heirloom>>,
     on_ready: Box<dyn FnOnce(&Ready) + Send>,
 ) -> Result<(), RunError> {
     let ready = Ready {
@@ -207,11 +238,18 @@ fn run_on(
         meta: meta_address.to_string(),
         mountpoint: config.mountpoint.clone(),
     };
-    let (daemon, mounted) = start(runtime, config, meta_address)?;
+    let (daemon, mounted) = start(runtime, config, meta_address, heir.clone())?;
     let fenced = watch_for_fencing(runtime, &daemon);
+    if let Some(heir) = &heir {
+        heir.say(&Word::Up);
+        watch_supervisor(heir);
+    }
     on_ready(&ready);
     if let Err(e) = mounted.wait() {
         tracing::warn!(error = %e, "the mount ended with an error");
+    }
+    if let Some(heir) = &heir {
+        heir.say(&Word::Leaving);
     }
     let result = match fenced.borrow().clone() {
         Some(reason) => Err(RunError::Fenced(reason)),
@@ -226,6 +264,7 @@ fn start(
     runtime: &tokio::runtime::Runtime,
     config: MountConfig,
     meta_address: &str,
+    heir: Option<Arc<Heirloom>>,
 ) -> Result<(Arc<Daemon>, Mounted), RunError> {
     let _in_runtime = runtime.enter();
     let rules = Rules::new(&config).map_err(|e| RunError::Config(e.to_string()))?;
@@ -235,7 +274,8 @@ fn start(
         }
         None => None,
     };
-    let left = leftover::of(&config)?;
+    let mut left = leftover::of(&config)?;
+    let inherited = inheritance(heir.as_deref(), &mut left)?;
     let cache = CacheDir::open(&config.cache)
         .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
     let backing: Arc<dyn Backend> =
@@ -243,12 +283,15 @@ fn start(
             what: format!("cannot use the backing {}", config.backing.display()),
             cause: e.errno().into(),
         })?);
-    let listener = listen(runtime, &config.listen)?;
+    let listener = listen(runtime, &peer_address(&config, heir.as_deref()))?;
     let peer_address = listener.local_addr().map_err(local("peer socket"))?;
     let config = MountConfig { listen: peer_address.to_string(), ..config };
-    let empty = left.is_empty() && !replica::are_left_in(&config.cache);
+    let life = incarnation();
+    let empty = inherited.is_none() && left.is_empty() && !replica::are_left_in(&config.cache);
     let options = ConnectOptions {
-        incarnation: incarnation(),
+        incarnation: life,
+        heir_of: inherited.as_ref().map(|i| i.lives.clone()).unwrap_or_default(),
+        first_request: heir.as_ref().map_or(1, |h| h.first_number().max(1)),
         peer_address: peer_address.to_string(),
         consistency: rules.describe(),
         token: token.clone(),
@@ -258,7 +301,14 @@ fn start(
         ..ConnectOptions::new(meta_address, config.node.clone())
     };
     let patience = if empty { Duration::ZERO } else { takeover::JOIN_WITHIN };
+    if let Some(heir) = &heir {
+        heir.joining(life);
+        heir.peers_come_to(&config.listen);
+    }
     let (meta, welcome) = runtime.block_on(takeover::join(options, patience))?;
+    if let Some(heir) = &heir {
+        heir.joined(life);
+    }
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
     let node = Node::new(Parts {
@@ -272,8 +322,17 @@ fn start(
         runtime: runtime.handle().clone(),
         config,
     });
+    if let Some(heir) = &heir {
+        let _ = node.heir.set(Arc::clone(heir));
+        node.handles.outlive(Arc::clone(heir));
+    }
     node.replicas.held.load(welcome.job).map_err(local("copies of other nodes"))?;
-    takeover::take_over(runtime, &node, &left, &welcome)?;
+    takeover::take_over(runtime, &node, &left, &welcome, inherited.as_ref())?;
+    // Before the flusher looks at files that only those have who have them open.
+    if let (Some(heir), Some(inherited)) = (&heir, &inherited) {
+        takeover::go_on(runtime, &node, heir, inherited)?;
+    }
+    runtime.block_on(node.publish_what_was_begun());
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
@@ -285,12 +344,7 @@ fn start(
     let flusher = Arc::new(engine);
     let _ = node.flusher.set(Arc::clone(&flusher));
     let config = &node.config;
-    let mounted = fuse::mount(
-        Arc::clone(&node),
-        &config.mountpoint,
-        config.fuse_threads,
-        config.allow_other,
-    )?;
+    let mounted = fuse::mount(Arc::clone(&node))?;
     let daemon = Arc::new(Daemon {
         mountpoint: config.mountpoint.clone(),
         flusher,
@@ -301,14 +355,41 @@ fn start(
         node: Arc::clone(&node),
     });
     let _ = node.daemon.set(Arc::downgrade(&daemon));
+    crate::watchdog::start(Arc::downgrade(&node));
     match open_doors(runtime, &daemon, &mounted) {
         Ok(()) => Ok((daemon, mounted)),
+        // The supervisor tries once more.
+        Err(e) if inherited.is_some() => Err(e),
         Err(e) => {
+            if let Some(heir) = &heir {
+                heir.say(&Word::Leaving);
+            }
             let _ = fuse::unmount(&daemon.mountpoint, true);
             let _ = mounted.wait();
             Err(e)
         }
     }
+}
+
+/// What a daemon before this one left to it, with the end of its journal.
+fn inheritance(
+    heir: Option<&Heirloom>,
+    left: &mut leftover::Leftover,
+) -> Result<Option<Inheritance>, RunError> {
+    let inherited = match heir {
+        Some(heir) => heir.inheritance().map_err(local("what the dead daemon left"))?,
+        None => None,
+    };
+    if let Some(inherited) = &inherited {
+        left.go_on(&crate::journal::records(&inherited.records));
+    }
+    Ok(inherited)
+}
+
+/// Where peers reach this node: where they reached the daemons before this one.
+fn peer_address(config: &MountConfig, heir: Option<&Heirloom>) -> String {
+    let before = heir.map(|h| h.addresses().1).unwrap_or_default();
+    if before.is_empty() { config.listen.clone() } else { before }
 }
 
 /// The control socket, the registry, and a look whether the mount answers.
@@ -346,8 +427,14 @@ fn open_doors(
         mountpoint: config.mountpoint.clone(),
         socket: path,
         cache: config.cache.clone(),
+        supervisor: supervisor_of(&daemon.node),
     })
     .map_err(local("cannot write the registry of mounts"))
+}
+
+fn supervisor_of(node: &Node) -> Option<registry::Process> {
+    let pid = node.heir.get()?.supervisor;
+    Some(registry::Process { pid, started: registry::process_start(pid)? })
 }
 
 fn listen(
@@ -460,6 +547,18 @@ fn watch_for_fencing(
         let _ = fuse::unmount(&daemon.mountpoint, true);
     });
     receiver
+}
+
+/// A daemon whose supervisor is gone goes on.
+fn watch_supervisor(heir: &Arc<Heirloom>) {
+    let heir = Arc::clone(heir);
+    let watch = std::thread::Builder::new().name("supervisor".into()).spawn(move || {
+        heir.wait_for_its_end();
+        tracing::warn!("the supervisor is gone: nobody would go on after this daemon");
+    });
+    if let Err(e) = watch {
+        tracing::warn!(error = %e, "the supervisor is not watched");
+    }
 }
 
 /// After the mount is gone: what is still dirty, and goodbye.

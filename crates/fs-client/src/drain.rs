@@ -257,22 +257,19 @@ impl Node {
     pub(crate) async fn drain_file(&self, ino: Ino) -> Result<(), Errno> {
         let flusher = self.flusher.get().cloned().ok_or(Errno::EIO)?;
         let deadline = Instant::now() + self.deadline();
-        for round in 0.. {
+        // A round flushes what was dirty when it began; what is left after it was written, or adopted
+        // from a lost node, while it lasted. One more, for that is no proof that nothing else is.
+        for _ in 0..2 {
             let (flusher, scope) = (Arc::clone(&flusher), DrainScope::Files([ino].into()));
             let work = move || flusher.drain(&scope, deadline, &mut |_| {});
             let report = tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)?;
             match report.failures.first() {
                 Some(failure) => return Err(Errno(failure.errno)),
                 None if report.timed_out => return Err(Errno::ETIMEDOUT),
-                None if report.remaining.is_empty() => return Ok(()),
-                // Bytes that were published, or adopted from a lost node, while it lasted.
-                None if round < ROUNDS_MORE => {}
-                None => {
-                    tracing::error!(?report, "a drain of one file left something of it");
-                    return Err(Errno::EIO);
-                }
+                None if report.remaining.is_empty() => break,
+                None => tracing::debug!(?report, "dirty again after it was drained"),
             }
         }
-        unreachable!("the last round returns")
+        Ok(())
     }
 }

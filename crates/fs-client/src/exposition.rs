@@ -30,6 +30,8 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
         ("dirty_files", Gauge, "Files with dirty bytes", s.dirty_files_total as f64),
         ("open_files", Gauge, "Open files", s.open_files as f64),
         ("activity", Gauge, "Foreground operations in flight", s.activity as f64),
+        ("stuck_operations", Gauge, "Of these, longer than they should be", s.stuck.now as f64),
+        ("stuck_operations_total", Counter, "The same, ever", s.stuck.ever as f64),
         ("errors", Gauge, "Files that cannot be brought to the backing", s.errors.len() as f64),
         ("failed_bytes", Gauge, "Dirty bytes of these files", ledger.failed_bytes as f64),
         ("resident_bytes", Gauge, "Memory of the daemon", s.resident_bytes as f64),

@@ -6,7 +6,9 @@
 //! `CachedFile::fetching` and `CachedFile::held` (short).
 
 use crate::cache::{self, CacheDir};
+use crate::home::Whereabouts;
 use crate::journal::Home;
+use crate::leases::Published;
 use crate::passing::Passing;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileLease, FileView, Model};
@@ -38,13 +40,15 @@ pub struct State {
     /// Its attributes when last heard of, for the journal.
     pub attr: Option<Attr>,
     /// Where its bytes are on the backing, when last heard of; for the journal.
-    pub home: Option<Home>,
+    pub home: Whereabouts,
     /// What the backing has under its name until it is published; for the journal.
     pub under: Option<Home>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
     /// What need not be asked.
     pub lease: FileLease,
+    /// This node's last publication of it.
+    pub published: Published,
     /// Lock owners that have locked it from this node (to be released at their close).
     pub lock_owners: Vec<u64>,
     /// The kernel reads and writes the cache file past the daemon.
@@ -137,10 +141,11 @@ impl CachedFile {
                 mtime: None,
                 path: Vec::new(),
                 attr: None,
-                home: None,
+                home: Whereabouts::default(),
                 under: None,
                 orphan: false,
                 lease: FileLease::default(),
+                published: Published::default(),
                 lock_owners: Vec::new(),
                 passing: None,
             }),
@@ -238,7 +243,14 @@ impl CachedFile {
 
     /// Stores an application's bytes. Returns where they went; that is less than all of them
     /// only when the buffer is full.
-    pub fn store(&self, dir: &CacheDir, place: Place, data: &[u8]) -> Result<ByteRange, Errno> {
+    /// `placed` hears where an append is about to go.
+    pub fn store(
+        &self,
+        dir: &CacheDir,
+        place: Place,
+        data: &[u8],
+        placed: impl Fn(ByteRange),
+    ) -> Result<ByteRange, Errno> {
         let cache = self.cache(dir)?;
         let mut state = self.state.write();
         let offset = match place {
@@ -249,11 +261,21 @@ impl CachedFile {
         let range = checked_range(offset, data.len() as u64)?;
         // The lock is held over the copy into the page cache, so that neither a fetch nor an
         // attach can come between the bytes and the note of them.
+        if place == Place::End {
+            placed(range);
+        }
         let done = write_most(&cache, data, offset);
-        let range = match done {
-            (0, Some(e)) => return Err(Errno::from(e)),
+        let stored = match done {
+            (0, Some(e)) => {
+                placed(ByteRange::at(range.start(), 0));
+                return Err(Errno::from(e));
+            }
             (n, _) => ByteRange::at(range.start(), n as u64),
         };
+        if place == Place::End && stored != range {
+            placed(stored);
+        }
+        let range = stored;
         state.view.write(range);
         state.mtime = Some(Time::now());
         Ok(range)

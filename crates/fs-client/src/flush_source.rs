@@ -1,6 +1,6 @@
 //! The daemon as the flusher sees it: which files are dirty, and the right to write them.
 
-use crate::file::CachedFile;
+use crate::file::{CachedFile, State};
 use crate::node::Node;
 use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError};
@@ -146,6 +146,7 @@ impl Node {
         let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
         if !granted.ranges.is_empty() {
             self.note_flushing(&file, &backing.path, backing.ino);
+            self.keep_flushed(&file, &backing).await;
         }
         Ok(Some(Grant {
             ino,
@@ -170,9 +171,13 @@ impl Node {
             Fate::GivenBack => (false, false),
         };
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
+        let file = self.file(grant.ino);
+        if let Some(file) = file.as_ref().filter(|_| !grant.ranges.is_empty()) {
+            file.state.write().home.changed();
+        }
         match ended {
             Ok(ended) if done => {
-                if let Some(file) = self.file(grant.ino) {
+                if let Some(file) = file {
                     let at = (&grant.backing_path[..], grant.backing_ino);
                     self.note_flushed(&file, &grant.ranges, at, ended.published).await;
                     self.copies_in_surplus(grant.ino);
@@ -191,16 +196,20 @@ impl Node {
 
     /// The file has no name left. Its bytes live on for those who have it open, here or elsewhere.
     fn unlinked(&self, file: &CachedFile, answer: Errno) {
-        self.note_gone(file.ino);
+        self.note_nameless(file.ino, self.file(file.ino));
         if answer == Errno::ESTALE && file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {
-            let known = std::mem::replace(&mut file.state.write().orphan, true);
-            if !known {
-                self.discard_when_unused(file.ino);
-            }
+            self.make_orphan(file.ino, &mut file.state.write());
         }
         self.unlist(file);
+    }
+
+    /// Its bytes stay, but not for a name.
+    pub(crate) fn make_orphan(&self, ino: Ino, state: &mut State) {
+        if !std::mem::replace(&mut state.orphan, true) {
+            self.discard_when_unused(ino);
+        }
     }
 
     /// Nobody tells when the last node closes such a file; it is asked for.

@@ -1,12 +1,13 @@
 //! Open files, directories and virtual files by the number the kernel holds for them.
 
 use crate::file::CachedFile;
+use crate::heir::Heirloom;
 use ebb_consistency::IoPath;
 use ebb_types::{Attr, Ino};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// One `open` of a file.
 pub struct OpenFile {
@@ -41,6 +42,8 @@ pub struct DirItem {
     pub name: Vec<u8>,
     /// Its attributes.
     pub attr: Attr,
+    /// Where the next entry is looked for: the same in every listing that has this name.
+    pub position: u64,
 }
 
 /// One `opendir`: the listing is taken when reading begins, and again after a rewind.
@@ -66,6 +69,9 @@ pub struct Handles {
     files: RwLock<HashMap<u64, Arc<OpenFile>>>,
     dirs: RwLock<HashMap<u64, Arc<DirHandle>>>,
     contents: RwLock<HashMap<u64, Arc<Vec<u8>>>>,
+    heir: OnceLock<Arc<Heirloom>>,
+    /// Handles that a dead daemon gave and perhaps never told, by the request that asked for them.
+    given: RwLock<HashMap<u64, u64>>,
 }
 
 impl Handles {
@@ -73,9 +79,55 @@ impl Handles {
         self.last.fetch_add(1, Relaxed) + 1
     }
 
+    /// Before anything is opened: what is open outlives this daemon, and numbers go on above those
+    /// of the daemons before it.
+    pub fn outlive(&self, heir: Arc<Heirloom>) {
+        self.last.store(heir.first_number(), Relaxed);
+        let _ = self.heir.set(heir);
+    }
+
+    /// True for a number that a daemon before this one gave.
+    pub fn is_inherited(&self, fh: u64) -> bool {
+        self.heir.get().is_some_and(|heir| fh <= heir.first_number())
+    }
+
+    /// Takes in what a daemon before this one had open.
+    pub fn adopt(&self, fh: u64, request: u64, file: OpenFile) {
+        self.files.write().insert(fh, Arc::new(file));
+        self.given.write().insert(request, fh);
+    }
+
+    /// The handle that a request was given by a daemon before this one.
+    pub fn given(&self, request: u64) -> Option<(u64, Arc<OpenFile>)> {
+        let fh = self.given.read().get(&request).copied()?;
+        Some((fh, self.file(fh)?))
+    }
+
+    /// The handle is of no use to an heir any more: everything that belongs to it is done.
+    pub fn forget(&self, fh: u64) {
+        if let Some(heir) = self.heir.get() {
+            heir.table.closed(fh);
+        }
+    }
+
+    /// Somebody has locked something through it.
+    pub fn locked(&self, fh: u64, owner: u64, flock: bool) {
+        if let Some(heir) = self.heir.get()
+            && !heir.table.locked(fh, owner, flock)
+        {
+            tracing::warn!("too many locks: some would not outlive this daemon");
+        }
+    }
+
     /// Takes an open file in.
     pub fn insert_file(&self, file: OpenFile) -> u64 {
         let fh = self.number();
+        if let Some(heir) = self.heir.get() {
+            let request = ebb_meta_client::caller().map_or(0, |c| c.number);
+            if !heir.table.opened(fh, file.file.ino, request) {
+                tracing::warn!("too many open files: some would not outlive this daemon");
+            }
+        }
         self.files.write().insert(fh, Arc::new(file));
         fh
     }
@@ -102,6 +154,16 @@ impl Handles {
         self.dirs.read().get(&fh).cloned()
     }
 
+    /// The open directory of a number; one that a daemon before this one gave is made again.
+    pub fn dir_or_again(&self, fh: u64, ino: Ino) -> Option<Arc<DirHandle>> {
+        let known = self.dir(fh);
+        if known.is_some() || !self.is_inherited(fh) {
+            return known;
+        }
+        let mut dirs = self.dirs.write();
+        Some(Arc::clone(dirs.entry(fh).or_insert_with(|| Arc::new(DirHandle::new(ino)))))
+    }
+
     /// Forgets an open directory.
     pub fn remove_dir(&self, fh: u64) {
         self.dirs.write().remove(&fh);
@@ -118,6 +180,14 @@ impl Handles {
     pub fn content(&self, fh: u64) -> Option<Arc<Vec<u8>>> {
         let contents = self.contents.read();
         if contents.is_empty() { None } else { contents.get(&fh).cloned() }
+    }
+
+    /// Gives the content of an opened virtual file another number.
+    pub fn rename_content(&self, from: u64, to: u64) {
+        let mut contents = self.contents.write();
+        if let Some(content) = contents.remove(&from) {
+            contents.insert(to, content);
+        }
     }
 
     /// Forgets an opened virtual file.

@@ -4,10 +4,14 @@
 //!
 //! A recall takes the lease away under the file's state lock and is answered at once: whoever
 //! looked at the state before it has begun before the change is acknowledged to anybody.
+//!
+//! An answer of the service that tells a size may have been given before this node published bytes,
+//! and be heard after that: then neither it nor what is unpublished here knows of them
+//! ([`Publications`]).
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
-use ebb_consistency::{Grant, LeaseSeq};
+use ebb_consistency::{Grant, LeaseSeq, SyncEvent};
 use ebb_meta_client::now_ms;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Time};
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
@@ -35,9 +39,78 @@ pub struct LeaseCounts {
     pub answered: AtomicU64,
     /// The newest recall of a file that was not known here: no grant before it is good.
     floor: AtomicU64,
+    /// What this node published.
+    pub(crate) publications: Publications,
+}
+
+/// Counts publications of this node, of all files.
+#[derive(Debug, Default)]
+pub struct Publications {
+    count: AtomicU64,
+    /// The last one of a file that is forgotten here by now.
+    of_forgotten: AtomicU64,
+}
+
+impl Publications {
+    /// What the count is before a question: what has a greater number may be missing in its answer.
+    pub(crate) fn so_far(&self) -> u64 {
+        self.count.load(Acquire)
+    }
+
+    /// One more, for [`State::published`]. Under the lock of that state, before the bytes count as
+    /// published.
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, AcqRel) + 1
+    }
+
+    /// A file is not known here any more.
+    pub(crate) fn forgotten(&self, last: Published) {
+        self.of_forgotten.fetch_max(last.number, AcqRel);
+    }
+}
+
+/// This node's last publication of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Published {
+    /// Its number, of [`Publications`].
+    number: u64,
+    /// When what it published was written.
+    mtime: Option<Time>,
 }
 
 impl Node {
+    /// What this node sees as the attributes of an inode whose published ones are `attr`: so the
+    /// service answered a question that was asked when there had been `asked` publications.
+    pub(crate) async fn seen(&self, asked: u64, attr: Attr) -> Result<Attr, Errno> {
+        if let Some(file) = self.file(attr.ino) {
+            return Ok(self.seen_with(&file, &file.state.read(), asked, attr));
+        }
+        if self.leases.publications.of_forgotten.load(Acquire) <= asked {
+            return Ok(attr);
+        }
+        // It may have been published, flushed and forgotten meanwhile.
+        self.meta.getattr(attr.ino).await
+    }
+
+    /// Published attributes together with what is written here and not published yet, or was published
+    /// after they were asked for. (The state after the own publication is one that the service had
+    /// meanwhile: asking again would be no better, and could go on for ever beside a busy writer.)
+    fn seen_with(&self, file: &CachedFile, state: &State, asked: u64, mut attr: Attr) -> Attr {
+        let newer = Some(state.published).filter(|p| p.number > asked);
+        let asks = state.model.on(SyncEvent::Stat).query.is_some();
+        attr.size = match newer {
+            None if state.opens == 0 || asks => attr.size.max(state.view.unattached_end()),
+            _ => state.view.size(),
+        };
+        self.seen_past(file, state, &mut attr);
+        let written = state.mtime.into_iter().chain(newer.and_then(|p| p.mtime)).max();
+        if let Some(written) = written {
+            attr.mtime = attr.mtime.max(written);
+            attr.ctime = attr.ctime.max(written);
+        }
+        attr
+    }
+
     /// A ticket for a request about a file, if a lease is of use.
     pub(crate) fn ticket(&self, state: &State) -> Option<Ticket> {
         if !state.model.wants_leases() {
@@ -89,14 +162,13 @@ impl Node {
     /// The attributes of a file, if they need no question.
     pub(crate) fn leased_attr(&self, ino: Ino) -> Option<Attr> {
         let file = self.file(ino)?;
-        let attr = {
-            let state = file.state.read();
-            let some = self.above_floor(&state);
-            let trust = self.meta.trust();
-            let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
-            state.attr.filter(|_| self.hit(good))?
-        };
-        Some(self.seen(attr))
+        let state = file.state.read();
+        let some = self.above_floor(&state);
+        let trust = self.meta.trust();
+        let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
+        let attr = state.attr.filter(|_| self.hit(good))?;
+        // What is known under a lease has this node's publications.
+        Some(self.seen_with(&file, &state, u64::MAX, attr))
     }
 
     /// Who owns these bytes? Asked only when no lease says that nothing has changed.
@@ -122,6 +194,10 @@ impl Node {
     /// This node has published bytes: what it knows of the attributes is what the service has now.
     pub(crate) fn attr_published(&self, state: &mut State, size: u64, mtime: Option<Time>) {
         state.lease.attributes_known();
+        state.published = Published {
+            number: self.leases.publications.next(),
+            mtime: mtime.or(state.published.mtime),
+        };
         if let Some(attr) = &mut state.attr {
             attr.size = size;
             attr.mtime = attr.mtime.max(mtime.unwrap_or(attr.mtime));

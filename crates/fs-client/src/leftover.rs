@@ -23,6 +23,13 @@ impl Leftover {
         self.0.as_ref()
     }
 
+    /// Goes on with what the dead daemon had pushed to its journal and perhaps not written.
+    pub(crate) fn go_on(&mut self, records: &[journal::Record]) {
+        if let Some(found) = &mut self.0 {
+            records.iter().for_each(|record| found.image.apply(record));
+        }
+    }
+
     /// True when no bytes are held.
     #[must_use]
     pub fn is_empty(&self) -> bool {

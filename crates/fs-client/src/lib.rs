@@ -18,6 +18,8 @@ mod flush_source;
 mod fuse;
 mod handles;
 pub mod hash;
+pub mod heir;
+mod home;
 mod interrupt;
 pub mod journal;
 mod leases;
@@ -41,6 +43,7 @@ mod status;
 mod takeover;
 mod tree;
 mod virtual_files;
+mod watchdog;
 
 pub use daemon::{Ready, RunError, run};
 pub use fuse::unmount;

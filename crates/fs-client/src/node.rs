@@ -5,6 +5,7 @@ use crate::config::{Durability, MountConfig};
 use crate::daemon::Daemon;
 use crate::file::CachedFile;
 use crate::handles::Handles;
+use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
 use crate::leases::LeaseCounts;
@@ -14,6 +15,7 @@ use crate::passing::Paths;
 use crate::replica::Replicas;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
+use crate::watchdog::Watchdog;
 use ebb_backend::Backend;
 use ebb_consistency::Model;
 use ebb_flusher::{Activity, Engine};
@@ -72,6 +74,12 @@ pub struct Node {
     pub flusher: OnceLock<Arc<Engine>>,
     /// What a daemon that takes the cache over must know; set before anything is mounted.
     pub journal: OnceLock<Arc<Journal>>,
+    /// What outlives this daemon, when it has a supervisor; set before anything is mounted.
+    pub heir: OnceLock<Arc<Heirloom>>,
+    /// Where unanswered appends of the daemon before this one went, by request.
+    pub placed: OnceLock<HashMap<u64, Placed>>,
+    /// What is stuck.
+    pub watchdog: Watchdog,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
     /// What is in the buffer, and which of it goes first.
@@ -82,8 +90,11 @@ pub struct Node {
     dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
     capacity: OnceLock<u64>,
     this: Weak<Node>,
-    files: [RwLock<HashMap<Ino, Arc<CachedFile>>>; SHARDS],
+    files: [RwLock<Shard>; SHARDS],
 }
+
+/// Files of this node, by number.
+type Shard = HashMap<Ino, Arc<CachedFile>>;
 
 /// The parts a node is made of.
 pub struct Parts {
@@ -131,6 +142,9 @@ impl Node {
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
             journal: OnceLock::new(),
+            heir: OnceLock::new(),
+            placed: OnceLock::new(),
+            watchdog: Watchdog::default(),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: Mutex::new(HashMap::new()),
@@ -219,7 +233,7 @@ impl Node {
         *self.capacity.get_or_init(|| self.config.cache_size.map_or_else(of_file_system, |s| s.0))
     }
 
-    fn shard(&self, ino: Ino) -> &RwLock<HashMap<Ino, Arc<CachedFile>>> {
+    fn shard(&self, ino: Ino) -> &RwLock<Shard> {
         &self.files[(ino.0 as usize) % SHARDS]
     }
 
@@ -251,12 +265,18 @@ impl Node {
         self.files.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
     }
 
+    fn take_out(&self, shard: &mut Shard, ino: Ino) -> Option<Arc<CachedFile>> {
+        let file = shard.get(&ino)?;
+        self.leases.publications.forgotten(file.state.read().published);
+        shard.remove(&ino)
+    }
+
     /// Gives a file up for good: it was unlinked and nobody has it open.
     pub fn discard(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
         let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
         if unused {
-            let file = shard.remove(&ino);
+            let file = self.take_out(&mut shard, ino);
             drop(shard);
             file.iter().for_each(|f| self.return_lease(f));
             self.note_gone(ino);
@@ -289,7 +309,7 @@ impl Node {
             return;
         }
         if bytes == 0 && Arc::strong_count(file) == 1 {
-            let file = shard.remove(&ino);
+            let file = self.take_out(&mut shard, ino);
             drop(shard);
             self.room.forget_file(ino);
             file.iter().for_each(|f| self.return_lease(f));

@@ -26,7 +26,7 @@ fn header(state: &State) -> Header {
         atime: attr.map_or_else(Time::now, |a| a.atime),
         mtime: state.mtime.or(attr.map(|a| a.mtime)).unwrap_or_else(Time::now),
         size: state.view.size(),
-        home: state.home.clone(),
+        home: state.home.home().cloned(),
         under: state.under.clone(),
         shared: state.view.is_shared(),
     }
@@ -36,6 +36,15 @@ fn header(state: &State) -> Header {
 pub(crate) fn home_of(path: &[u8], identity: &Identity) -> Home {
     let seen = Seen { size: identity.size, mtime: identity.mtime };
     Home { path: path.to_vec(), ino: identity.ino, seen: Some(seen), changing: false }
+}
+
+/// While this lives, size or times of the file are being set on the backing.
+pub(crate) struct Touching(Arc<CachedFile>);
+
+impl Drop for Touching {
+    fn drop(&mut self) {
+        self.0.state.write().home.changed();
+    }
 }
 
 impl Node {
@@ -181,7 +190,7 @@ impl Node {
         let Some(journal) = self.journal() else { return };
         let dirty = state.view.unattached(ByteRange::ALL);
         let missing = if dirty.is_empty() { dirty } else { journal.not_written(file.ino, &dirty) };
-        if !missing.is_empty() && !state.orphan {
+        if !missing.is_empty() && (!state.orphan || self.heir.get().is_some()) {
             let (ino, known) = (file.ino, state.view.known_version());
             let at = state.mtime.unwrap_or_else(Time::now);
             let (exact, guessed) = state.view.by_precision(&missing);
@@ -201,6 +210,30 @@ impl Node {
     fn note_due(&self, file: &CachedFile, state: &State) {
         if is_due(state) {
             self.note_again(file, state, &state.view.owned(ByteRange::ALL));
+        }
+    }
+
+    /// The same for what was just written, where an heir must know of every byte that an
+    /// application was told is written.
+    pub(crate) fn note_for_heir(&self, file: &CachedFile, range: ByteRange) {
+        let (Some(journal), Some(_)) = (self.journal(), self.heir.get()) else { return };
+        let state = file.state.read();
+        let dirty = state.view.unattached(range);
+        let missing = journal.not_written(file.ino, &dirty);
+        if !missing.is_empty() {
+            let at = state.mtime.unwrap_or_else(Time::now);
+            let record = Record::Written(file.ino, missing, state.view.known_version(), at);
+            journal.push_about(file.ino, || header(&state), &record);
+            if state.orphan {
+                journal.push(&Record::Nameless(file.ino));
+            }
+        }
+    }
+
+    /// An append of the call at hand is about to be stored there.
+    pub(crate) fn note_place(&self, ino: Ino, range: ByteRange) {
+        if let (Some(heir), Some(caller)) = (self.heir.get(), ebb_meta_client::caller()) {
+            heir.table.append(caller.number, ino, range);
         }
     }
 
@@ -242,9 +275,7 @@ impl Node {
     /// The flusher is going to write to this backing file.
     pub(crate) fn note_flushing(&self, file: &CachedFile, path: &[u8], ino: u64) {
         let mut state = file.state.write();
-        let home = Home { path: path.to_vec(), ino, seen: None, changing: true };
-        let old = state.home.replace(home.clone());
-        if old.as_ref() != Some(&home) && self.note_header(file, &state) {
+        if state.home.changes(Some((path, ino))) && self.note_header(file, &state) {
             drop(state);
             self.try_write_notes();
         }
@@ -258,7 +289,7 @@ impl Node {
         grant: (&[u8], u64),
         published: bool,
     ) {
-        {
+        let look = {
             let mut state = file.state.write();
             state.view.flushed(ranges);
             if published {
@@ -267,7 +298,8 @@ impl Node {
             if let Some(journal) = self.journal() {
                 journal.push_if_known(file.ino, &Record::Flushed(file.ino, ranges.to_vec()));
             }
-        }
+            state.home.look()
+        };
         let left = self.journal().is_some_and(|j| j.knows(file.ino));
         if left || published {
             let named = file.state.read().path.clone();
@@ -277,7 +309,7 @@ impl Node {
             // A part file keeps its number when it gets its name.
             let home = Home { path, ino: grant.1, seen: None, changing: false };
             let mut state = file.state.write();
-            state.home = Some(seen.unwrap_or(home));
+            state.home.found(look, Some(seen.unwrap_or(home)));
             self.note_header(file, &state);
         }
         self.try_write_notes();
@@ -320,21 +352,30 @@ impl Node {
     }
 
     /// It has no name any more; what is still written to it is nobody's.
-    fn note_nameless(&self, ino: Ino, file: Option<Arc<CachedFile>>) {
+    pub(crate) fn note_nameless(&self, ino: Ino, file: Option<Arc<CachedFile>>) {
         if let Some(file) = file {
-            file.state.write().path.clear();
+            let mut state = file.state.write();
+            state.path.clear();
+            // An heir goes on with it for those who have it open.
+            if state.opens > 0 && self.heir.get().is_some() {
+                self.make_orphan(ino, &mut state);
+                if self.note_header(&file, &state)
+                    && let Some(journal) = self.journal()
+                {
+                    journal.push(&Record::Nameless(ino));
+                }
+                return;
+            }
         }
         self.note_gone(ino);
     }
 
     async fn note_moved(&self, file: &CachedFile, path: Vec<u8>) {
-        let job_local = file.state.read().home.as_ref().is_none_or(Home::is_part);
+        let job_local = file.state.read().home.home().is_none_or(Home::is_part);
         let under = if job_local { self.look_at_backing(&path).await } else { None };
         {
             let mut state = file.state.write();
-            if let Some(home) = state.home.as_mut().filter(|h| !h.is_part()) {
-                home.path.clone_from(&path);
-            }
+            state.home.moved(&path);
             state.path = path;
             state.under = under;
             self.note_header(file, &state);
@@ -344,16 +385,15 @@ impl Node {
 
     /// Size or times are going to be set, on the backing too: what it looks like then is our own
     /// doing, also when nobody lives to note that it was done.
-    pub(crate) fn note_touching(&self, ino: Ino) {
-        let Some(file) = self.file(ino).filter(|_| self.journal().is_some()) else { return };
+    #[must_use]
+    pub(crate) fn note_touching(&self, file: &Arc<CachedFile>) -> Touching {
+        let touching = Touching(Arc::clone(file));
         let mut state = file.state.write();
-        let known = state.home.as_mut().filter(|h| h.seen.is_some());
-        let Some(home) = known else { return };
-        home.seen = None;
-        if self.note_header(&file, &state) {
+        if state.home.changes(None) && self.note_header(file, &state) {
             drop(state);
             self.try_write_notes();
         }
+        touching
     }
 
     /// Attributes were set.

@@ -20,9 +20,35 @@ pub struct Record {
     pub socket: PathBuf,
     /// Its cache directory.
     pub cache: PathBuf,
+    /// The process that starts another daemon when this one ends unexpectedly.
+    #[serde(default)]
+    pub supervisor: Option<Process>,
+}
+
+/// A process, and no other that gets its number later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// When it was started (field 22 of /proc/PID/stat).
+    pub started: u64,
+}
+
+impl Process {
+    /// True while it lives.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        process_start(self.pid) == Some(self.started)
+    }
 }
 
 impl Record {
+    /// True when the daemon is gone and its supervisor will start another one, or has.
+    #[must_use]
+    pub fn is_between(&self) -> bool {
+        !self.is_alive() && self.supervisor.is_some_and(|s| s.is_alive())
+    }
+
     /// True while that very process lives.
     #[must_use]
     pub fn is_alive(&self) -> bool {

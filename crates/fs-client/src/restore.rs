@@ -11,13 +11,15 @@
 //! | being published | this node, unflushed | owned |
 //! | being published, or written | this node (else) | dirty |
 //! | being published, or written | another, or nobody, unchanged since | dirty |
-//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside, but see [`crate::overtaken`] |
+//! | being published, or written | another, or nobody, changed since (these bytes) | kept aside, but see [`crate::overtaken`]; dirty when its writers live |
 //! | not held, an append was under way | this node, unflushed | owned zeros |
 //! | not held | this node, unflushed | lost |
 //! | not held | this node, flushed | given back |
 //! | not held | another, or nobody | dropped |
 //!
 //! "Published" is also what was published and perhaps written again, where nothing else is said.
+//! Under a model whose writes publish, what is dirty is published before anything is mounted
+//! (`publish_what_was_begun`): until then only this node would see it.
 //!
 //! What is owned gets a new version (`renew`): it may have been written again, or a publication of
 //! it may not have arrived, and then the copies that other nodes have are not what is here. What
@@ -32,6 +34,7 @@
 
 use crate::cache;
 use crate::file::CachedFile;
+use crate::home::Whereabouts;
 use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
 use crate::overtaken::{Silent, look_again};
@@ -39,6 +42,7 @@ use ebb_consistency::{FileView, MapAnswer, Owned};
 use ebb_meta_client::{Changes, QueryRequest};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use rangemap::RangeSet;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -76,6 +80,8 @@ struct Case {
     file: Version,
     known: Version,
     appending: bool,
+    /// Whoever wrote here goes on with this daemon: what is written is theirs, whatever others did.
+    heir: bool,
 }
 
 fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
@@ -90,6 +96,7 @@ fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
         Some(Kept::Owned(_)) if mine => Verdict::GiveBack,
         Some(Kept::Owned(_) | Kept::Again(_)) => Verdict::Drop,
         Some(Kept::Attaching | Kept::Written) if mine => Verdict::Dirty,
+        Some(Kept::Attaching | Kept::Written) if case.heir => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) if today.version <= case.known => Verdict::Dirty,
         Some(Kept::Attaching | Kept::Written) => Verdict::Aside,
         None if mine && today.flushed => Verdict::GiveBack,
@@ -107,6 +114,7 @@ pub(crate) fn judge(
     changed: &[ByteRange],
     me: NodeId,
     rebooted: bool,
+    heir: bool,
 ) -> Vec<(ByteRange, Verdict, Option<Held>)> {
     let case = Case {
         me,
@@ -114,6 +122,7 @@ pub(crate) fn judge(
         file: answer.version,
         known: note.map_or(Version::ZERO, |n| n.known),
         appending: note.is_some_and(|n| n.appending),
+        heir,
     };
     let mut out = Vec::new();
     for (range, today) in whole(answer, changed, case.known) {
@@ -177,11 +186,13 @@ pub(crate) struct Restored {
 }
 
 /// Puts a node's files together again. `same_job`: the service is the one (or has the journal of
-/// the one) that gave the inodes their numbers, so what it does not know was deleted.
+/// the one) that gave the inodes their numbers, so what it does not know was deleted. `open`: what
+/// the applications of the dead daemon have open, when they live.
 pub(crate) async fn take_over(
     node: &Arc<Node>,
     found: &Found,
     same_job: bool,
+    open: Option<&HashSet<Ino>>,
 ) -> Result<Restored, Errno> {
     let mut done = Restored::default();
     done.image.life.clone_from(&found.image.life);
@@ -210,7 +221,8 @@ pub(crate) async fn take_over(
                 // Another job's numbers may mean other files: nothing in this cache is theirs.
                 Ok(_) if !same_job => node.cache.remove(ino)?,
                 Ok(answer) => {
-                    let taken = one(node, ino, note, &answer, found.rebooted, &mut done).await;
+                    let taken =
+                        one(node, ino, note, &answer, found.rebooted, open, &mut done).await;
                     taken.or_else(|e| unless_deleted(node, ino, e))?;
                 }
                 Err(e) => unless_deleted(node, ino, e)?,
@@ -258,10 +270,12 @@ async fn one(
     note: Option<&Note>,
     since: &Changes,
     rebooted: bool,
+    open: Option<&HashSet<Ino>>,
     done: &mut Restored,
 ) -> Result<(), Errno> {
     let place = node.meta.describe(ino).await?;
-    if place.path.is_empty() {
+    let nameless = place.path.is_empty();
+    if nameless && !open.is_some_and(|open| open.contains(&ino)) {
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let label = String::from_utf8_lossy(&place.path).into_owned();
@@ -273,7 +287,8 @@ async fn one(
     }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
-    let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
+    let heir = open.is_some();
+    let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let again = ranges_of(&judged, |v| v == Verdict::Again);
     let mut renewed = match here.is_empty() {
@@ -285,7 +300,7 @@ async fn one(
     }
     let answer = renewed.as_ref().unwrap_or(answer);
     if renewed.is_some() {
-        judged = judge(note.as_ref(), answer, changed, node.me, rebooted);
+        judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     }
     if judged.iter().any(|(_, v, _)| *v == Verdict::Again) {
         tracing::error!(path = label, "own bytes were not published again");
@@ -342,17 +357,19 @@ async fn one(
         state.view.guess(&guessed(&judged));
         state.path.clone_from(&place.path);
         if let Some(note) = &note {
-            state.home.clone_from(&note.header.home);
+            state.home = Whereabouts::restored(note.header.home.clone());
             state.under.clone_from(&note.header.under);
             state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
         }
         state.attr = Some(attr);
+        state.orphan = nameless;
     }
     node.adopt(Arc::new(file));
     if let Some(mut note) = note {
         note.header.path = place.path;
         note.known = note.known.max(answer.version);
         note.appending = false;
+        note.nameless = nameless;
         note.set_held(judged.iter().filter_map(|(r, v, held)| {
             let held = held.unwrap_or(Held::new(Kept::Written));
             match v {

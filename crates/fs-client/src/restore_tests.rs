@@ -9,7 +9,14 @@ const ME: NodeId = NodeId(1);
 const OTHER: NodeId = NodeId(2);
 
 fn case() -> Case {
-    Case { me: ME, rebooted: false, file: Version(9), known: Version(5), appending: false }
+    Case {
+        me: ME,
+        rebooted: false,
+        file: Version(9),
+        known: Version(5),
+        appending: false,
+        heir: false,
+    }
 }
 
 fn held(kept: Kept) -> Option<Held> {
@@ -104,11 +111,11 @@ proptest! {
         };
         let note = image.file(Ino(1)).unwrap();
         let changed: Vec<_> = changed.iter().map(|(s, l)| ByteRange::at(*s, *l)).collect();
-        let judged = judge(Some(note), &answer, &changed, ME, rebooted);
+        let judged = judge(Some(note), &answer, &changed, ME, rebooted, false);
         for pair in judged.windows(2) {
             prop_assert!(pair[0].0.end() <= pair[1].0.start());
         }
-        let case = Case { me: ME, rebooted, file: answer.version, known: note.known, appending: false };
+        let case = Case { me: ME, rebooted, file: answer.version, known: note.known, appending: false, heir: false };
         for offset in 0..80u64 {
             let byte = ByteRange::at(offset, 1);
             let held = note.held_in(byte).first().map(|p| p.1);

@@ -1,5 +1,6 @@
 //! What a daemon says about itself: the object of `ebb status --json`.
 
+use crate::config::IoMode;
 use crate::ledger::Ledger;
 use crate::node::Node;
 use crate::replica::CopyStatus;
@@ -14,12 +15,18 @@ use std::sync::atomic::Ordering::Relaxed;
 #[allow(missing_docs)]
 pub struct Status {
     pub node: String,
+    /// Its number in the job, which other nodes' status names.
+    pub number: u32,
     pub consistency: String,
     pub backing: PathBuf,
     pub mountpoint: PathBuf,
     pub meta: String,
     pub listen: String,
     pub pid: u32,
+    pub supervisor: Option<Supervisor>,
+    /// Why there is none.
+    pub unsupervised: Option<&'static str>,
+    pub stuck: Stuck,
     pub dirty_bytes: u64,
     pub clean_bytes: u64,
     pub cache_bytes: u64,
@@ -62,6 +69,52 @@ pub struct Flush {
     pub working: Vec<Working>,
     /// From the first foreground operation to a flusher that has stopped.
     pub stop_latency: Option<StopLatency>,
+}
+
+/// Who starts another daemon when this one ends unexpectedly.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Supervisor {
+    pub pid: u32,
+    /// Daemons of this mount before this one.
+    pub restarts: u32,
+    /// How the last of them ended.
+    pub reason: String,
+    pub alive: bool,
+}
+
+/// Operations that take longer than they should.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Stuck {
+    pub now: u64,
+    pub ever: u64,
+}
+
+fn stuck(node: &Node) -> Stuck {
+    let (now, ever) = node.watchdog.stuck();
+    Stuck { now, ever }
+}
+
+fn unsupervised(node: &Node) -> Option<&'static str> {
+    match node.heir.get() {
+        None if node.config.io_path != IoMode::Daemon => Some("--io-path is not daemon"),
+        None => Some("--supervise off"),
+        Some(heir) if !heir.is_handed_over() => {
+            Some("this kernel cannot send requests again; Linux 6.9 and later can")
+        }
+        Some(_) => None,
+    }
+}
+
+fn supervisor(node: &Node) -> Option<Supervisor> {
+    let heir = node.heir.get().filter(|h| h.is_handed_over())?;
+    Some(Supervisor {
+        pid: heir.supervisor,
+        restarts: heir.restarts,
+        reason: heir.reason.clone(),
+        alive: heir.has_supervisor(),
+    })
 }
 
 /// A file with bytes that are not on the backing.
@@ -185,12 +238,16 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
     Status {
         copies,
         node: node.config.node.clone(),
+        number: node.me.0,
         consistency: node.rules.job().name().to_string(),
         backing: node.config.backing.clone(),
         mountpoint: node.config.mountpoint.clone(),
         meta: node.meta.address().to_string(),
         listen: node.config.listen.clone(),
         pid: std::process::id(),
+        supervisor: supervisor(node),
+        unsupervised: unsupervised(node),
+        stuck: stuck(node),
         dirty_bytes: dirty,
         clean_bytes: clean,
         cache_bytes: dirty + clean,

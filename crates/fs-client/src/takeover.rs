@@ -2,12 +2,16 @@
 //! files together again, and beginning a journal of its own.
 
 use crate::daemon::{RunError, local};
+use crate::heir::{Heirloom, Inheritance};
 use crate::journal::{Image, Journal};
 use crate::leftover::{self, Leftover};
 use crate::node::Node;
+use crate::ops::reopen;
 use crate::restore;
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
+use ebb_types::Ino;
 use ebb_wire::pb::Welcome;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,12 +50,14 @@ pub(crate) fn take_over(
     node: &Arc<Node>,
     left: &Leftover,
     welcome: &Welcome,
+    inherited: Option<&Inheritance>,
 ) -> Result<(), RunError> {
     let cache = &node.config.cache;
     let mut image = Image::default();
+    let open: Option<HashSet<Ino>> = inherited.map(|i| i.opened.iter().map(|o| o.ino).collect());
     if let Some(found) = left.found() {
         let restored = runtime
-            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job)))
+            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job), open.as_ref()))
             .map_err(|e| local("cannot take the cache over")(e.into()))?;
         if !restored.unknown.is_empty() {
             return Err(RunError::Config(leftover::orphaned_text(&node.config, found)));
@@ -65,10 +71,36 @@ pub(crate) fn take_over(
         );
         image = restored.image;
     }
+    if let Some(inherited) = inherited {
+        let _ = node.placed.set(reopen::certain(inherited, &image));
+    }
     image.life = Some(leftover::life(&node.config, welcome));
     node.cache.sync_dirs().map_err(local("cache directory"))?;
     let journal = Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
+    if let Some(heir) = node.heir.get() {
+        // What is in the old ring is in the journal that has just been made.
+        journal.mirror(heir.ring());
+    }
     let _ = node.journal.set(Arc::new(journal));
     runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
+    Ok(())
+}
+
+/// The kernel's handles of a dead daemon work again.
+pub(crate) fn go_on(
+    runtime: &tokio::runtime::Runtime,
+    node: &Arc<Node>,
+    heir: &Heirloom,
+    inherited: &Inheritance,
+) -> Result<(), RunError> {
+    let handles = runtime
+        .block_on(node.reopen(&inherited.opened))
+        .map_err(|e| local("cannot go on with the open files")(e.into()))?;
+    tracing::warn!(
+        handles,
+        restarts = heir.restarts,
+        reason = heir.reason,
+        "goes on for a daemon that ended"
+    );
     Ok(())
 }

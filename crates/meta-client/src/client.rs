@@ -162,7 +162,7 @@ impl MetaClient {
     pub async fn connect(
         options: ConnectOptions,
     ) -> Result<(MetaClient, pb::Welcome), ConnectError> {
-        let exchange = Arc::new(Exchange::new());
+        let exchange = Arc::new(Exchange::new(options.first_request));
         let session = session::open(&options, &exchange, false).await?;
         let welcome = session.welcome;
         let inner = Arc::new(Inner {

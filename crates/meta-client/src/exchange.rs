@@ -36,6 +36,8 @@ struct Pending {
     op: Op,
     size: usize,
     patience: Patience,
+    /// When it was taken in, among the others.
+    order: u64,
     /// Some service may have seen it.
     sent: bool,
     done: oneshot::Sender<Answer>,
@@ -59,6 +61,7 @@ struct State {
     /// Of the handshake, before everything else.
     first: Option<pb::Request>,
     next_id: u64,
+    taken_in: u64,
     pending: HashMap<u64, Pending>,
     /// Ids in the order in which they are to be sent. Bounded by the calls in flight (see
     /// `client::CALLS_MAX`), the locks waited for and one heartbeat.
@@ -82,13 +85,15 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub fn new() -> Exchange {
+    /// `first_id`: no request before had this id or a larger counted one.
+    pub fn new(first_id: u64) -> Exchange {
         Exchange {
             state: Mutex::new(State {
                 phase: Phase::Down,
                 session: 0,
                 first: None,
-                next_id: 1,
+                next_id: first_id,
+                taken_in: 0,
                 pending: HashMap::new(),
                 queue: VecDeque::new(),
                 waker: None,
@@ -112,8 +117,11 @@ impl Exchange {
         if let Phase::Ended(errno) = state.phase {
             return Err(errno);
         }
-        let id = state.take_id();
-        state.pending.insert(id, Pending { op, size, patience, sent: false, done });
+        let made = crate::once::id(&op).filter(|id| !state.pending.contains_key(id));
+        let id = made.unwrap_or_else(|| state.take_id());
+        state.taken_in += 1;
+        let order = state.taken_in;
+        state.pending.insert(id, Pending { op, size, patience, order, sent: false, done });
         state.queue.push_back(id);
         let waker = if state.phase == Phase::Up { state.waker.take() } else { None };
         drop(state);
@@ -165,9 +173,9 @@ impl Exchange {
         if state.session != session || state.phase != Phase::Down {
             return;
         }
-        let mut ids: Vec<u64> = state.pending.keys().copied().collect();
+        let mut ids: Vec<(u64, u64)> = state.pending.iter().map(|(i, p)| (p.order, *i)).collect();
         ids.sort_unstable();
-        state.queue = ids.into();
+        state.queue = ids.into_iter().map(|(_, id)| id).collect();
         state.phase = Phase::Up;
         let waker = state.waker.take();
         drop(state);

@@ -5,6 +5,7 @@
 //!   again after a broken connection. No sockets, no clock.
 //! * [`session`]: the connection, the proof of the token, the welcome.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
+//! * [`once`]: which request is which when the daemon itself was replaced.
 //! * [`trust`]: until when leases may be trusted, and their recall.
 //! * [`client`], [`names`], [`bytes`], [`copies`], [`locks`]: the calls.
 
@@ -17,6 +18,7 @@ mod frames;
 mod locks;
 mod map;
 mod names;
+mod once;
 mod ops;
 mod session;
 mod trust;
@@ -31,5 +33,6 @@ pub use driver::Event;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
 pub use map::{Mapped, map_from_pb};
 pub use names::{DirEntry, DirPage, Made, MakeRequest, SetAttr, SetAttrDone, SetTime};
+pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
 pub use session::{ConnectError, ConnectOptions};
 pub use trust::{OnRecall, now_ms};

@@ -31,6 +31,10 @@ pub struct ConnectOptions {
     pub node: String,
     /// This life of its daemon.
     pub incarnation: Incarnation,
+    /// Lives of its daemon that are over and whose applications go on with this one.
+    pub heir_of: Vec<Incarnation>,
+    /// The first id of a request; above all that those lives have used.
+    pub first_request: u64,
     /// HOST:PORT where this node lends its bytes.
     pub peer_address: String,
     /// Name and rules of the consistency model; all nodes of a job must send the same.
@@ -56,6 +60,8 @@ impl ConnectOptions {
             address: address.into(),
             node: node.into(),
             incarnation: Incarnation(0),
+            heir_of: Vec::new(),
+            first_request: 1,
             peer_address: String::new(),
             consistency: String::new(),
             token: None,
@@ -172,6 +178,7 @@ async fn introduce(
         consistency: options.consistency.clone(),
         nonce: nonce.to_vec(),
         resume,
+        heir_of: options.heir_of.iter().map(|i| i.0).collect(),
         trust_ms_max: u32::try_from(options.trust_max.as_millis()).unwrap_or(u32::MAX),
         empty: options.empty,
     };

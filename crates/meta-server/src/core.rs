@@ -17,10 +17,10 @@ use crate::state::{self, Entry, State};
 use crate::stats::Stats;
 use crate::striping::Stripes;
 use ebb_namespace::locks::{Granted, Ticket};
-use ebb_namespace::{Home, Namespace, Record};
-use ebb_types::{ByteRange, Errno, Ino, NodeId};
+use ebb_namespace::{Home, Inode, Namespace, Record};
+use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId};
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -73,6 +73,9 @@ pub struct Core {
     pub desk: Desk,
     /// Changes that are carried out together.
     pub rounds: Rounds,
+    /// What may be on the backing without a note of it, because the service before this one died.
+    /// A leaf as well.
+    in_doubt: Mutex<HashSet<Ino>>,
     /// Who has copies of unowned bytes. A leaf as well.
     pub copies: Mutex<Copies>,
     /// How new files are spread, when there is a choice.
@@ -107,6 +110,9 @@ impl Core {
             }
         }
         let before: Vec<NodeId> = state.nodes.keys().copied().collect();
+        // Files have part files first, which are looked for at once.
+        let doubtful = |ino: &Ino| state.ns.get(*ino).is_some_and(|i| i.kind != FileKind::Regular);
+        let in_doubt = Mutex::new(state.ns.pending_after(None).filter(doubtful).collect());
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
         let core = Core {
             sessions: Sessions::new(&state),
@@ -117,6 +123,7 @@ impl Core {
             stripes: Stripes::on(&backing, config.jobs_hint),
             backing: Arc::new(backing),
             rounds: Rounds::default(),
+            in_doubt,
             copies: Mutex::default(),
             grants: Mutex::default(),
             grants_changed: Notify::new(),
@@ -237,6 +244,17 @@ impl Core {
     }
 
     // ---- freshness ---------------------------------------------------------------------------
+
+    /// True for what was on its way to the backing when this service began, and has not got there
+    /// as far as is noted: the one before it may have died in between.
+    pub fn is_in_doubt(&self, inode: &Inode) -> bool {
+        inode.home == Home::None && self.in_doubt.lock().contains(&inode.ino)
+    }
+
+    /// The backing was asked for it.
+    pub fn note_certain(&self, ino: Ino) {
+        self.in_doubt.lock().remove(&ino);
+    }
 
     /// True when this was compared with the backing a moment ago.
     pub fn is_fresh(&self, ino: Ino, what: Checked) -> bool {

@@ -40,7 +40,8 @@ impl Core {
             Absence::Unknown => false,
             Absence::Present(d) => {
                 let inode = state.ns.inode(d.ino)?;
-                !self.comparable(&state, inode) || self.is_fresh(d.ino, Checked::Attributes)
+                let fresh = || self.is_fresh(d.ino, Checked::Attributes);
+                !self.is_in_doubt(inode) && (!self.comparable(&state, inode) || fresh())
             }
             Absence::Absent => {
                 name.is_reserved()
@@ -99,28 +100,49 @@ impl Core {
         Err(Errno::EAGAIN)
     }
 
-    /// Part files that got their names just before the service stopped: their records say that
-    /// they are still parts, and what opens them would look in vain.
+    /// Files that got names on the backing just before the service stopped, without a note of it.
+    /// What opens a part file would look for it in vain; and a further name that is taken away as
+    /// if it were only here would stay on the backing, and be found there again.
     pub(super) fn find_published(&self) {
-        let parts: Vec<(Ino, BackingPath, Link)> = {
+        let parts = self.names_in_doubt(|i| {
+            let part = || self.state().ns.home_path(i.ino);
+            is_part(i) && part().is_some_and(|p| self.backing.stat(&p).err() == Some(Errno::ENOENT))
+        });
+        parts.iter().for_each(|(_, link)| self.find(link));
+        for (ino, link) in &parts {
+            if self.state().ns.get(*ino).is_some_and(is_part) {
+                tracing::error!(%ino, name = %link.name, "a part file is gone");
+            }
+        }
+        let further = self.names_in_doubt(|i| i.kind == FileKind::Regular && i.home == Home::Own);
+        further.iter().for_each(|(_, link)| self.find(link));
+    }
+
+    /// Names of such inodes that the backing does not have, as far as is noted.
+    fn names_in_doubt(&self, which: impl Fn(&Inode) -> bool) -> Vec<(Ino, Link)> {
+        let pending: Vec<Inode> = {
             let state = self.state();
-            let parts = state.ns.inodes().filter(|i| is_part(i));
-            parts
-                .filter_map(|i| Some((i.ino, state.ns.home_path(i.ino)?, i.links.first()?.clone())))
-                .collect()
+            state.ns.pending_after(None).filter_map(|ino| state.ns.get(ino).cloned()).collect()
         };
-        for (ino, part, link) in parts {
-            if self.backing.stat(&part).err() != Some(Errno::ENOENT) {
-                continue;
-            }
-            let look = self.place(link.parent).and_then(|place| {
-                let Some(Place { path, asked, .. }) = place else { return Err(Errno::ENOENT) };
-                let look = self.backing.look(&path, &link.name)?;
-                self.take_look(link.parent, &link.name, &look, asked)
-            });
-            if self.state().ns.get(ino).is_some_and(is_part) {
-                tracing::error!(%part, name = %link.name, ?look, "a part file is gone");
-            }
+        let mut out = Vec::new();
+        for inode in pending.iter().filter(|i| which(i)) {
+            let state = self.state();
+            let noted = |l: &&Link| state.ns.is_on_backing(l);
+            let links = inode.links.iter().filter(|l| !noted(l));
+            out.extend(links.map(|l| (inode.ino, l.clone())));
+        }
+        out
+    }
+
+    fn find(&self, link: &Link) {
+        let look = self.place(link.parent).and_then(|place| {
+            let Some(Place { path, asked, .. }) = place else { return Err(Errno::ENOENT) };
+            let look = self.backing.look(&path, &link.name)?;
+            self.take_look(link.parent, &link.name, &look, asked)
+        });
+        // It is looked at again when somebody asks for it.
+        if let Err(error) = look {
+            tracing::debug!(?error, name = %link.name, "not found on the backing");
         }
     }
 
@@ -159,6 +181,7 @@ impl Core {
         }
         if let Some(ino) = ino {
             self.note_checked(ino, Checked::Attributes);
+            self.note_certain(ino);
         }
         Ok(())
     }

@@ -82,6 +82,12 @@ impl Desk {
         (stream, u32::try_from(ms).unwrap_or(u32::MAX))
     }
 
+    /// A node goes on in another life, its daemon is dead: nobody waits for what that held.
+    pub fn succeeded(&self, who: Who) {
+        self.leases.lock().succeeded(party(who));
+        self.returned.notify_waiters();
+    }
+
     /// A frame came on a stream.
     pub fn heard(&self, stream: StreamId) {
         let mut leases = self.leases.lock();

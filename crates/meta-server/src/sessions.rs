@@ -124,8 +124,8 @@ impl Sessions {
     }
 
     /// A stream becomes the node's; an older one is told so and ended. True when the node lost its
-    /// locks and opens since it was here last.
-    pub fn attach(&self, who: Who, line: Line) -> bool {
+    /// locks and opens since it was here last. `heir`: what was answered before still counts.
+    pub fn attach(&self, who: Who, line: Line, heir: bool) -> bool {
         let mut inner = self.inner.lock();
         let session = inner.entry(who.node).or_insert_with(|| Session::new(who.incarnation));
         let takeover = session.incarnation != who.incarnation;
@@ -138,8 +138,10 @@ impl Sessions {
             }
             end.send_replace(true);
         }
-        if takeover {
-            *session = Session::new(who.incarnation);
+        match (takeover, heir) {
+            (true, false) => *session = Session::new(who.incarnation),
+            (true, true) => session.incarnation = who.incarnation,
+            (false, _) => {}
         }
         let expired = std::mem::take(&mut session.expired);
         session.stream = Some(line);

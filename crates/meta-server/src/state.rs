@@ -7,7 +7,7 @@ use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// One change. A journal record is a list of them that belong together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,6 +44,8 @@ pub enum Entry {
     Orphaned(u64, Option<Orphaned>),
     /// Epochs of copies below this one are used up.
     NextEpoch(u64),
+    /// A node goes on as another incarnation: what was answered to the old one still counts.
+    Heir(NodeRecord),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -112,6 +114,61 @@ pub struct NodeRecord {
 /// Answers remembered across a restart, per node.
 const ANSWERED_MAX: usize = 1024;
 
+/// What a node was answered last, oldest first. (The numbers say nothing about the order: a
+/// request that took long has a low one, and those of an application's calls are the kernel's.)
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    outcomes: HashMap<u64, Outcome>,
+    order: VecDeque<u64>,
+}
+
+impl Answers {
+    fn insert(&mut self, id: u64, outcome: Outcome) {
+        if self.outcomes.insert(id, outcome).is_none() {
+            self.order.push_back(id);
+        }
+        if self.order.len() > ANSWERED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.outcomes.remove(&oldest);
+        }
+    }
+
+    /// The answer to a request.
+    #[must_use]
+    pub fn get(&self, id: u64) -> Option<Outcome> {
+        self.outcomes.get(&id).copied()
+    }
+
+    fn in_order(&self) -> impl Iterator<Item = (u64, Outcome)> {
+        self.order.iter().filter_map(|id| Some((*id, self.get(*id)?)))
+    }
+}
+
+#[cfg(test)]
+mod answers_tests {
+    use super::*;
+
+    #[test]
+    fn the_last_answers_are_known_whatever_their_numbers() {
+        let mut answers = Answers::default();
+        let outcome = |n: u64| Outcome::Appended(n, Version(n));
+        // High ones first, then one that took long.
+        for n in 0..ANSWERED_MAX as u64 + 3 {
+            answers.insert(u64::MAX - n, outcome(n));
+        }
+        answers.insert(1, outcome(77));
+        answers.insert(1, outcome(78));
+        assert_eq!(answers.get(1), Some(outcome(78)));
+        assert_eq!(answers.get(u64::MAX - 3), None);
+        assert_eq!(answers.get(u64::MAX - 4), Some(outcome(4)));
+        let mut again = Answers::default();
+        answers.in_order().for_each(|(id, o)| again.insert(id, o));
+        assert_eq!(again, answers);
+        assert_eq!(again.in_order().count(), ANSWERED_MAX);
+    }
+}
+
 /// The state.
 #[derive(Clone, Debug)]
 pub struct State {
@@ -128,7 +185,7 @@ pub struct State {
     /// Models that directories ask for.
     pub models: HashMap<Ino, String>,
     /// Recent answers of operations that must not be done twice.
-    pub answered: BTreeMap<NodeId, BTreeMap<u64, Outcome>>,
+    pub answered: BTreeMap<NodeId, Answers>,
     /// The change of the backing that is being carried out.
     pub begun: Option<Box<Begun>>,
     next_node: u32,
@@ -204,6 +261,7 @@ impl State {
                     self.answered.remove(&node.id);
                 }
             }
+            Entry::Heir(node) => drop(self.nodes.insert(node.id, node.clone())),
             Entry::NodeLeft(node) => {
                 self.nodes.remove(node);
                 self.answered.remove(node);
@@ -221,11 +279,7 @@ impl State {
             Entry::Model(ino, Some(model)) => drop(self.models.insert(*ino, model.clone())),
             Entry::Model(ino, None) => drop(self.models.remove(ino)),
             Entry::Answered(node, id, outcome) => {
-                let answered = self.answered.entry(*node).or_default();
-                answered.insert(*id, *outcome);
-                if answered.len() > ANSWERED_MAX {
-                    answered.pop_first();
-                }
+                self.answered.entry(*node).or_default().insert(*id, *outcome);
             }
             Entry::Begun(begun) => self.begun = Some(begun.clone()),
             Entry::Ended => self.begun = None,
@@ -311,7 +365,7 @@ impl State {
         let models: BTreeMap<_, _> = self.models.iter().collect();
         out.extend(models.into_iter().map(|(i, m)| Entry::Model(*i, Some(m.clone()))));
         for (node, answered) in &self.answered {
-            out.extend(answered.iter().map(|(id, o)| Entry::Answered(*node, *id, *o)));
+            out.extend(answered.in_order().map(|(id, o)| Entry::Answered(*node, id, o)));
         }
         out.extend(self.begun.iter().cloned().map(Entry::Begun));
         out

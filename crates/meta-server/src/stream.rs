@@ -200,7 +200,10 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     let mut known = known;
     let mut id = known.as_ref().map_or(state.next_node(), |n| n.id);
     let mut who = Who { node: id, incarnation };
-    if core.sessions.is_taken(who, core.lease) {
+    let heir = known
+        .as_ref()
+        .is_some_and(|k| k.incarnation != incarnation && hello.heir_of.contains(&k.incarnation.0));
+    if !heir && core.sessions.is_taken(who, core.lease) {
         let text = format!("a node named '{}' is alive in this job", hello.node);
         return Err(OpError::new(Errno::EBUSY, text));
     }
@@ -235,7 +238,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     };
     let replaced = known.as_ref().is_some_and(|k| k.incarnation != incarnation);
     if known.as_ref() != Some(&record) {
-        entries.push(Entry::Node(record));
+        entries.push(if heir { Entry::Heir(record) } else { Entry::Node(record) });
     }
     core.commit(&mut state, &entries);
     drop(state);
@@ -244,14 +247,19 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         core.give_up(ghost);
         core.sessions.remove(ghost);
     }
-    if replaced {
-        core.give_up(id);
+    match (replaced, heir) {
+        (true, false) => core.give_up(id),
+        (true, true) => core.inherit(id),
+        (false, _) => {}
     }
     let (serial, trust_ms) = core.desk.join(who, hello.trust_ms_max);
+    if heir {
+        core.desk.succeeded(who);
+    }
     let (recalls, recalled) = mpsc::unbounded_channel();
     let (end, ended) = watch::channel(false);
-    let expired = core.sessions.attach(who, Line { serial, out, recalls, end });
-    tracing::debug!(node = %id, name = hello.node, resume = hello.resume, "joined");
+    let expired = core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
+    tracing::debug!(node = %id, name = hello.node, resume = hello.resume, heir, "joined");
     let root = core.state().ns.get(ebb_types::Ino::ROOT).and_then(|r| r.seen);
     let welcome = pb::Welcome {
         node_id: id.0,

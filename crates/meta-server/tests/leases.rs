@@ -24,6 +24,7 @@ async fn join(service: &Service, name: &str, incarnation: u64) -> Node {
         peer_address: "127.0.0.1:1".to_owned(),
         consistency: "session".to_owned(),
         trust_ms_max: 60_000,
+        heir_of: Vec::new(),
         ..Default::default()
     };
     let node = Node::join_as(service.address, hello, None).await.expect("joined");

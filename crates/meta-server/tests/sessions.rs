@@ -22,6 +22,7 @@ fn hello(name: &str, incarnation: u64) -> pb::Hello {
         resume: false,
         trust_ms_max: 0,
         empty: false,
+        heir_of: Vec::new(),
     }
 }
 

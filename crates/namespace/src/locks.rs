@@ -180,6 +180,13 @@ impl LockTable {
         (gone, self.wake(touched, Owner { node, id: 0 }))
     }
 
+    /// Nobody on a node waits any more; its locks stay.
+    pub fn end_waits(&mut self, node: NodeId) -> (Vec<Ticket>, Vec<Granted>) {
+        let touched = self.files.keys().copied().collect();
+        let gone = self.drop_waiting(|_, lock| lock.owner.node == node);
+        (gone, self.wake(touched, Owner { node, id: 0 }))
+    }
+
     /// A file is gone, with its locks; its waiting requests are returned.
     pub fn drop_file(&mut self, ino: Ino) -> Vec<Ticket> {
         let gone = self.drop_waiting(|key, _| key.0 == ino);

@@ -142,14 +142,18 @@ impl Namespace {
             // A file system that does not count directories says 1.
             (Some(_), Some(_), Home::Own) => 1,
             (Some(d), ..) => 2 + d.subdirs,
-            (None, Some(s), Home::Own) if s.nlink > 1 => {
-                let there = inode.links.iter().filter(|l| self.is_on_backing(l)).count() as u32;
-                let accounted = there + self.covered.count(s.key);
-                // The others are names that nobody has looked at yet.
-                names + s.nlink.saturating_sub(accounted)
-            }
-            _ => names,
+            (None, ..) => names + self.unseen_names(inode),
         }
+    }
+
+    /// Names on the backing of an inode's object that the job neither has nor hides: others made
+    /// them, and nobody has looked at them yet.
+    #[must_use]
+    pub fn unseen_names(&self, inode: &Inode) -> u32 {
+        let own = |s: &Seen| inode.home == Home::Own && s.nlink > 1;
+        let Some(seen) = inode.seen.filter(own) else { return 0 };
+        let there = inode.links.iter().filter(|l| self.is_on_backing(l)).count() as u32;
+        seen.nlink.saturating_sub(there + self.covered.count(seen.key))
     }
 
     /// The object of the backing that a job-local name hides.
@@ -206,7 +210,9 @@ impl Namespace {
         Some(BackingPath::from_reversed(names))
     }
 
-    pub(crate) fn is_on_backing(&self, link: &Link) -> bool {
+    /// True when the backing has this name for the inode, as far as is noted.
+    #[must_use]
+    pub fn is_on_backing(&self, link: &Link) -> bool {
         self.dentry(link.parent, &link.name)
             .is_ok_and(|d| d.is_some_and(|d| d.under == Under::This))
     }

@@ -19,6 +19,7 @@ pub struct Builder {
     options: Vec<String>,
     separate_meta: bool,
     token: bool,
+    supervised: bool,
     backing: Option<PathBuf>,
     below: Option<PathBuf>,
     caches: Option<PathBuf>,
@@ -57,6 +58,14 @@ impl Builder {
     #[must_use]
     pub fn separate_meta(mut self) -> Builder {
         self.separate_meta = true;
+        self
+    }
+
+    /// Other daemons go on for those that are killed (without: a daemon that dies leaves a dead
+    /// mount, as most tests of crashes want it).
+    #[must_use]
+    pub fn supervised(mut self) -> Builder {
+        self.supervised = true;
         self
     }
 
@@ -137,6 +146,10 @@ impl Builder {
         {
             options.extend(["--io-path".to_owned(), way]);
         }
+        // EBB_SUPERVISED=1 runs any test with supervisors, also those that are not about them.
+        if !self.supervised && std::env::var_os("EBB_SUPERVISED").is_none() {
+            options.splice(0..0, ["--supervise".to_owned(), "off".to_owned()]);
+        }
         if self.token {
             let file = real.join("token");
             let made = ebb_command(&real).arg("token").arg(&file).output().expect("ebb token");
@@ -204,6 +217,7 @@ impl Cluster {
             options: Vec::new(),
             separate_meta: false,
             token: false,
+            supervised: false,
             backing: None,
             below: None,
             caches: None,

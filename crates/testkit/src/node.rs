@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 pub(crate) type MetaAddress = Arc<Mutex<Option<String>>>;
 
 /// A process that is told to stop has stopped.
-const STOPPED_WITHIN: Duration = Duration::from_secs(10);
 
 /// How `setpriv` takes away what overrides permissions.
 const SQUASHED: [&str; 4] = [
@@ -118,7 +117,10 @@ impl Node {
     /// The daemon's process, while it is mounted.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        *locked(&self.pid)
+        let started = (*locked(&self.pid))?;
+        // Another one may have followed it.
+        let serves = self.registered("/pid").into_iter().find(|pid| is_running(*pid));
+        Some(serves.unwrap_or(started))
     }
 
     /// `ebb mount` for this node with further options, not run yet.
@@ -222,28 +224,76 @@ impl Node {
         }
     }
 
-    /// Kills the daemon as a crash would: no signal handler runs, the mount stays and is dead.
+    /// Kills the daemon as a crash would: no signal handler runs, the mount stays and is dead. (A
+    /// supervisor is killed first.)
     ///
     /// # Panics
     /// When it is not mounted.
     pub fn kill9(&self) {
-        let pid = locked(&self.pid).take().expect("a daemon to kill");
-        kill(pid, Signal::KILL);
-        let gone = || !is_running(pid);
-        assert!(mounts::wait_until(Duration::from_secs(10), gone), "process {pid} does not end");
+        let daemon = self.pid().expect("a daemon to kill");
+        *locked(&self.pid) = None;
+        for pid in self.registered("/supervisor/pid").into_iter().chain([daemon]) {
+            if is_running(pid) {
+                kill(pid, Signal::KILL);
+            }
+            let gone = || !is_running(pid);
+            assert!(
+                mounts::wait_until(Duration::from_secs(10), gone),
+                "process {pid} does not end"
+            );
+        }
     }
 
-    /// Sends a signal to the daemon.
+    /// Kills the daemon that a supervisor has started, also one that does not serve yet, and does
+    /// not wait for the next one. False when there was none just then.
+    #[must_use]
+    pub fn kill_daemon_only(&self) -> bool {
+        let Some(supervisor) = self.registered("/supervisor/pid").first().copied() else {
+            return false;
+        };
+        let children = format!("/proc/{supervisor}/task/{supervisor}/children");
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        let child = children.split_ascii_whitespace().next().and_then(|pid| pid.parse().ok());
+        let Some(pid) = child.filter(|pid| is_running(*pid)) else { return false };
+        kill(pid, Signal::KILL);
+        true
+    }
+
+    /// The same for one that serves, until another one does.
+    #[must_use]
+    pub fn kill_daemon(&self) -> bool {
+        let serving = || self.registered("/pid").first().copied().filter(|pid| is_running(*pid));
+        let Some(pid) = serving() else { return false };
+        kill(pid, Signal::KILL);
+        let next = || serving().is_some_and(|next| next != pid);
+        mounts::wait_until(Duration::from_secs(30), next)
+    }
+
+    /// Its daemon, and its supervisor when it has one.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        let mut pids = self.registered("/pid");
+        pids.extend(self.registered("/supervisor/pid"));
+        pids
+    }
+
+    /// Ends everything of this node at once, for tests that found it stuck.
+    pub fn kill_all(&self) {
+        self.kill_quietly();
+    }
+
+    /// Sends a signal to the daemon; after one that stops it, it stands still.
     ///
     /// # Panics
     /// When it is not mounted.
     pub fn signal(&self, signal: Signal) {
         let pid = self.pid().expect("a daemon to signal");
         kill(pid, signal);
-        // On a busy machine the others of its threads go on until the first one has run.
         if signal == Signal::STOP {
-            let stopped = || is_stopped(pid);
-            assert!(mounts::wait_until(STOPPED_WITHIN, stopped), "process {pid} goes on");
+            // Its threads run on until one of them has taken the signal, which takes a while on a
+            // busy machine.
+            let stands = || is_stopped(pid);
+            assert!(mounts::wait_until(Duration::from_secs(10), stands), "process {pid} goes on");
         }
     }
 
@@ -286,20 +336,24 @@ impl Node {
 
     pub(crate) fn kill_quietly(&self) {
         // The registry also knows a daemon that a test has started in its own way.
-        let pids = locked(&self.pid).take().into_iter().chain(self.registered());
-        for pid in pids.filter(|p| is_daemon(*p)) {
-            kill(pid, Signal::KILL);
-            mounts::wait_until(Duration::from_secs(5), || !is_running(pid));
-        }
+        let end = |pids: Vec<u32>| {
+            for pid in pids.into_iter().filter(|p| is_daemon(*p)) {
+                kill(pid, Signal::KILL);
+                mounts::wait_until(Duration::from_secs(5), || !is_running(pid));
+            }
+        };
+        // First who would start another one.
+        end(self.registered("/supervisor/pid"));
+        end(locked(&self.pid).take().into_iter().chain(self.registered("/pid")).collect());
     }
 
     /// Processes that the cluster's registry names for this mount point.
-    fn registered(&self) -> Vec<u32> {
+    fn registered(&self, which: &str) -> Vec<u32> {
         let Ok(records) = std::fs::read_dir(self.root.join("run")) else { return Vec::new() };
         let pid_of = |path: PathBuf| {
             let record: Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
             let is_own = record["mountpoint"].as_str()? == self.mountpoint.to_str()?;
-            is_own.then(|| u32::try_from(record["pid"].as_u64()?).ok())?
+            is_own.then(|| u32::try_from(record.pointer(which)?.as_u64()?).ok())?
         };
         records.filter_map(|r| pid_of(r.ok()?.path())).collect()
     }
@@ -325,14 +379,18 @@ fn is_stopped(pid: u32) -> bool {
 /// True for a process that runs; one that only waits to be collected does not.
 #[must_use]
 pub fn is_running(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    match state {
+    match state_of(pid) {
         None | Some('X') => false,
         // Its first thread has ended; the others may still hold its files and locks.
         Some('Z') => std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|t| t.count() > 1),
         Some(_) => true,
     }
+}
+
+/// The letter that stands for it in /proc.
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next())
 }
 
 /// Only daemons are ended: a process id may have been taken over by another program.

@@ -20,6 +20,11 @@ pub fn generator(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
+/// Another generator, whose sequence this one decides.
+pub fn derived(generator: &mut ChaCha8Rng) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(generator.next_u64())
+}
+
 /// `len` random bytes.
 pub fn bytes(generator: &mut ChaCha8Rng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];

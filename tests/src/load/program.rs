@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -32,6 +32,8 @@ pub(super) struct Program {
     operation: u64,
     work: Work,
     recent: VecDeque<String>,
+    /// The mount in which it works, as its device number.
+    mount: u64,
 }
 
 /// What can be done with a file.
@@ -52,7 +54,7 @@ impl Program {
         let dice = ChaCha8Rng::seed_from_u64(setup.seed.wrapping_mul(1000) + setup.who);
         let book = Book::new(setup.who, setup.of);
         let (work, recent) = (Work::default(), VecDeque::new());
-        Program { setup, book, dice, round: 0, operation: 0, work, recent }
+        Program { setup, book, dice, round: 0, operation: 0, work, recent, mount: 0 }
     }
 
     /// Works until told to pause, and at least one operation beyond that, or until one fails.
@@ -109,6 +111,7 @@ impl Program {
         if below.is_some_and(|below| root.metadata().is_ok_and(|m| m.dev() == below.dev())) {
             return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
         }
+        self.mount = root.metadata()?.dev();
         let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
         std::fs::create_dir_all(root.join(self.book.directory()).join("s"))
     }
@@ -229,7 +232,14 @@ impl Program {
     fn read(&mut self, name: &'static str) {
         self.attempt(format!("read {name}"), |p| {
             let Some(known) = p.book.files.get(name) else { return Ok(()) };
-            let file = match std::fs::read(p.book.path(&p.setup.root, name)) {
+            let mut file = File::open(p.book.path(&p.setup.root, name))?;
+            // What was not synced is gone when the mount is another one by now, which a program
+            // may not have noticed between two operations.
+            if file.metadata()?.dev() != p.mount {
+                return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+            }
+            let mut read = Vec::new();
+            let file = match file.read_to_end(&mut read).map(|_| read) {
                 // Others' records may be on a node that does not answer just now.
                 Err(e) if name == SHARED && e.raw_os_error() == Some(libc::EIO) => return Ok(()),
                 file => file?,

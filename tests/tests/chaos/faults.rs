@@ -3,7 +3,7 @@
 use crate::backing::{Backing, Small};
 use crate::plan::{Fault, Lasting, Victim};
 use ebb_testkit::{Cluster, Network, Node, Port, describe};
-use ebb_tests::copies::clear;
+use ebb_tests::copies::{clear, is_whole};
 use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,6 +21,8 @@ pub struct Hit {
     /// Nodes whose daemon was killed.
     pub killed: BTreeSet<usize>,
     pub was_full: bool,
+    /// A node was lost with its cache.
+    pub was_lost: bool,
 }
 
 /// What can be broken.
@@ -48,6 +50,10 @@ impl<'a> Hand<'a> {
                 self.kill_daemon(node);
                 mount_again(self.at.cluster.node(node));
             }
+            Fault::CrashDaemon(node) => {
+                let another = self.at.cluster.node(node).kill_daemon();
+                assert!(another, "node {node}: no other daemon");
+            }
             Fault::KillService(away) => self.kill_service(away),
             Fault::KillBoth(node) => {
                 self.at.cluster.kill_meta();
@@ -61,6 +67,7 @@ impl<'a> Hand<'a> {
                 std::fs::remove_dir_all(lost.cache()).expect("its cache goes, too");
                 clear(lost);
                 lost.mount();
+                self.hit.was_lost = true;
             }
             Fault::While(what, time, victim) => {
                 self.switch(what, true);
@@ -146,12 +153,11 @@ fn send(pid: u32, signal: i32) {
 pub fn wait_until_whole(cluster: &Cluster, what: &str) {
     let end = Instant::now() + WHOLE_MAX;
     loop {
-        let copies: Vec<_> = cluster.nodes().iter().map(|n| n.status()["copies"].clone()).collect();
-        let held: u64 = copies.iter().filter_map(|c| c["held_sets"].as_u64()).sum();
-        let safe = copies.iter().all(|c| c["partner"].is_u64() && c["degraded"].is_null());
-        if safe && held == copies.len() as u64 {
+        let status: Vec<_> = cluster.nodes().iter().map(Node::status).collect();
+        if is_whole(&status) {
             return;
         }
+        let copies: Vec<_> = status.iter().map(|s| &s["copies"]).collect();
         assert!(Instant::now() < end, "{what}: still not whole: {copies:#?}");
         sleep(Duration::from_millis(50));
     }

@@ -36,6 +36,9 @@ const REQUEST_TIMEOUT: &str = "30s";
 const OPERATION_MS_MAX: u64 = 45_000;
 /// After so many rounds everything is drained and compared.
 const DRAINED_EVERY: u64 = 6;
+/// What supervisors say of each daemon that they replace, and of those that the test has killed.
+const ANOTHER_DAEMON: &str = "; starting another one";
+const WAS_KILLED: &str = "the daemon ended: killed by signal 9; starting another one";
 /// More than all programs write, several times.
 const SMALL_CACHES: &str = "160m";
 
@@ -149,6 +152,10 @@ impl Run {
             judge(&what, node, &work, hit.killed.contains(&node), hit.was_full);
             self.record.add(&work);
         }
+        if hit.was_lost {
+            // What it was just publishing may come from its partner until then.
+            wait_until_whole(&self.cluster, &what);
+        }
         all_right(&mut self.loads, ANSWER_MAX, |_| Order::Settle(what.clone()));
         all_right(&mut self.loads, ANSWER_MAX, |setup| Order::Compare {
             what: format!("{what}, on another node"),
@@ -179,7 +186,12 @@ impl Run {
         for node in self.cluster.nodes() {
             let pid = node.pid().expect("it is mounted");
             assert!(is_running(pid), "{what}: {} is gone", node.name());
-            assert!(!node.log().contains("panicked"), "{what}: {} panicked", node.name());
+            let log = node.log();
+            assert!(!log.contains("panicked"), "{what}: {} panicked", node.name());
+            let others = log.lines().filter(|line| line.contains(ANOTHER_DAEMON));
+            for line in others {
+                assert!(line.contains(WAS_KILLED), "{what}: {}: {line}", node.name());
+            }
         }
     }
 
@@ -227,6 +239,9 @@ fn start_cluster(
         // A killed process is gone when its last fsync is, which a busy disk can make long.
         .below("/dev/shm")
         .backing(backing.path());
+    if plan.supervised {
+        builder = builder.supervised();
+    }
     if let Some(size) = plan.cache_size {
         builder = builder.option("--cache-size", size);
     }

@@ -35,6 +35,8 @@ pub struct Plan {
     pub small_caches: bool,
     /// Daemons are unmounted at each drain; else they live as long as no fault ends them.
     pub remounts: bool,
+    /// Each daemon has a supervisor that starts another one.
+    pub supervised: bool,
     pub faults: Vec<Family>,
 }
 
@@ -53,8 +55,10 @@ pub enum Family {
 /// What can be done to a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// kill -9, umount, and mount again on the same cache.
+    /// kill -9 of all that serves a mount, umount, and mount again on the same cache.
     KillDaemon(usize),
+    /// kill -9 of a daemon under its supervisor: its programs must not notice.
+    CrashDaemon(usize),
     /// kill -9, and started again after a while.
     KillService(Duration),
     /// Both at the same time.
@@ -113,6 +117,7 @@ impl Plan {
             network: dice.random_bool(0.7),
             small_caches: dice.random_bool(0.3),
             remounts: dice.random_bool(0.4),
+            supervised: dice.random_bool(0.5),
             faults: Vec::new(),
         };
         let families = [
@@ -166,6 +171,7 @@ impl Plan {
         let second = dice.random_range(0..100);
         let lasting = |what, time| Fault::While(what, time, None);
         match (family, second) {
+            (Family::Kills | Family::Losses, 0..30) if self.supervised => Fault::CrashDaemon(node),
             (Family::Kills | Family::Losses, 0..45) => Fault::KillDaemon(node),
             (Family::Kills | Family::Losses, 45..85) => Fault::KillService(up_to(dice, 1_000)),
             (Family::Kills | Family::Losses, _) => Fault::KillBoth(node),

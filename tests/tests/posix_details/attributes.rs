@@ -2,8 +2,8 @@
 
 use super::{c, checked, create, one, two};
 use ebb_testkit::Cluster;
-use std::fs::{self, Permissions};
-use std::io;
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
 use std::os::unix::fs::{
     DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
 };
@@ -202,4 +202,21 @@ fn entries_of_a_setgid_directory_take_its_group() {
     assert_eq!(stat(&node.path("d/file")).mode() & 0o2000, 0, "not to files");
     node.drain();
     assert_eq!(stat(&cluster.backing().join("d/sub/below")).gid(), 4_321);
+}
+
+/// The flusher publishes while the service is asked for attributes: its answer may be from before
+/// that and be heard after it.
+#[test]
+fn the_size_after_an_append_is_never_that_of_before() {
+    let cluster = Cluster::builder().consistency("commit").flush("immediate").prepare();
+    cluster.node(0).mount_with(&["--naive"]);
+    let append = |n: u32| {
+        let path = cluster.node(0).path(format!("f{n}"));
+        let mut file = File::options().create(true).append(true).open(path).expect("open");
+        for size in (700..=8_000 * 700).step_by(700) {
+            file.write_all(&[7; 700]).expect("append");
+            assert_eq!(file.metadata().expect("fstat").len(), size);
+        }
+    };
+    std::thread::scope(|s| (0..3).for_each(|n| drop(s.spawn(move || append(n)))));
 }

@@ -359,6 +359,26 @@ fn a_file_without_a_name_is_read_by_another_node_before_it_was_flushed() {
     }
 }
 
+/// The same after its bytes went to the backing and are nowhere else: an error, and no zeros. What
+/// was read before, and other files, are not concerned.
+#[test]
+fn a_file_that_was_flushed_and_given_up_is_gone_with_its_name_for_another_node() {
+    let cluster = Cluster::builder().nodes(3).consistency("posix").separate_meta().start();
+    let [writer, reader, remover] = [0, 1, 2].map(|n| cluster.node(n));
+    let content = vec![7; 300_000];
+    fs::write(writer.path("f"), &content).expect("write");
+    fs::write(writer.path("other"), &content).expect("write");
+    let file = File::open(reader.path("f")).expect("open");
+    writer.umount();
+    fs::remove_file(remover.path("f")).expect("unlink");
+    let mut found = vec![0; content.len()];
+    let read = file.read_at(&mut found, 0).map_err(|e| e.raw_os_error());
+    assert_eq!(read, Err(Some(libc::EIO)));
+    assert_eq!(fs::read(reader.path("other")).expect("read"), content);
+    drop(file);
+    writer.mount();
+}
+
 /// What files of a cache hold.
 fn cached_bytes(cache: &Path) -> u64 {
     let below = |dir: &Path| fs::read_dir(dir).map(|d| d.flatten().collect()).unwrap_or_default();

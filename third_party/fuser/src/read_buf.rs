@@ -7,6 +7,9 @@ use crate::session::MAX_WRITE_SIZE;
 /// up to `MAX_WRITE_SIZE` bytes in a write request, we use that value plus some extra space.
 const BUFFER_SIZE: usize = MAX_WRITE_SIZE + 4096;
 
+/// Ebb patch 3: so much of the buffer is in use when requests have at most 1 MiB of data.
+pub(crate) const TOUCHED_BYTES: usize = (1 << 20) + 8192;
+
 /// A buffer that provides an aligned sub-slice for FUSE operations.
 ///
 /// This struct wraps a `Vec<u8>` and provides access to an aligned portion

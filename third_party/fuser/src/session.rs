@@ -139,6 +139,8 @@ pub struct Session<FS: Filesystem> {
     /// The field is set to `Some` when the init message is received.
     pub(crate) proto_version: Option<Version>,
     pub(crate) config: Config,
+    /// Ebb patch 3: channels of the further event loops, made before `run`.
+    pub(crate) more_channels: Vec<Channel>,
 }
 
 impl<FS: Filesystem> AsFd for Session<FS> {
@@ -186,6 +188,7 @@ impl<FS: Filesystem> Session<FS> {
             session_owner: geteuid(),
             proto_version: None,
             config: options.clone(),
+            more_channels: Vec::new(),
         };
 
         session.handshake()?;
@@ -214,11 +217,50 @@ impl<FS: Filesystem> Session<FS> {
             session_owner: geteuid(),
             proto_version: None,
             config,
+            more_channels: Vec::new(),
         };
 
         session.handshake()?;
 
         Ok(session)
+    }
+
+    /// Ebb patch 3: goes on with the devices of a mount that another process has made and
+    /// negotiated. Nothing is unmounted at the end.
+    pub fn resume(filesystem: FS, devices: Vec<OwnedFd>, config: Config) -> io::Result<Self> {
+        let mut channels =
+            devices.into_iter().map(|fd| Channel::new(Arc::new(DevFuse(File::from(fd)))));
+        let Some(ch) = channels.next() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no device to go on with"));
+        };
+        let more_channels = channels.collect();
+        Ok(Session {
+            filesystem: FilesystemHolder {
+                fs: Some(filesystem),
+            },
+            ch,
+            mount: UmountOnDrop {
+                mount: Arc::new(Mutex::new(None)),
+            },
+            allowed: config.acl,
+            session_owner: geteuid(),
+            proto_version: None,
+            config,
+            more_channels,
+        })
+    }
+
+    /// Ebb patch 3: makes the channels of all event loops now, and shows their devices.
+    pub fn devices(&mut self) -> io::Result<Vec<BorrowedFd<'_>>> {
+        let wanted = self.config.n_threads.unwrap_or(1).saturating_sub(1);
+        while self.more_channels.len() < wanted {
+            #[cfg(target_os = "linux")]
+            self.more_channels.push(self.ch.clone_fd()?);
+            #[cfg(not(target_os = "linux"))]
+            self.more_channels.push(self.ch.clone());
+        }
+        let all = std::iter::once(&self.ch).chain(&self.more_channels);
+        Ok(all.map(|ch| ch.as_fd()).collect())
     }
 
     /// Run the session loop in a background thread. If the returned handle is dropped,
@@ -252,6 +294,7 @@ impl<FS: Filesystem> Session<FS> {
             session_owner,
             proto_version: _,
             config,
+            more_channels,
         } = self;
 
         let n_threads = config.n_threads.unwrap_or(1);
@@ -269,9 +312,9 @@ impl<FS: Filesystem> Session<FS> {
 
         let mut filesystem = Arc::new(filesystem);
 
-        let mut channels = Vec::with_capacity(n_threads);
+        let mut channels = more_channels;
 
-        for _ in 0..n_threads_minus_one {
+        for _ in channels.len()..n_threads_minus_one {
             if config.clone_fd {
                 #[cfg(target_os = "linux")]
                 {
@@ -526,6 +569,14 @@ impl<FS: Filesystem> SessionEventLoop<FS> {
         // it is reused immediately after dispatching to conserve memory and allocations.
         let mut buf = FuseReadBuf::new();
         let buf = buf.as_mut();
+        // Ebb patch 3: the pages of the buffer are there before the kernel writes to them. When
+        // this process is killed while the kernel copies a request to a page that is not, the
+        // request fails instead of staying for the next process.
+        let touched = buf.len().min(crate::read_buf::TOUCHED_BYTES);
+        for at in (0..touched).step_by(4096) {
+            // SAFETY: in bounds of the slice; volatile, so that it is not left out.
+            unsafe { std::ptr::write_volatile(&mut buf[at], 0) };
+        }
         loop {
             // Read the next request from the given channel to kernel driver
             // The kernel driver makes sure that we get exactly one request per read

@@ -2,12 +2,17 @@
 //! input and reports through standard output. Not for users.
 
 use crate::exit::{Code, Context, Failure};
+use crate::keeper::{self, Ground};
 use crate::launch::Report;
 use crate::plan::Plan;
 use crate::{daemon, logging};
+use ebb_fs_client::heir::{Heirloom, Line};
+use rustix::process::Signal;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// (started by `ebb mount`)
 #[derive(clap::Args)]
@@ -15,6 +20,9 @@ pub struct Args {
     /// Shown in process lists; the plan says the same.
     #[arg(hide = true)]
     _mountpoint: PathBuf,
+    /// The line to a supervisor, as the number of a descriptor that was inherited.
+    #[arg(long, hide = true)]
+    heir: Option<i32>,
 }
 
 impl Args {
@@ -22,9 +30,22 @@ impl Args {
     pub fn run(self) -> Result<(), Failure> {
         // Not the process group that a terminal or a job step signals.
         let _ = rustix::process::setsid();
-        let outcome = read_plan().and_then(|plan| {
-            logging::start(&plan.log_level, None)?;
-            daemon::run(&plan, report)
+        let outcome = read_plan().and_then(|plan| match self.heir {
+            None if plan.supervise => keeper::run(&plan, Ground::Background),
+            line => {
+                logging::start(&plan.log_level, plan.log.as_deref())?;
+                let heir = line.map(take_over).transpose()?;
+                let begins = heir.as_ref().is_some_and(|h| !h.is_handed_over());
+                if begins {
+                    end_with_supervisor(Some(Signal::KILL));
+                }
+                daemon::run(&plan, heir, move |said| {
+                    if begins {
+                        end_with_supervisor(None);
+                    }
+                    report(said);
+                })
+            }
         });
         if let Err(failure) = &outcome {
             tracing::error!("{failure}");
@@ -32,6 +53,23 @@ impl Args {
             report(Report::Failed { status: failure.status.into(), text: failure.text.clone() });
         }
         outcome
+    }
+}
+
+/// What the supervisor hands over.
+fn take_over(line: i32) -> Result<Arc<Heirloom>, Failure> {
+    // SAFETY: the supervisor says that it is open, and nothing else has this number by now.
+    let line = unsafe { OwnedFd::from_raw_fd(line) };
+    rustix::io::fcntl_setfd(&line, rustix::io::FdFlags::CLOEXEC)
+        .map_err(std::io::Error::from)
+        .or_usage("--heir (use `ebb mount`)")?;
+    Heirloom::receive(Line::inherited(line)).map(Arc::new).or_failed("what the supervisor gives")
+}
+
+/// A start that is broken off ends with its supervisor; a mount that is up goes on without it.
+fn end_with_supervisor(signal: Option<Signal>) {
+    if let Err(e) = rustix::process::set_parent_process_death_signal(signal) {
+        tracing::warn!("the end of the supervisor is not heard: {e}");
     }
 }
 

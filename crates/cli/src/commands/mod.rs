@@ -8,6 +8,7 @@ pub mod meta;
 pub mod mount;
 pub mod ost_load;
 pub mod recover;
+pub mod restart;
 pub mod run;
 pub mod stage_in;
 pub mod stats;

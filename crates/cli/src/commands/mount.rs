@@ -1,6 +1,7 @@
 //! `ebb mount`: checks, then starts the daemon and waits until its mount answers.
 
 use crate::exit::{Context, Failure};
+use crate::keeper::{self, Ground};
 use crate::launch::{self, Report, Up};
 use crate::options::MountOptions;
 use crate::plan::Plan;
@@ -56,15 +57,19 @@ pub fn checked_plan(
 }
 
 fn foreground(plan: &Plan) -> Result<(), Failure> {
+    if plan.supervise {
+        return keeper::run(plan, Ground::Foreground);
+    }
     logging::start(&plan.log_level, plan.log.as_deref())?;
-    daemon::run(plan, |report| {
+    daemon::run(plan, None, |report| {
         if let Report::Ready(up) = report {
             say(&up);
         }
     })
 }
 
-fn say(up: &Up) {
+/// Says where it is mounted.
+pub fn say(up: &Up) {
     println!(
         "ebb: mounted at {} (node {}, metadata service {}, process {})",
         up.mountpoint.display(),

@@ -187,8 +187,10 @@ impl Args {
             stop_timeout: Span(Duration::from_secs(600)),
             own_state: false,
             jobs_hint: None,
+            supervise: false,
+            restart_timeout: Span(Duration::ZERO),
         };
-        let service = Service::embedded(&runtime, &plan)?;
+        let service = Service::embedded(&runtime, &plan, "")?;
         let (events, seen) = mpsc::channel();
         let job = recover::Job {
             config: config.clone(),

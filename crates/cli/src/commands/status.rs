@@ -183,6 +183,7 @@ fn mount_screen(status: &Value) -> String {
     row("node", text(status, "node"));
     row("model", text(status, "consistency"));
     row("meta", text(status, "meta"));
+    row("supervisor", supervisor(status));
     row("dirty", format!("{} not on the backing yet", size(status, "dirty_bytes")));
     row("clean", size(status, "clean_bytes"));
     row("cache", format!("{} on disk", size(status, "cache_bytes")));
@@ -193,7 +194,11 @@ fn mount_screen(status: &Value) -> String {
     let (peers, backing) =
         (size(status, "fetched_bytes_peer"), size(status, "fetched_bytes_backing"));
     row("fetched", format!("{peers} from peers, {backing} from the backing"));
-    row("in flight", format!("{} operation(s)", text(status, "activity")));
+    let stuck = match status["stuck"]["now"].as_u64() {
+        Some(n) if n > 0 => format!(", {n} of them stuck (see the log)"),
+        _ => String::new(),
+    };
+    row("in flight", format!("{} operation(s){stuck}", text(status, "activity")));
     row("requests", counts(&status["rpc"]));
     row("leases", leases(&status["leases"]));
     row("opens", opens(status));
@@ -227,6 +232,23 @@ fn service_screen(status: &Value) -> String {
     row("leases", format!("{held} held, {recalls} called back"));
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
+    out
+}
+
+/// Who starts another daemon when this one ends, or why nobody does.
+fn supervisor(status: &Value) -> String {
+    let of = &status["supervisor"];
+    if of.is_null() {
+        let why = text(status, "unsupervised");
+        return format!("none ({why}): when the daemon ends unexpectedly, so do open files");
+    }
+    let mut out = format!("process {}, {} restart(s)", text(of, "pid"), text(of, "restarts"));
+    if of["restarts"].as_u64().is_some_and(|n| n > 0) {
+        let _ = write!(out, ", the last one: {}", text(of, "reason"));
+    }
+    if of["alive"] == false {
+        out.push_str(" (it is gone)");
+    }
     out
 }
 

@@ -57,10 +57,11 @@ const EVICT: &[&str] = &["lru", "mru", "fifo", "lfu"];
 const VERIFY: &[&str] = &["memory", "storage"];
 const DURABILITY: &[&str] = &["local", "backing", "none"];
 const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
+const SUPERVISE: &[&str] = &["auto", "off"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 31] = [
+pub static KEYS: [Key; 34] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -87,9 +88,12 @@ pub static KEYS: [Key; 31] = [
     key("log-level", Form::Text, "info"),
     key("allow-other", Form::Switch, "false"),
     key("request-timeout", Form::Span, "10s"),
+    computed("stuck-after", Form::Span, "eight times the request timeout"),
     key("stop-timeout", Form::Span, "10m"),
     key("fuse-threads", Form::Count(1, 64), "2"),
     key("replicas", Form::Count(1, 2), "1"),
+    key("supervise", Form::Word(SUPERVISE), "auto"),
+    key("restart-timeout", Form::Span, "30s"),
     key("naive", Form::Switch, "false"),
     key("io-path", Form::Word(IO_PATH), "daemon"),
 ];

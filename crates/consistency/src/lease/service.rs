@@ -182,6 +182,13 @@ impl Leases {
         }
     }
 
+    /// Every other life of this node is over, for certain: nobody trusts what they held.
+    pub fn succeeded(&mut self, party: Party) {
+        let dead = |s: &Stream| s.node == party.node && s.life != Some(party.life);
+        let ids = self.streams.iter().filter(|(_, s)| dead(s)).map(|(id, _)| *id);
+        ids.collect::<Vec<_>>().into_iter().for_each(|id| self.forget(id));
+    }
+
     /// Takes what has run out off the books. Answers do not depend on it.
     pub fn sweep(&mut self, now: u64) {
         let over = |s: &Stream| now > s.until();

@@ -10,14 +10,17 @@ mod places;
 pub use mount::{MountError, Mounted, mount, unmount};
 
 use crate::handles::{DirHandle, OpenFile};
+use crate::heir::AGAIN;
 use crate::metrics::Operation;
 use crate::node::Node;
 use crate::ops::data::Written;
+use crate::ops::dirs::behind;
 use crate::ops::locks::LockRequest;
 use crate::ops::names::MakeArgs;
+use crate::passing::Opening;
 use crate::virtual_files;
 use convert::{attr, errno, ino, kind};
-use ebb_meta_client::SetAttr;
+use ebb_meta_client::{Caller, SetAttr, on_behalf_of, on_behalf_of_now};
 use ebb_types::{Errno, FileKind, Ino, Name};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
@@ -33,6 +36,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Release;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Attributes and names are asked for every time: what a node sees is decided by the model and
@@ -54,11 +59,13 @@ thread_local! {
 pub struct Adapter {
     node: Arc<Node>,
     places: Arc<Places>,
+    /// The kernel sends requests again that were not answered.
+    resends: Arc<AtomicBool>,
 }
 
 impl Adapter {
     pub fn new(node: Arc<Node>) -> Adapter {
-        Adapter { node, places: Arc::default() }
+        Adapter { node, places: Arc::default(), resends: Arc::default() }
     }
 
     /// Runs an operation that may wait, then replies.
@@ -71,8 +78,10 @@ impl Adapter {
         let node = Arc::clone(&self.node);
         let start = Instant::now();
         let active = node.activity.enter_owned();
+        let watched = node.watchdog.begin(operation);
         self.node.runtime.spawn(async move {
             let result = work.await;
+            drop(watched);
             node.metrics.finished(operation, start);
             drop(active);
             reply(result);
@@ -97,13 +106,64 @@ impl Adapter {
         );
     }
 
+    /// The same for one that must not be done twice when it comes again after the death of a
+    /// daemon.
+    fn spawn_once<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        request: &Request,
+        work: impl Future<Output = Result<T, Errno>> + Send + 'static,
+        reply: impl FnOnce(Result<T, Errno>) + Send + 'static,
+    ) {
+        self.spawn(operation, on_behalf_of(caller(request), work), reply);
+    }
+
+    fn resends(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.resends)
+    }
+
     fn places(&self) -> Arc<Places> {
         Arc::clone(&self.places)
+    }
+
+    /// The handle that a daemon before this one gave to a request that comes again.
+    fn given(&self, request: &Request) -> Option<(u64, Arc<OpenFile>)> {
+        let caller = caller(request);
+        if caller.again { self.node.handles.given(caller.number) } else { None }
+    }
+
+    /// Where an append that comes again was put by a daemon before this one.
+    fn placed(&self, request: u64) -> Option<u64> {
+        Some(self.node.placed.get()?.get(&request)?.range.start())
+    }
+
+    /// A file of `.ebb` that a daemon before this one opened.
+    fn read_anew(&self, i: Ino, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
+        let node = Arc::clone(&self.node);
+        let work = async move {
+            let made = node.open_virtual(i, libc::O_RDONLY).await?;
+            let content = node.handles.content(made).ok_or(Errno::EIO)?;
+            node.handles.rename_content(made, fh.0);
+            Ok(content)
+        };
+        self.spawn(Operation::Read, work, move |r| match r {
+            Ok(content) => {
+                let start = (offset as usize).min(content.len());
+                reply.data(&content[start..(start + size as usize).min(content.len())]);
+            }
+            Err(e) => reply.error(errno(e)),
+        });
     }
 
     fn handle(&self, fh: FileHandle) -> Result<Arc<OpenFile>, Errno> {
         self.node.handles.file(fh.0).ok_or(Errno::EBADF)
     }
+}
+
+/// Which call of an application it is.
+fn caller(request: &Request) -> Caller {
+    let unique = request.unique().0;
+    Caller { number: unique & !AGAIN, again: unique & AGAIN != 0 }
 }
 
 fn empty(reply: ReplyEmpty) -> impl FnOnce(Result<(), Errno>) + Send {
@@ -210,6 +270,7 @@ impl Filesystem for Adapter {
                 tracing::info!(?flag, "this kernel does not have it");
             }
         }
+        self.resends.store(config.add_capabilities(InitFlags::FUSE_HAS_RESEND).is_ok(), Release);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
         let _ = config.set_time_granularity(Duration::from_nanos(1));
@@ -324,8 +385,9 @@ impl Filesystem for Adapter {
         let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev, target: Vec::new() };
         let node = Arc::clone(&self.node);
         let parent = ino(parent);
-        self.spawn(
+        self.spawn_once(
             Operation::Make,
+            req,
             async move { node.make(parent, &name, args).await },
             entry(reply),
         );
@@ -345,8 +407,9 @@ impl Filesystem for Adapter {
         let args = MakeArgs { mode, uid: req.uid(), gid: req.gid(), rdev: 0, target: Vec::new() };
         let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
         let parent = ino(parent);
-        self.spawn(
+        self.spawn_once(
             Operation::Make,
+            req,
             async move {
                 let made = node.make(parent, &name, args).await?;
                 places.note(made.ino, parent, &name);
@@ -374,30 +437,33 @@ impl Filesystem for Adapter {
         };
         let node = Arc::clone(&self.node);
         let parent = ino(parent);
-        self.spawn(
+        self.spawn_once(
             Operation::Make,
+            req,
             async move { node.make(parent, &name, args).await },
             entry(reply),
         );
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
         let name = name_to_change!(parent, file, reply);
         let node = Arc::clone(&self.node);
         let parent = ino(parent);
-        self.spawn(
+        self.spawn_once(
             Operation::Unlink,
+            req,
             async move { node.unlink(parent, &name, false).await },
             empty(reply),
         );
     }
 
-    fn rmdir(&self, _req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, req: &Request, parent: INodeNo, file: &OsStr, reply: ReplyEmpty) {
         let name = name_to_change!(parent, file, reply);
         let node = Arc::clone(&self.node);
         let parent = ino(parent);
-        self.spawn(
+        self.spawn_once(
             Operation::Unlink,
+            req,
             async move { node.unlink(parent, &name, true).await },
             empty(reply),
         );
@@ -405,7 +471,7 @@ impl Filesystem for Adapter {
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         file: &OsStr,
         new_parent: INodeNo,
@@ -417,8 +483,9 @@ impl Filesystem for Adapter {
         let new_name = name_to_change!(new_parent, new_file, reply);
         let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
         let (parent, new_parent, flags) = (ino(parent), ino(new_parent), flags.bits());
-        self.spawn(
+        self.spawn_once(
             Operation::Rename,
+            req,
             async move {
                 node.rename(parent, &name, new_parent, &new_name, flags).await?;
                 let exchange = flags & libc::RENAME_EXCHANGE != 0;
@@ -431,7 +498,7 @@ impl Filesystem for Adapter {
 
     fn link(
         &self,
-        _req: &Request,
+        req: &Request,
         i: INodeNo,
         new_parent: INodeNo,
         new_file: &OsStr,
@@ -440,8 +507,9 @@ impl Filesystem for Adapter {
         let name = name_to_change!(new_parent, new_file, reply);
         let node = Arc::clone(&self.node);
         let (i, new_parent) = (inode_to_change!(i, reply), ino(new_parent));
-        self.spawn(
+        self.spawn_once(
             Operation::Link,
+            req,
             async move { node.link(i, new_parent, &name).await },
             entry(reply),
         );
@@ -458,8 +526,15 @@ impl Filesystem for Adapter {
             });
         }
         let uid = req.uid();
-        let work = async move { Ok((node.open(i, flags.0, uid, &reply).await, reply)) };
-        self.spawn(Operation::Open, work, passing::answer_open);
+        let given = self.given(req);
+        let work = async move {
+            let opened = match given {
+                Some((fh, file)) => Ok(Opening { fh, path: file.path, id: None }),
+                None => node.open(i, flags.0, uid, &reply).await,
+            };
+            Ok((opened, reply))
+        };
+        self.spawn_once(Operation::Open, req, work, passing::answer_open);
     }
 
     fn create(
@@ -480,11 +555,21 @@ impl Filesystem for Adapter {
             rdev: 0,
             target: Vec::new(),
         };
-        let node = Arc::clone(&self.node);
+        let (node, given) = (Arc::clone(&self.node), self.given(req));
         let parent = ino(parent);
-        self.spawn(
+        self.spawn_once(
             Operation::Create,
-            async move { Ok((node.create(parent, &name, args, flags, &reply).await, reply)) },
+            req,
+            async move {
+                let created = match given {
+                    Some((fh, open)) => {
+                        let opening = Opening { fh, path: open.path, id: None };
+                        node.getattr(open.file.ino).await.map(|a| (a, opening))
+                    }
+                    None => node.create(parent, &name, args, flags, &reply).await,
+                };
+                Ok((created, reply))
+            },
             passing::answer_create,
         );
     }
@@ -492,7 +577,7 @@ impl Filesystem for Adapter {
     fn read(
         &self,
         req: &Request,
-        _i: INodeNo,
+        i: INodeNo,
         fh: FileHandle,
         offset: u64,
         size: u32,
@@ -505,9 +590,12 @@ impl Filesystem for Adapter {
             let end = (start + size as usize).min(content.len());
             return reply.data(&content[start..end]);
         }
+        if virtual_files::is_virtual(ino(i)) {
+            return self.read_anew(ino(i), fh, offset, size, reply);
+        }
         let handle = handle!(self, fh, reply);
         let start = Instant::now();
-        let active = self.node.activity.enter();
+        let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         let answered = READ_BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(size as usize), 0);
             self.node.read_local(&handle, offset, &mut buffer[..size as usize])
@@ -535,7 +623,7 @@ impl Filesystem for Adapter {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         _i: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -547,12 +635,16 @@ impl Filesystem for Adapter {
     ) {
         let handle = handle!(self, fh, reply);
         let start = Instant::now();
-        let active = self.node.activity.enter();
+        let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         // Pages of a mapping carry their own offset whatever the open flags say.
         let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = flags.0 & libc::O_APPEND != 0 && !mapped;
+        let caller = caller(req);
+        let placed = if append && caller.again { self.placed(caller.number) } else { None };
+        let (offset, append) = placed.map_or((offset, append), |at| (at, false));
         let kill_priv = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let written = self.node.write_local(&handle, offset, append, kill_priv, data);
+        let write = || self.node.write_local(&handle, offset, append, kill_priv, data);
+        let written = if append { on_behalf_of_now(caller, write) } else { write() };
         drop(active);
         match written {
             Ok(Written::Done(n)) => {
@@ -561,8 +653,9 @@ impl Filesystem for Adapter {
             }
             Ok(Written::Then(rest)) => {
                 let node = Arc::clone(&self.node);
-                self.spawn(
+                self.spawn_once(
                     Operation::Write,
+                    req,
                     async move { node.finish_write(&handle, rest).await },
                     move |r| match r {
                         Ok(n) => reply.written(n),
@@ -618,6 +711,7 @@ impl Filesystem for Adapter {
             Operation::Release,
             async move {
                 node.release(&handle).await;
+                node.handles.forget(fh.0);
                 Ok(())
             },
             empty(reply),
@@ -645,24 +739,23 @@ impl Filesystem for Adapter {
     fn readdir(
         &self,
         req: &Request,
-        _i: INodeNo,
+        i: INodeNo,
         fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let Some(dir) = self.node.handles.dir(fh.0) else {
+        let Some(dir) = self.node.handles.dir_or_again(fh.0, ino(i)) else {
             return reply.error(errno(Errno::EBADF));
         };
         let node = Arc::clone(&self.node);
         let work = async move { node.list(&dir, offset).await };
         self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
             Ok(items) => {
-                let rest = items.iter().enumerate().skip(offset as usize);
-                for (at, item) in rest {
+                for item in behind(&items, offset) {
                     let name = OsStr::from_bytes(&item.name);
                     if reply.add(
                         INodeNo(item.attr.ino.0),
-                        at as u64 + 1,
+                        item.position,
                         kind(item.attr.kind),
                         name,
                     ) {
@@ -683,20 +776,19 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let Some(dir) = self.node.handles.dir(fh.0) else {
+        let Some(dir) = self.node.handles.dir_or_again(fh.0, ino(i)) else {
             return reply.error(errno(Errno::EBADF));
         };
         let (node, places, parent) = (Arc::clone(&self.node), Arc::clone(&self.places), ino(i));
         let work = async move { node.list(&dir, offset).await };
         self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
             Ok(items) => {
-                let rest = items.iter().enumerate().skip(offset as usize);
-                for (at, item) in rest {
+                for item in behind(&items, offset) {
                     let name = OsStr::from_bytes(&item.name);
                     note_listed(&places, parent, &item.name, &item.attr);
                     if reply.add(
                         INodeNo(item.attr.ino.0),
-                        at as u64 + 1,
+                        item.position,
                         name,
                         &TTL,
                         &attr(&item.attr),
@@ -747,7 +839,7 @@ impl Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         i: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -758,8 +850,9 @@ impl Filesystem for Adapter {
         let node = Arc::clone(&self.node);
         let i = inode_to_change!(i, reply);
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        self.spawn(
+        self.spawn_once(
             Operation::Xattr,
+            req,
             async move { node.set_xattr(i, name, value, flags as u32).await },
             empty(reply),
         );
@@ -781,10 +874,15 @@ impl Filesystem for Adapter {
         self.spawn(Operation::Xattr, async move { node.list_xattr(i).await }, xattr(reply, size));
     }
 
-    fn removexattr(&self, _req: &Request, i: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, req: &Request, i: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let node = Arc::clone(&self.node);
         let (i, name) = (inode_to_change!(i, reply), name.as_bytes().to_vec());
-        self.spawn(Operation::Xattr, async move { node.remove_xattr(i, name).await }, empty(reply));
+        self.spawn_once(
+            Operation::Xattr,
+            req,
+            async move { node.remove_xattr(i, name).await },
+            empty(reply),
+        );
     }
 
     fn access(&self, _req: &Request, _i: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
@@ -831,7 +929,13 @@ impl Filesystem for Adapter {
         let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
         let node = Arc::clone(&self.node);
         let unique = req.unique().0;
-        let work = async move { node.set_lock(&handle, lock, sleep, unique).await };
+        let work = async move {
+            node.set_lock(&handle, lock, sleep, unique).await?;
+            if typ != libc::F_UNLCK {
+                node.handles.locked(fh.0, owner.0, flock);
+            }
+            Ok(())
+        };
         self.spawn(Operation::Lock, work, empty(reply));
     }
 

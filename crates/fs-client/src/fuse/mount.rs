@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use std::thread::JoinHandle;
 
 /// Why a mount did not come up.
@@ -30,15 +31,12 @@ pub struct Mounted {
     device: OwnedFd,
 }
 
-/// Mounts `node` at `mountpoint`; returns when the kernel knows it.
-pub fn mount(
-    node: Arc<Node>,
-    mountpoint: &Path,
-    threads: usize,
-    allow_other: bool,
-) -> Result<Mounted, MountError> {
+/// Mounts `node` where its configuration says, or goes on with the mount of a dead daemon;
+/// returns when the kernel knows it.
+pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
+    let (mountpoint, heir) = (node.config.mountpoint.clone(), node.heir.get().cloned());
     let failed = |cause: io::Error| MountError::Mount {
-        path: mountpoint.to_path_buf(),
+        path: mountpoint.clone(),
         hint: hint(&cause),
         cause,
     };
@@ -48,19 +46,52 @@ pub fn mount(
         MountOption::Subtype("ebb".into()),
         MountOption::DefaultPermissions,
     ];
-    config.acl = if allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(threads.max(1));
+    config.acl = if node.config.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(node.config.fuse_threads.max(1));
     config.clone_fd = true;
     let adapter = Adapter::new(node);
-    let places = adapter.places();
-    let session = Session::new(adapter, mountpoint, &config).map_err(failed)?;
+    let (places, resends) = (adapter.places(), adapter.resends());
+    let inherited = heir.as_ref().map(|h| h.take_devices()).unwrap_or_default();
+    let goes_on = !inherited.is_empty();
+    let mut session = match goes_on {
+        true => Session::resume(adapter, inherited, config).map_err(failed)?,
+        false => Session::new(adapter, &mountpoint, &config).map_err(failed)?,
+    };
     let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     places.connect(session.notifier());
+    match &heir {
+        Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
+        Some(heir) if resends.load(Acquire) => {
+            let devices = session.devices().map_err(failed)?;
+            heir.hand_over(devices).map_err(failed)?;
+        }
+        Some(_) => tracing::warn!(
+            "not supervised: this kernel (before Linux 6.9) does not send requests again that a \
+             dead daemon has read"
+        ),
+        None => {}
+    }
+    if heir.is_some_and(|h| h.is_handed_over()) {
+        end_with_a_loop();
+    }
     let loops = std::thread::Builder::new()
         .name("fuse".into())
         .spawn(move || session.run())
         .map_err(failed)?;
     Ok(Mounted { loops, device })
+}
+
+/// An event loop that panics leaves requests that nobody answers: the next daemon is asked again.
+fn end_with_a_loop() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        let thread = std::thread::current();
+        if thread.name().is_some_and(|n| n.starts_with("fuse")) {
+            tracing::error!("an event loop panicked: {panic}");
+            std::process::abort();
+        }
+    }));
 }
 
 fn hint(cause: &io::Error) -> &'static str {

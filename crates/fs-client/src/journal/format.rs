@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
+/// Format 1 had no files without names, 2 no bytes that were written past the daemon.
 const FORMAT: u32 = 3;
 pub(crate) const HEADER_BYTES: usize = 16;
 
@@ -129,6 +130,16 @@ fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
     record.is_sound().then_some((record, end))
 }
 
+/// The records that framed bytes begin with, up to the first that is none.
+pub(crate) fn records(bytes: &[u8]) -> Vec<Record> {
+    let (mut out, mut at) = (Vec::new(), 0);
+    while let Some((record, next)) = record_at(bytes, at) {
+        out.push(record);
+        at = next;
+    }
+    out
+}
+
 /// Where the journal of a cache is.
 #[must_use]
 pub fn path_in(cache: &Path) -> PathBuf {
@@ -161,7 +172,7 @@ pub fn judge(
         return Err(wrong("damaged header".to_owned()));
     }
     match u32_at(bytes, 8) {
-        Some(FORMAT) => {}
+        Some(1..=FORMAT) => {}
         other => return Err(wrong(format!("format {other:?}, this program knows {FORMAT}"))),
     }
     let mut found = Found::default();

@@ -167,3 +167,19 @@ fn other_files_and_versions_are_refused() {
     let error = judged(&bytes, BOOT).unwrap_err().to_string();
     assert!(error.contains("format Some(9)"), "{error}");
 }
+
+/// What the program before files without names had written.
+#[test]
+fn format_1_is_still_read_and_a_newer_one_is_not() {
+    let records = records(5, BOOT);
+    let (mut bytes, _) = file(&records);
+    let mut with_format = |format: u32| {
+        bytes[8..12].copy_from_slice(&format.to_le_bytes());
+        let sum = crc32c::crc32c(&bytes[..12]);
+        bytes[12..16].copy_from_slice(&sum.to_le_bytes());
+        judged(&bytes, BOOT)
+    };
+    assert_eq!(with_format(1).unwrap().image, image_of(&records));
+    assert!(matches!(with_format(0), Err(JournalError::Header { .. })));
+    assert!(matches!(with_format(3), Err(JournalError::Header { .. })));
+}

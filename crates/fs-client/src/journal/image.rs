@@ -97,6 +97,7 @@ pub enum Kept {
 
 /// Bytes in the cache file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Stored", into = "Stored")]
 pub struct Held {
     /// How they are held.
     pub kept: Kept,
@@ -105,6 +106,35 @@ pub struct Held {
     /// They are parts of blocks that were written past the daemon: which of their zeros were
     /// written is not known. When others have them as well, theirs count.
     pub guessed: bool,
+}
+
+/// [`Held`] in a journal: formats 1 and 2 had a bool in place of the bits.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Stored {
+    kept: Kept,
+    bits: u8,
+}
+
+const DURABLE: u8 = 1;
+const GUESSED: u8 = 2;
+
+impl From<Held> for Stored {
+    fn from(held: Held) -> Stored {
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        Stored { kept: held.kept, bits: bit(held.durable, DURABLE) | bit(held.guessed, GUESSED) }
+    }
+}
+
+impl TryFrom<Stored> for Held {
+    type Error = &'static str;
+
+    fn try_from(stored: Stored) -> Result<Held, &'static str> {
+        let is = |bit| stored.bits & bit != 0;
+        match stored.bits {
+            0..=3 => Ok(Held { kept: stored.kept, durable: is(DURABLE), guessed: is(GUESSED) }),
+            _ => Err("unknown bits"),
+        }
+    }
 }
 
 impl Held {
@@ -150,6 +180,9 @@ pub enum Record {
     Synced(u64),
     /// Part of a snapshot: bytes as they are held, and the newest version known.
     Extents(Ino, Vec<(ByteRange, Held)>, Version, bool),
+    /// It has lost its last name and is open here: its bytes matter to those who have it open,
+    /// and to nobody when they are gone.
+    Nameless(Ino),
     /// Like `Written` or `Attaching`, of bytes that are guessed to be written.
     Guessed(Ino, Vec<ByteRange>, Kept, Version, Time),
     /// Published bytes that were perhaps written again, as of this version: an attach is about to
@@ -188,6 +221,7 @@ impl Record {
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
+            Record::Nameless(_) => true,
         }
     }
 
@@ -207,6 +241,7 @@ impl Record {
             | Record::Cut(ino, ..)
             | Record::Durable(ino, _)
             | Record::Gone(ino)
+            | Record::Nameless(ino)
             | Record::Extents(ino, ..)
             | Record::Guessed(ino, ..)
             | Record::Again(ino, ..)
@@ -224,6 +259,8 @@ pub struct Note {
     pub known: Version,
     /// An append was sent of which no end is known.
     pub appending: bool,
+    /// It has no name: see [`Record::Nameless`].
+    pub nameless: bool,
     held: RangeMap<u64, Held>,
 }
 
@@ -235,7 +272,13 @@ impl Note {
     /// A file of which nothing is held.
     #[must_use]
     pub fn new(header: Header) -> Note {
-        Note { header, known: Version::ZERO, appending: false, held: RangeMap::new() }
+        Note {
+            header,
+            known: Version::ZERO,
+            appending: false,
+            nameless: false,
+            held: RangeMap::new(),
+        }
     }
 
     /// All bytes held, in order.
@@ -364,9 +407,9 @@ impl Image {
         self.files.get(&ino)
     }
 
-    /// Files of which bytes are held.
+    /// Files of which bytes are held that belong on the backing.
     pub fn unflushed(&self) -> impl Iterator<Item = (Ino, &Note)> {
-        self.files().filter(|(_, n)| !n.is_empty())
+        self.files().filter(|(_, n)| !n.is_empty() && !n.nameless)
     }
 
     /// Files that may be at, or below, a thing of this name.
@@ -405,6 +448,7 @@ impl Image {
             Record::File(ino, header) => {
                 let mut note = self.remove(*ino).unwrap_or_else(|| Note::new((**header).clone()));
                 note.header = (**header).clone();
+                note.nameless &= note.header.path.is_empty();
                 self.insert(*ino, note);
             }
             Record::Gone(ino) => drop(self.remove(*ino)),
@@ -433,6 +477,7 @@ impl Image {
             let chunks = held.chunks(STEP).map(<[_]>::to_vec);
             let chunks = chunks.chain(held.is_empty().then(Vec::new));
             out.extend(chunks.map(|c| Record::Extents(ino, c, note.known, note.appending)));
+            out.extend(note.nameless.then_some(Record::Nameless(ino)));
         }
         out
     }
@@ -472,6 +517,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             }
         }
         Record::Appending(_) => note.appending = true,
+        Record::Nameless(_) => note.nameless = true,
         Record::Appended(_, range, version, size, at) => {
             note.appending = false;
             note.put(&[*range], Kept::Owned(*version), false);

@@ -24,9 +24,11 @@
 pub mod format;
 pub mod image;
 
+pub(crate) use format::records;
 pub use format::{Found, JournalError, boot_id, path_in, read};
 pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
 
+use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
 use ebb_types::{ByteRange, Errno, Ino};
 use format::NAME;
@@ -46,6 +48,8 @@ struct Queue {
     image: Image,
     /// Pushed and not written.
     bytes: Vec<u8>,
+    /// Where that is, too, so that it survives this daemon.
+    ring: Option<Ring>,
     /// Everything pushed so far, in bytes of all the journal's files.
     pushed: u64,
 }
@@ -81,33 +85,50 @@ impl Journal {
         let out = Out { file, len, base: -i128::from(len), snapshot_len: len, broken: false };
         Ok(Journal {
             storage,
-            queue: Mutex::new(Queue { image, bytes: Vec::new(), pushed: 0 }),
+            queue: Mutex::new(Queue { image, bytes: Vec::new(), ring: None, pushed: 0 }),
             out: Mutex::new(out),
             sync_turn: Mutex::new(0),
         })
     }
 
-    /// Notes what happened. Never waits for the disk.
+    /// From now on what is pushed survives this daemon before it is written.
+    pub fn mirror(&self, ring: Ring) {
+        self.queue.lock().ring = Some(ring);
+    }
+
+    /// Notes what happened. Never waits for the disk, unless there is a ring and it is full.
     pub fn push(&self, record: &Record) {
-        self.queue.lock().push(record);
+        let kept = self.queue.lock().push(record);
+        self.write_unless(kept);
+    }
+
+    /// What did not fit into the ring.
+    fn write_unless(&self, kept: bool) {
+        // What cannot be written now stays queued, as without a ring.
+        if !kept && let Err(e) = self.write() {
+            tracing::warn!(error = %e, "the node journal cannot be written");
+        }
     }
 
     /// The same for something that may need the file to be introduced first.
     pub fn push_about(&self, ino: Ino, header: impl FnOnce() -> Header, record: &Record) {
         let mut queue = self.queue.lock();
         if queue.image.file(ino).is_none() {
-            queue.push(&Record::File(ino, Box::new(header())));
+            // When this one is not kept, the next is not either.
+            let _ = queue.push(&Record::File(ino, Box::new(header())));
         }
-        queue.push(record);
+        let kept = queue.push(record);
+        drop(queue);
+        self.write_unless(kept);
     }
 
     /// The same for something that matters only when the file is known already.
     pub fn push_if_known(&self, ino: Ino, record: &Record) -> bool {
         let mut queue = self.queue.lock();
         let known = queue.image.file(ino).is_some();
-        if known {
-            queue.push(record);
-        }
+        let kept = !known || queue.push(record);
+        drop(queue);
+        self.write_unless(kept);
         known
     }
 
@@ -149,13 +170,14 @@ impl Journal {
     }
 
     fn write_with(&self, out: &mut Out) -> io::Result<()> {
-        let bytes = std::mem::take(&mut self.queue.lock().bytes);
+        let (bytes, mark) = self.queue.lock().take();
         if bytes.is_empty() {
             return Ok(());
         }
         match out.file.write_at(&bytes, out.len) {
             Ok(()) => {
                 out.len += bytes.len() as u64;
+                self.queue.lock().written(mark);
                 Ok(())
             }
             Err(e) => {
@@ -189,7 +211,8 @@ impl Journal {
         // An offset means nothing in a file that took the place of this one meanwhile.
         let out = self.out.lock();
         if Arc::ptr_eq(&out.file, &file) {
-            self.push(&Record::Synced(len));
+            // The lock of the file is held: what does not fit into the ring is written later.
+            let _ = self.queue.lock().push(&Record::Synced(len));
         }
         Ok(())
     }
@@ -204,9 +227,9 @@ impl Journal {
             return Ok(());
         }
         // What is queued is in the image already.
-        let (image, bytes, pushed) = {
+        let (image, (bytes, mark), pushed) = {
             let mut queue = self.queue.lock();
-            (queue.image.clone(), std::mem::take(&mut queue.bytes), queue.pushed)
+            (queue.image.clone(), queue.take(), queue.pushed)
         };
         let (file, len) = match replace(&*self.storage, &image) {
             Ok(new) => new,
@@ -222,16 +245,30 @@ impl Journal {
             snapshot_len: len,
             broken: false,
         };
+        self.queue.lock().written(mark);
         Ok(())
     }
 }
 
 impl Queue {
-    fn push(&mut self, record: &Record) {
+    /// False when it must be written before anybody relies on it.
+    fn push(&mut self, record: &Record) -> bool {
         self.image.apply(record);
         let before = self.bytes.len();
         format::encode(&mut self.bytes, record);
         self.pushed += (self.bytes.len() - before) as u64;
+        self.ring.as_ref().is_none_or(|ring| ring.push(&self.bytes[before..]))
+    }
+
+    /// What is not written, and how far the ring has it.
+    fn take(&mut self) -> (Vec<u8>, Option<Mark>) {
+        (std::mem::take(&mut self.bytes), self.ring.as_ref().map(Ring::mark))
+    }
+
+    fn written(&self, mark: Option<Mark>) {
+        if let (Some(ring), Some(mark)) = (&self.ring, mark) {
+            ring.written(mark);
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 //! that they have not changed), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
 
 use crate::node::Node;
-use ebb_consistency::SyncEvent;
 use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr};
 use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Name, Version};
 
@@ -43,32 +42,25 @@ impl MakeArgs {
 }
 
 impl Node {
-    /// What this node sees as the attributes of an inode whose published ones are `attr`.
-    pub(crate) fn seen(&self, mut attr: Attr) -> Attr {
-        let Some(file) = self.file(attr.ino) else { return attr };
-        let state = file.state.read();
-        let asks = state.model.on(SyncEvent::Stat).query.is_some();
-        let local_end = state.view.unattached_end();
-        attr.size =
-            if state.opens > 0 && !asks { state.view.size() } else { attr.size.max(local_end) };
-        self.seen_past(&file, &state, &mut attr);
-        if let Some(written) = state.mtime {
-            attr.mtime = attr.mtime.max(written);
-            attr.ctime = attr.ctime.max(written);
-        }
-        attr
+    /// What an answer to a question that is asked now may not know of.
+    pub(crate) fn published_so_far(&self) -> u64 {
+        self.leases.publications.so_far()
     }
 
     /// The inode of a name.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
-        self.meta.lookup(parent, name).await.map(|a| self.seen(a))
+        let asked = self.published_so_far();
+        self.seen(asked, self.meta.lookup(parent, name).await?).await
     }
 
     /// The attributes of an inode.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
         match self.leased_attr(ino) {
             Some(attr) => Ok(attr),
-            None => self.ask_attr(ino).await.map(|a| self.seen(a)),
+            None => {
+                let asked = self.published_so_far();
+                self.seen(asked, self.ask_attr(ino).await?).await
+            }
         }
     }
 
@@ -78,21 +70,26 @@ impl Node {
             return Err(Errno::EFBIG);
         }
         args.kill_priv |= args.uid.is_some() || args.gid.is_some();
-        if args.size.is_some() || args.mtime.is_some() {
-            if let Some(file) = self.file(ino) {
-                self.collect(&file)?;
-            }
-            self.note_touching(ino);
+        let file = match (args.size, args.mtime) {
+            (Some(_), _) => Some(self.file_or_new(ino, self.rules.job())),
+            (None, Some(_)) => self.file(ino),
+            (None, None) => None,
+        };
+        if let Some(file) = &file {
+            self.collect(file)?;
         }
+        let touching = file.as_ref().map(|f| self.note_touching(f));
         self.attr_changes(ino);
+        let asked = self.published_so_far();
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None if args.mtime.is_some() => self.set_times(ino, &args).await?,
             None => self.meta.setattr(ino, &args).await?.attr,
         };
+        drop(touching);
         self.attr_changes(ino);
         self.note_attr(ino, attr);
-        Ok(self.seen(attr))
+        self.seen(asked, attr).await
     }
 
     /// Sets an explicit mtime, which is newer than the writes before it: these are published
@@ -144,6 +141,7 @@ impl Node {
         if dir {
             return self.meta.rmdir(parent, name).await;
         }
+        self.keep_open_file(parent, name).await;
         self.meta.unlink(parent, name).await?;
         self.names_changed(&[name]).await;
         Ok(())
@@ -162,6 +160,7 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
+        self.keep_open_file(new_parent, new_name).await;
         self.meta.rename((parent, name), (new_parent, new_name), flags).await?;
         self.names_changed(&[name, new_name]).await;
         Ok(())
@@ -169,7 +168,8 @@ impl Node {
 
     /// Another name for an inode.
     pub async fn link(&self, ino: Ino, new_parent: Ino, new_name: &Name) -> Result<Attr, Errno> {
-        self.meta.link(ino, new_parent, new_name).await.map(|a| self.seen(a))
+        let asked = self.published_so_far();
+        self.seen(asked, self.meta.link(ino, new_parent, new_name).await?).await
     }
 
     /// Names are as durable as the service's journal.

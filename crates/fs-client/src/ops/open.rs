@@ -3,6 +3,7 @@
 
 use crate::file::{CachedFile, State};
 use crate::handles::{OpenFile, ReadAhead};
+use crate::home::Look;
 use crate::journal::Home;
 use crate::leases::Ticket;
 use crate::node::Node;
@@ -26,17 +27,18 @@ use std::time::{Duration, Instant};
 const PAUSE_MS_MAX: u64 = 100;
 
 /// Starting over, for as long as a request may take.
-struct Again {
+pub(crate) struct Again {
     until: Instant,
     pause_ms: u64,
 }
 
 impl Again {
-    fn within(deadline: Duration) -> Again {
+    pub(crate) fn within(deadline: Duration) -> Again {
         Again { until: Instant::now() + deadline, pause_ms: 1 }
     }
 
-    async fn pause(&mut self) -> Result<(), Errno> {
+    /// ESTALE when that is over.
+    pub(crate) async fn pause(&mut self) -> Result<(), Errno> {
         if Instant::now() >= self.until {
             return Err(Errno::ESTALE);
         }
@@ -50,16 +52,16 @@ impl Again {
 type OpenedBacking = (u64, Arc<dyn BackingFile>, Option<Identity>);
 
 /// Notes where the file is on the backing, and in which state.
-fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBacking>) {
-    let Some(at) = at else {
-        state.home = None;
-        return;
+fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBacking>, look: Look) {
+    let found = match (at, opened) {
+        (None, _) => None,
+        (Some(at), Some((.., Some(identity)))) => Some(home_of(&at.path, identity)),
+        (Some(at), _) => match state.home.home() {
+            Some(known) if known.ino == at.ino && known.path == at.path => return,
+            _ => Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false }),
+        },
     };
-    if let Some((.., Some(identity))) = opened {
-        state.home = Some(home_of(&at.path, identity));
-    } else if state.home.as_ref().is_none_or(|h| h.ino != at.ino || h.path != at.path) {
-        state.home = Some(Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false });
-    }
+    state.home.found(look, found);
 }
 
 impl Node {
@@ -90,9 +92,7 @@ impl Node {
             let asked = Asked::new(flags, false, file.state.read().attr.as_ref());
             return self.entered(&file, asked, door).await;
         }
-        if truncate {
-            self.note_touching(ino);
-        }
+        let _touching = truncate.then(|| self.note_touching(&file));
         // What is written past the daemon must be this node's before others' bytes are shown.
         self.publish_unseen(&file).await?;
         let mut again = Again::within(self.deadline());
@@ -151,13 +151,14 @@ impl Node {
 
     /// Takes the service's answer in. False when the backing file is not the one that was meant
     /// (it was replaced since): ask again.
-    async fn take_opened(
+    pub(crate) async fn take_opened(
         &self,
         file: &Arc<CachedFile>,
         opened: Opened,
         truncated: bool,
         ticket: Option<Ticket>,
     ) -> Result<bool, Errno> {
+        let look = file.state.read().home.look();
         let backing = match &opened.backing {
             Some(at) if opened.map.map.base_len > 0 => match self.open_backing(file, at).await? {
                 Some(backing) => Some(backing),
@@ -172,10 +173,9 @@ impl Node {
         }
         let mut state = file.state.write();
         state.attr = Some(opened.attr);
-        note_home(&mut state, opened.backing.as_ref(), backing.as_ref());
-        if let Some((ino, backing, _)) = backing {
-            state.backing = Some((ino, backing));
-        }
+        note_home(&mut state, opened.backing.as_ref(), backing.as_ref(), look);
+        let replaced = backing.and_then(|(ino, b, _)| state.backing.replace((ino, b)));
+        self.close_aside(replaced);
         if state.opens == 0 {
             state.model = self.rules.of(&opened.place.path, &opened.place.model);
         }
@@ -218,7 +218,7 @@ impl Node {
 
     /// Opens the backing file, unless the open one is still the right one. `None`: the path leads
     /// to another file by now.
-    async fn open_backing(
+    pub(crate) async fn open_backing(
         &self,
         file: &CachedFile,
         at: &Backing,
@@ -245,6 +245,14 @@ impl Node {
                 tracing::warn!(path = %String::from_utf8_lossy(&at.path), error = %e, "backing");
                 Err(e.errno())
             }
+        }
+    }
+
+    /// Lets go of what is open on the backing. Closing waits for a backing that hangs, and nobody
+    /// else must.
+    pub(crate) fn close_aside(&self, backing: Option<(u64, Arc<dyn BackingFile>)>) {
+        if backing.is_some() {
+            self.runtime.spawn_blocking(move || drop(backing));
         }
     }
 
@@ -297,6 +305,7 @@ impl Node {
         };
         if last {
             file.set_in_use(false);
+            self.let_go(file.ino);
         }
         if !registered {
             return;
@@ -306,7 +315,8 @@ impl Node {
             Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),
             Ok(()) => {
-                file.state.write().backing = None;
+                let backing = file.state.write().backing.take();
+                self.close_aside(backing);
             }
         }
         // It can have lost its name since the service was told of the release.

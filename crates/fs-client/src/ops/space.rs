@@ -60,6 +60,7 @@ impl Node {
                 let zeroed = if keep_size { inside } else { range };
                 if !zeroed.is_empty() {
                     file.store_zeros(&self.cache, zeroed)?;
+                    self.note_for_heir(file, zeroed);
                     self.note_stored(file, zeroed);
                     self.metrics.zeroed.fetch_add(zeroed.len(), Relaxed);
                     self.list_dirty(file);

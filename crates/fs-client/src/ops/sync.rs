@@ -14,6 +14,9 @@ use rangemap::RangeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+/// Files published at once after a takeover.
+const AT_ONCE: usize = 128;
+
 /// How often a query is repeated when an attach of this node overtakes its answer.
 const QUERIES_MAX: u32 = 16;
 
@@ -34,7 +37,7 @@ impl Node {
         let mut state = file.state.write();
         let changes = state.view.apply(answer);
         self.note_changes(file, &changes);
-        self.let_go(file, &mut state, &changes);
+        self.take_away(file, &mut state, &changes);
         let certain = changes.doubtful.is_empty();
         if certain {
             self.take_grant(&mut state, ticket, grant, false);
@@ -43,7 +46,7 @@ impl Node {
     }
 
     /// What becomes of bytes in the cache file that an answer took away.
-    fn let_go(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
+    fn take_away(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
         if state.passing.is_none() {
             return self.free_lost(file, changes);
         }
@@ -92,7 +95,7 @@ impl Node {
             state.mtime = None;
         }
         if state.passing.is_some() {
-            self.let_go(file, &mut state, &changes);
+            self.take_away(file, &mut state, &changes);
             return self.resize_passed(file, &mut state, size);
         }
         if let Ok(cache) = file.cache(&self.cache)
@@ -280,7 +283,8 @@ impl Node {
         let unseen = self.may_hold_unseen(&handle.file, &state);
         let publishes = actions.attach.is_some() && (unseen || state.view.has_unattached());
         let holds_locks = state.lock_owners.contains(&owner);
-        !(publishes || actions.query.is_some() || holds_locks)
+        let owes = owes_publication(&state);
+        !(publishes || owes || actions.query.is_some() || holds_locks)
     }
 
     /// `close`: publishes, then gives back the locks of the owner who closed. Comes once for every
@@ -288,7 +292,10 @@ impl Node {
     pub async fn close(&self, handle: &OpenFile, owner: u64) -> Result<(), Errno> {
         let file = &handle.file;
         self.collect(file)?;
-        let published = self.event(file, SyncEvent::Close, ByteRange::ALL, false).await;
+        let published = match self.event(file, SyncEvent::Close, ByteRange::ALL, false).await {
+            Ok(()) => self.publish_what_is_owed(file).await,
+            failed => failed,
+        };
         self.note_written_now(file);
         let locked = file.state.read().lock_owners.contains(&owner);
         if locked {
@@ -304,7 +311,7 @@ impl Node {
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
         let file = &handle.file;
         self.collect(file)?;
-        if self.fsync_publishes() {
+        if self.fsync_publishes() || owes_publication(&file.state.read()) {
             self.publish(file).await?;
         }
         match self.durability() {
@@ -351,6 +358,29 @@ impl Node {
     fn has_visible_work(&self, file: &CachedFile) -> bool {
         let state = file.state.read();
         state.view.has_unattached() || self.shows_unseen(file, &state)
+    }
+
+    async fn publish_what_is_owed(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        let owes = owes_publication(&file.state.read());
+        if owes { self.publish(file).await } else { Ok(()) }
+    }
+
+    /// The same of all files: what a dead daemon was publishing must not be seen on this node alone.
+    pub(crate) async fn publish_what_was_begun(self: &Arc<Self>) {
+        let mut begun: Vec<_> = self.all_files();
+        begun.retain(|f| owes_publication(&f.state.read()));
+        for step in begun.chunks(AT_ONCE) {
+            let one = |file: &Arc<CachedFile>| {
+                let (node, file) = (Arc::clone(self), Arc::clone(file));
+                async move { (file.label(), node.publish(&file).await) }
+            };
+            let all = step.iter().map(one).collect::<tokio::task::JoinSet<_>>();
+            for (label, published) in all.join_all().await {
+                if let Err(error) = published {
+                    tracing::warn!(label, ?error, "cannot be published yet; a sync event will");
+                }
+            }
+        }
     }
 
     /// What the explicit commit (`user.ebb.commit`) does.
@@ -415,4 +445,10 @@ fn scoped(scope: Scope, range: ByteRange) -> ByteRange {
         Scope::Range => range,
         Scope::File => ByteRange::ALL,
     }
+}
+
+/// True when something is unpublished although writes publish: the write failed, or its daemon died
+/// of it.
+fn owes_publication(state: &State) -> bool {
+    state.model.writes_publish() && state.view.has_unattached()
 }

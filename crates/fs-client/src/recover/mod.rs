@@ -147,7 +147,7 @@ impl Recovery<'_> {
         }
         let mut lost = Vec::new();
         if self.of_job {
-            let restored = restore::take_over(&self.node, &found, true)
+            let restored = restore::take_over(&self.node, &found, true, None)
                 .await
                 .map_err(fail("cannot put the files together"))?;
             for (ino, _) in found.image.unflushed() {

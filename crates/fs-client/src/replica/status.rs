@@ -22,6 +22,8 @@ pub struct CopyStatus {
     /// Bytes that this node keeps for others, and of how many of them.
     pub held_bytes: u64,
     pub held_sets: usize,
+    /// The numbers of these nodes: one that is lost is among them until its bytes are adopted.
+    pub held_for: Vec<u32>,
     /// Bytes of lost nodes that are this node's now.
     pub adopted_bytes: u64,
     /// The metadata service is part of this daemon: when this node is lost, so are the names and the
@@ -43,6 +45,7 @@ impl Node {
     pub(crate) fn copy_status(&self, name_of: impl Fn(NodeId) -> Option<String>) -> CopyStatus {
         let (told, held) = (self.replicas.owner.told(), &self.replicas.held);
         let partner = told.partner.as_ref();
+        let list = held.list();
         CopyStatus {
             replicas: if told.wanted { 2 } else { 1 },
             partner: partner.map(|(node, _)| node.0),
@@ -53,7 +56,8 @@ impl Node {
                 .degraded
                 .map(|(since, why)| Degraded { why, since: since.sec.unsigned_abs() }),
             held_bytes: held.bytes(),
-            held_sets: held.list().len(),
+            held_sets: list.len(),
+            held_for: list.iter().map(|h| h.owner.0).collect(),
             adopted_bytes: self.replicas.adopted.load(Relaxed),
             lost_with_this_node: told.wanted && self.config.meta.is_none(),
         }

@@ -41,7 +41,7 @@ fn done(id: u64) -> Vec<pb::Reply> {
 }
 
 fn connected() -> (Exchange, u64) {
-    let exchange = Exchange::new();
+    let exchange = Exchange::new(1);
     let (session, _) = exchange.begin();
     exchange.up(session);
     (exchange, session)
@@ -67,7 +67,7 @@ fn frames_are_bounded_in_requests_and_bytes_and_keep_the_order() {
 
 #[test]
 fn nothing_flows_before_the_welcome_but_the_handshake() {
-    let exchange = Exchange::new();
+    let exchange = Exchange::new(1);
     let waiting = exchange.submit(lookup(1), soon()).unwrap();
     let (session, hello) = exchange.begin();
     let counter = Arc::new(Counter::default());
@@ -222,7 +222,7 @@ proptest! {
     /// order until it is.
     #[test]
     fn requests_survive_as_the_reference_says(steps in prop::collection::vec(steps(), 1..120)) {
-        let exchange = Exchange::new();
+        let exchange = Exchange::new(1);
         let mut session = None;
         let mut known: Vec<Known> = Vec::new();
         for step in steps {

@@ -143,6 +143,14 @@ impl Call {
 }
 
 impl Core {
+    /// What a node waits for is waited for no longer; what it holds stays.
+    pub fn end_lock_waits_of(&self, node: NodeId) {
+        let mut state = self.state();
+        let (gone, granted) = state.locks.end_waits(node);
+        self.end_waiting(&gone, Err(Errno::EINTR));
+        self.granted(&mut state, &granted);
+    }
+
     /// A node loses its locks and what it waits for.
     pub fn unlock_node(&self, node: NodeId) {
         let mut state = self.state();

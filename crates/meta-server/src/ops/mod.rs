@@ -178,7 +178,7 @@ impl Call {
     /// What was answered before the service was restarted.
     pub fn answered_before(&self, op: &Op) -> Option<OpResult> {
         let state = self.core.state();
-        let outcome = *state.answered.get(&self.who.node)?.get(&self.id)?;
+        let outcome = state.answered.get(&self.who.node)?.get(self.id)?;
         Some(match outcome {
             Outcome::Plain => Ok(None),
             Outcome::Inode(ino) => match op {

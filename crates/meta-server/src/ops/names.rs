@@ -2,7 +2,7 @@
 
 use super::{Call, OpError, OpResult, entry, name};
 use crate::state::{Outcome, State};
-use ebb_namespace::{Home, New, Plan, RenameMode};
+use ebb_namespace::{New, Plan, RenameMode};
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb;
 
@@ -151,13 +151,13 @@ impl Call {
 }
 
 /// The last name that is known of a file must not go while bytes of it are unflushed and the
-/// backing has more names for it: they would have to show those bytes. EBUSY: flush first.
+/// backing has names for it that others made: they would have to show those bytes. EBUSY: flush
+/// first. (A name that the job has given to another file does not count: that one replaces it.)
 fn keeps_bytes(state: &State, parent: Ino, gone: &Name) -> Result<(), Errno> {
     let Some(dentry) = state.ns.dentry(parent, gone)? else { return Ok(()) };
     let inode = state.ns.inode(dentry.ino)?;
-    let there = inode.seen.map_or(0, |s| s.nlink as usize);
-    let hidden = inode.home == Home::Own && there > inode.links.len();
-    if hidden && inode.links.len() == 1 && !inode.is_dir() && state.is_dirty(inode.ino) {
+    let last = inode.links.len() == 1 && !inode.is_dir();
+    if last && state.is_dirty(inode.ino) && state.ns.unseen_names(inode) > 0 {
         return Err(Errno::EBUSY);
     }
     Ok(())

@@ -49,6 +49,12 @@ impl Core {
         self.commit_ns(&mut state, records);
     }
 
+    /// A node goes on in another life: only what its dead daemon was doing ends.
+    pub fn inherit(&self, node: NodeId) {
+        self.end_claims_of(node);
+        self.end_lock_waits_of(node);
+    }
+
     /// Looks for nodes that were silent for too long.
     pub fn check_leases(&self) {
         let (silent, lost) = self.sessions.overdue(self.lease);

@@ -3,6 +3,7 @@
 //! both trees must be the same. The journal, replayed, must give the state that was there.
 
 mod acts;
+mod unnoted;
 
 use crate::config::Config;
 use crate::core::Core;
@@ -26,15 +27,18 @@ use tokio::sync::{mpsc, watch};
 
 const NODE: NodeId = NodeId(1);
 
-/// What a flusher does before it syncs.
-fn take_shape(file: &std::fs::File, shape: &pb::Attr) {
+/// What a flusher does before it syncs. False where the file must still be made longer.
+fn take_shape(file: &std::fs::File, shape: &pb::Attr) -> bool {
+    if file.metadata().unwrap().len() != shape.size {
+        return false;
+    }
     let shape = ebb_wire::attr_from_pb(shape).unwrap();
     let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
     let times = Timestamps { last_access: spec(shape.atime), last_modification: spec(shape.mtime) };
-    assert_eq!(file.metadata().unwrap().len(), shape.size);
     std::os::unix::fs::fchown(file, Some(shape.uid), Some(shape.gid)).unwrap();
     rustix::fs::fchmod(file, Mode::from_raw_mode(shape.perm)).unwrap();
     rustix::fs::futimens(file, &times).unwrap();
+    true
 }
 
 /// The overlay, with a cache that has what was written and not flushed.
@@ -60,7 +64,7 @@ impl Overlay {
         let stream = core.desk.join(who, 0).0;
         let (out, recalls) = (mpsc::channel(1).0, mpsc::unbounded_channel().0);
         let line = Line { serial: stream, out, recalls, end: watch::channel(false).0 };
-        core.sessions.attach(who, line);
+        core.sessions.attach(who, line, false);
         let config = (backing.to_owned(), state.to_owned());
         Overlay { core, config, cache: BTreeMap::new(), next: 0, stream }
     }
@@ -201,8 +205,7 @@ impl Overlay {
             }
             // Every other one, as a flusher that may: the rest is then only the name.
             let shape = grant.shape.filter(|_| ino.0 % 2 == 0);
-            let shaped = shape.is_some();
-            shape.iter().for_each(|shape| take_shape(&file, shape));
+            let shaped = shape.is_some_and(|shape| take_shape(&file, &shape));
             let end = pb::FlushEnd { ino: ino.0, grant: grant.grant, done: true, shaped };
             match self.ask(Op::FlushEnd(end)).await {
                 Ok(Some(Body::FlushDone(d))) => assert!(d.published),

@@ -121,6 +121,7 @@ impl Node {
             resume: false,
             trust_ms_max: 0,
             empty: false,
+            heir_of: Vec::new(),
         };
         Node::join_as(address, hello, token).await
     }

@@ -1,0 +1,101 @@
+//! Going on with the files that a dead daemon of this mount had open: the kernel still holds their
+//! handles, and the service still knows that they are open here.
+
+use crate::file::CachedFile;
+use crate::handles::{OpenFile, ReadAhead};
+use crate::heir::{Inheritance, Opened, Placed};
+use crate::journal::Image;
+use crate::node::Node;
+use crate::ops::open::Again;
+use ebb_consistency::{IoPath, Reason};
+use ebb_types::{Errno, Ino, Version};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Files asked for at once.
+const STEP: usize = 128;
+
+impl Node {
+    /// Opens them again; how many handles there are.
+    pub(crate) async fn reopen(self: &Arc<Self>, opened: &[Opened]) -> Result<usize, Errno> {
+        let mut files: BTreeMap<Ino, Vec<Opened>> = BTreeMap::new();
+        for handle in opened {
+            files.entry(handle.ino).or_default().push(handle.clone());
+        }
+        let files: Vec<_> = files.into_iter().collect();
+        let mut count = 0;
+        for step in files.chunks(STEP) {
+            let mut asked = tokio::task::JoinSet::new();
+            for (ino, handles) in step.iter().cloned() {
+                let node = Arc::clone(self);
+                asked.spawn(async move { node.reopen_file(ino, handles).await });
+            }
+            while let Some(done) = asked.join_next().await {
+                count += done.map_err(|_| Errno::EIO)??;
+            }
+        }
+        Ok(count)
+    }
+
+    async fn reopen_file(&self, ino: Ino, handles: Vec<Opened>) -> Result<usize, Errno> {
+        let file = self.file_or_new(ino, self.rules.job());
+        match self.open_once_more(&file).await {
+            Ok(()) => {}
+            // What was open is no more: the service has lost it, or given it up.
+            Err(e @ (Errno::ENOENT | Errno::ESTALE | Errno::EISDIR)) => {
+                tracing::error!(%ino, error = %e, "an open file is gone");
+                handles.iter().for_each(|h| self.handles.forget(h.fh));
+                return Ok(0);
+            }
+            Err(e) => return Err(e),
+        }
+        {
+            let mut state = file.state.write();
+            state.opens += handles.len() as u32 - 1;
+            for owner in handles.iter().flat_map(|h| &h.record_owners) {
+                if !state.lock_owners.contains(owner) {
+                    state.lock_owners.push(*owner);
+                }
+            }
+        }
+        let count = handles.len();
+        for handle in handles {
+            let open = OpenFile {
+                file: Arc::clone(&file),
+                path: IoPath::Daemon(Reason::SwitchedOff),
+                read_ahead: Mutex::new(ReadAhead::default()),
+                flock_owner: AtomicU64::new(handle.flock_owner),
+                record_owners: Mutex::new(handle.record_owners),
+            };
+            self.handles.adopt(handle.fh, handle.request, open);
+        }
+        Ok(count)
+    }
+
+    async fn open_once_more(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        let mut again = Again::within(self.deadline());
+        loop {
+            let opened = self.meta.open(file.ino, false, false, Version::ZERO, false).await?;
+            if self.take_opened(file, opened, false, None).await? {
+                self.kept_backing(file);
+                return Ok(());
+            }
+            again.pause().await?;
+        }
+    }
+}
+
+/// Where unanswered appends went: those whose bytes the next daemon has. What of an append was
+/// not noted did not happen; it takes its place anew.
+pub(crate) fn certain(left: &Inheritance, image: &Image) -> HashMap<u64, Placed> {
+    let mut last: HashMap<u64, Placed> = HashMap::new();
+    // A later try of the same request counts.
+    last.extend(left.placed.iter().map(|p| (p.request, *p)));
+    last.retain(|_, p| {
+        let held = image.file(p.ino).map(|n| n.held_in(p.range)).unwrap_or_default();
+        !p.range.is_empty() && held.iter().map(|(r, _)| r.len()).sum::<u64>() == p.range.len()
+    });
+    last
+}
