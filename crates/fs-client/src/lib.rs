@@ -10,6 +10,7 @@ pub mod config;
 pub mod control;
 mod control_server;
 mod daemon;
+mod dirty;
 mod drain;
 pub mod evict;
 mod exposition;

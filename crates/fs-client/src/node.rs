@@ -3,6 +3,7 @@
 use crate::cache::CacheDir;
 use crate::config::{Durability, MountConfig};
 use crate::daemon::Daemon;
+use crate::dirty::DirtyList;
 use crate::file::CachedFile;
 use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
@@ -24,7 +25,7 @@ use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::{AcqRel, Release};
+use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -87,7 +88,7 @@ pub struct Node {
     /// Copies with a partner, and those of others.
     pub replicas: Replicas,
     /// Files that may have bytes which are not on the backing.
-    dirty: Mutex<HashMap<Ino, Arc<CachedFile>>>,
+    dirty: DirtyList,
     capacity: OnceLock<u64>,
     this: Weak<Node>,
     files: [RwLock<Shard>; SHARDS],
@@ -147,7 +148,7 @@ impl Node {
             watchdog: Watchdog::default(),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
-            dirty: Mutex::new(HashMap::new()),
+            dirty: DirtyList::default(),
             this: this.clone(),
             files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
         });
@@ -167,20 +168,16 @@ impl Node {
 
     /// Notes that a file has (or gets) bytes that are not on the backing.
     pub(crate) fn list_dirty(&self, file: &Arc<CachedFile>) {
-        if !file.listed.swap(true, AcqRel) {
-            self.dirty.lock().insert(file.ino, Arc::clone(file));
-        }
+        self.dirty.put(file, || self.file(file.ino).is_some_and(|f| Arc::ptr_eq(&f, file)));
     }
 
     pub(crate) fn listed_dirty(&self) -> Vec<Arc<CachedFile>> {
-        self.dirty.lock().values().cloned().collect()
+        self.dirty.all()
     }
 
     /// Takes a file off the list. Whoever writes next puts it on again.
     pub(crate) fn unlist(&self, file: &CachedFile) {
-        let mut dirty = self.dirty.lock();
-        file.listed.store(false, Release);
-        dirty.remove(&file.ino);
+        self.dirty.take(file);
     }
 
     pub(crate) fn unlist_if_clean(&self, file: &Arc<CachedFile>) {
@@ -255,8 +252,8 @@ impl Node {
 
     /// Takes in a file that was put together elsewhere.
     pub(crate) fn adopt(&self, file: Arc<CachedFile>) {
+        self.shard(file.ino).write().insert(file.ino, Arc::clone(&file));
         self.list_dirty(&file);
-        self.shard(file.ino).write().insert(file.ino, file);
     }
 
     /// Every file of which this node holds anything.
@@ -271,6 +268,12 @@ impl Node {
         shard.remove(&ino)
     }
 
+    /// The node does not have it any more.
+    fn taken_out(&self, file: &CachedFile) {
+        self.unlist(file);
+        self.return_lease(file);
+    }
+
     /// Gives a file up for good: it was unlinked and nobody has it open.
     pub fn discard(&self, ino: Ino) {
         let mut shard = self.shard(ino).write();
@@ -278,7 +281,7 @@ impl Node {
         if unused {
             let file = self.take_out(&mut shard, ino);
             drop(shard);
-            file.iter().for_each(|f| self.return_lease(f));
+            file.iter().for_each(|f| self.taken_out(f));
             self.note_gone(ino);
             self.copies_in_surplus(ino);
             self.room.forget_file(ino);
@@ -312,7 +315,7 @@ impl Node {
             let file = self.take_out(&mut shard, ino);
             drop(shard);
             self.room.forget_file(ino);
-            file.iter().for_each(|f| self.return_lease(f));
+            file.iter().for_each(|f| self.taken_out(f));
             let _ = self.cache.remove(ino);
         } else if let Some(node) = self.me_arc() {
             drop(shard);
