@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 /// Where the nodes of a cluster find their metadata service.
 pub(crate) type MetaAddress = Arc<Mutex<Option<String>>>;
 
-/// A process that is told to stop has stopped.
-
 /// How `setpriv` takes away what overrides permissions.
 const SQUASHED: [&str; 4] = [
     "--inh-caps",
