@@ -121,7 +121,8 @@ pub struct MountOptions {
     #[arg(long, value_name = "N")]
     pub replicas: Option<String>,
     /// Whether a supervisor starts another daemon when this one ends unexpectedly, and open files
-    /// go on: auto (where the kernel can: Linux 6.9) or off [default: auto]
+    /// go on: auto (where the kernel can: Linux 6.9; not with --io-path auto or passthrough) or off
+    /// [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub supervise: Option<String>,
     /// How long operations wait for another daemon before they fail, in ms, s, m, h
