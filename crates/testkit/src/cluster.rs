@@ -140,8 +140,9 @@ impl Builder {
             std::fs::create_dir_all(dir).expect("directories of a cluster");
         }
         let mut options = self.options.clone();
-        // The same tests once more on another data path.
-        if let Ok(way) = std::env::var("EBB_TEST_IO_PATH")
+        // The same tests once more on another data path; supervised daemons have only one.
+        if !self.supervised
+            && let Ok(way) = std::env::var("EBB_TEST_IO_PATH")
             && !options.iter().any(|o| o == "--io-path")
         {
             options.extend(["--io-path".to_owned(), way]);

@@ -184,3 +184,15 @@ fn what_no_daemon_writes_is_not_sound() {
     let guessed = |kept| Record::Guessed(INO, vec![], kept, Version(1), Time::default());
     assert!(guessed(Kept::Attaching).is_sound() && !guessed(Kept::Owned(Version(1))).is_sound());
 }
+
+#[test]
+fn held_bytes_of_older_formats_are_understood() {
+    for durable in [false, true] {
+        let old = postcard::to_stdvec(&(Kept::Owned(Version(300)), durable)).unwrap();
+        let held: Held = postcard::from_bytes(&old).unwrap();
+        assert_eq!(held, Held { kept: Kept::Owned(Version(300)), durable, guessed: false });
+        assert_eq!(postcard::to_stdvec(&held).unwrap(), old);
+    }
+    let unknown = postcard::to_stdvec(&(Kept::Written, 4u8)).unwrap();
+    assert!(postcard::from_bytes::<Held>(&unknown).is_err());
+}
