@@ -189,3 +189,53 @@ fn what_another_node_reads_is_whole_while_room_is_made_here() {
     cluster.umount_all();
     check_large(&cluster.backing().join("shared"), 7, shared);
 }
+
+/// Ends the writers also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// What was written before an fsync is on the backing after it, also while others write on: the
+/// fsync does not wait for theirs, and does not fail because of them.
+#[test]
+fn an_fsync_to_the_backing_beside_a_writer_brings_what_was_written_before_it() {
+    if let Some(why) = skip_reason() {
+        return println!("SKIPPED: {why}");
+    }
+    let builder = Cluster::builder().consistency("commit").flush("end");
+    let cluster = builder.option("--durability", "backing").start();
+    let path = cluster.node(0).path("f");
+    let file = File::create(&path).expect("create");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for writer in 1..3u64 {
+            let (file, done) = (&file, &done);
+            s.spawn(move || {
+                let mut round = 0u8;
+                while !done.load(Ordering::Acquire) {
+                    round = round.wrapping_add(1);
+                    for at in 0..64 {
+                        let at = writer * MIB as u64 + at * 4096;
+                        file.write_all_at(&[round; 4000], at).expect("write");
+                    }
+                }
+            });
+        }
+        let _stop = Stop(&done);
+        for round in 0..200u64 {
+            let mine = block(round, 0, 3000);
+            file.write_all_at(&mine, 5 + round * 4001).expect("write");
+            file.sync_all().unwrap_or_else(|e| panic!("fsync {round}: {e}"));
+            let there = File::open(cluster.backing().join("f")).expect("it has its name");
+            let mut got = vec![0; mine.len()];
+            there.read_exact_at(&mut got, 5 + round * 4001).expect("read");
+            assert!(got == mine, "round {round} is not on the backing");
+        }
+    });
+    drop(file);
+    cluster.umount_all();
+}

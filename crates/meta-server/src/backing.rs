@@ -7,6 +7,7 @@ use ebb_namespace::{
     BackingKey, BackingPath, DirStamp, Effect, Found, Record, Replace, Restat, Seen, XattrMode,
 };
 use ebb_types::{Errno, FileKind, Name, Striping, Time};
+use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec, Timestamps,
     XattrFlags,
@@ -43,6 +44,8 @@ fn errno(e: Os) -> Errno {
 pub struct Backing {
     root: OwnedFd,
     path: PathBuf,
+    /// Part files of nobody that could not be removed yet.
+    useless: Mutex<Vec<Effect>>,
     /// When the service is to die.
     #[cfg(test)]
     pub death: death::Death,
@@ -78,6 +81,7 @@ impl Backing {
         Ok(Backing {
             root,
             path: path.to_owned(),
+            useless: Mutex::default(),
             #[cfg(test)]
             death: death::Death::default(),
         })
@@ -282,6 +286,43 @@ impl Backing {
     }
 
     // ---- effects -----------------------------------------------------------------------------
+
+    /// Carries out the effects of a step: all of them or, where one fails, none that shows.
+    pub fn effects(&self, effects: &[Effect]) -> Res<()> {
+        for (i, effect) in effects.iter().enumerate() {
+            #[cfg(test)]
+            let failed = self.death.may_fail().and_then(|()| self.effect(effect));
+            #[cfg(not(test))]
+            let failed = self.effect(effect);
+            let Err(errno) = failed else { continue };
+            // The change itself is done, and nobody looks for this any more.
+            if i > 0 && effect.clears() && errno != Errno::ENOENT {
+                tracing::warn!(?effect, ?errno, "left on the backing until a drain");
+                self.useless.lock().push(effect.clone());
+                continue;
+            }
+            tracing::debug!(?effect, ?errno, "failed");
+            self.take_back(&effects[..i]);
+            return Err(errno);
+        }
+        Ok(())
+    }
+
+    /// Removes what could not be removed when it had become useless.
+    pub fn sweep(&self) {
+        let useless = std::mem::take(&mut *self.useless.lock());
+        let remains = |effect: &Effect| !matches!(self.effect(effect), Ok(()) | Err(Errno::ENOENT));
+        let left: Vec<Effect> = useless.into_iter().filter(remains).collect();
+        self.useless.lock().extend(left);
+    }
+
+    fn take_back(&self, done: &[Effect]) {
+        for effect in done.iter().rev().filter_map(Effect::reverse) {
+            if let Err(errno) = self.effect(&effect) {
+                tracing::error!(?effect, ?errno, "a change that failed cannot be taken back");
+            }
+        }
+    }
 
     /// Carries out one effect.
     pub fn effect(&self, effect: &Effect) -> Res<()> {
@@ -534,7 +575,7 @@ fn stamp(dir: BorrowedFd<'_>) -> Res<(DirStamp, bool)> {
     Ok((DirStamp { key: s.key, mtime: s.mtime, ctime: s.ctime }, settled))
 }
 
-/// The service's death between two effects, for tests.
+/// The service's death between two effects, and effects that fail, for tests.
 #[cfg(test)]
 pub mod death {
     use ebb_types::Errno;
@@ -548,18 +589,40 @@ pub mod death {
     pub struct Death {
         /// So many effects are lived to see.
         left: AtomicU32,
+        /// So many succeed before one fails.
+        good: AtomicU32,
         pub came: Notify,
     }
 
     impl Default for Death {
         fn default() -> Death {
-            Death { left: AtomicU32::new(u32::MAX), came: Notify::new() }
+            let never = || AtomicU32::new(u32::MAX);
+            Death { left: never(), good: never(), came: Notify::new() }
         }
     }
 
     impl Death {
         pub fn after(&self, effects: u32) {
             self.left.store(effects, Relaxed);
+        }
+
+        /// One effect fails after so many.
+        pub fn fails_after(&self, effects: u32) {
+            self.good.store(effects, Relaxed);
+        }
+
+        pub fn may_fail(&self) -> Result<(), Errno> {
+            match self.good.load(Relaxed) {
+                u32::MAX => Ok(()),
+                0 => {
+                    self.good.store(u32::MAX, Relaxed);
+                    Err(Errno::EDQUOT)
+                }
+                n => {
+                    self.good.store(n - 1, Relaxed);
+                    Ok(())
+                }
+            }
         }
 
         pub fn may_come(&self) -> Result<(), Errno> {

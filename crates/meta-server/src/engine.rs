@@ -364,9 +364,7 @@ impl Core {
             return Ok(Vec::new());
         }
         let work = move |b: &crate::backing::Backing| {
-            for effect in &step.effects {
-                b.effect(effect).inspect_err(|e| tracing::debug!(?effect, errno = ?e, "failed"))?;
-            }
+            b.effects(&step.effects)?;
             let seen = b.look_at(&step.restat);
             #[cfg(test)]
             b.death.may_come()?;

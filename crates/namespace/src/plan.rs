@@ -79,6 +79,13 @@ impl<'a> Planner<'a> {
         Plan { steps: self.done, ino }
     }
 
+    /// The same for a change of names. Nothing of one may be left when a part of it fails, and what
+    /// it takes away must not be gone before the rest is done.
+    pub fn finish_names(mut self, ino: Option<Ino>) -> Plan {
+        self.step.effects.sort_by_key(Effect::rank);
+        self.finish(ino)
+    }
+
     pub fn end_step(&mut self) {
         let step = std::mem::take(&mut self.step);
         if step != Step::default() {

@@ -149,6 +149,52 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// What takes it back, where that is needed: names that were moved or made. (An attribute can
+    /// be set again.)
+    #[must_use]
+    pub fn reverse(&self) -> Option<Effect> {
+        match self {
+            Effect::Rename { replace: Replace::Exchange, .. } => Some(self.clone()),
+            Effect::Rename { from, to, .. } if is_part(from) || is_part(to) => {
+                let (from, to) = (to.clone(), from.clone());
+                Some(Effect::Rename { from, to, replace: Replace::No })
+            }
+            Effect::Link { to, .. } => Some(Effect::Unlink { path: to.clone() }),
+            // Half made it would be taken for somebody else's. (One that is not empty stays.)
+            Effect::Mkdir { path, .. } => Some(Effect::Rmdir { path: path.clone() }),
+            Effect::CreatePart { path, .. }
+            | Effect::Symlink { path, .. }
+            | Effect::Mknod { path, .. }
+                if is_part(path) =>
+            {
+                Some(Effect::Unlink { path: path.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    /// True when it takes away what nobody can reach any more.
+    #[must_use]
+    pub fn clears(&self) -> bool {
+        matches!(self, Effect::Unlink { path } if is_part(path))
+    }
+
+    /// The order of a change of names: first what can be taken back, at the end what is of no use.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Effect::Rename { from, to, .. } if is_part(from) && is_part(to) => 0,
+            Effect::Link { to, .. } if is_part(to) => 0,
+            effect if effect.clears() => 2,
+            _ => 1,
+        }
+    }
+}
+
+fn is_part(path: &BackingPath) -> bool {
+    path.names().last().is_some_and(Name::is_reserved)
+}
+
 /// Attributes that change; `None` stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]

@@ -41,6 +41,6 @@ impl Namespace {
         if dentry.under != Under::Nothing {
             p.restat_dir(parent);
         }
-        Ok(p.finish(None))
+        Ok(p.finish_names(None))
     }
 }

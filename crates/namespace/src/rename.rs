@@ -63,7 +63,7 @@ impl Namespace {
         if to.0 != from.0 {
             p.touch_dir(to.0);
         }
-        Ok(p.finish(Some(src.ino)))
+        Ok(p.finish_names(Some(src.ino)))
     }
 
     fn may_replace(&self, src: Dentry, dst: Dentry) -> Result<(), Errno> {
@@ -169,6 +169,15 @@ fn follow_part(
     }
 }
 
+/// What is older under a name is no directory, and the kernel lets none replace it.
+fn make_way(p: &mut Planner<'_>, src: Dentry, to: Place<'_>, under: Under) -> Result<(), Errno> {
+    if under == Under::Older && p.ns.inode(src.ino)?.is_dir() {
+        let path = p.child(to.0, to.1)?;
+        p.effect(Effect::Unlink { path });
+    }
+    Ok(())
+}
+
 fn exchange(
     p: &mut Planner<'_>,
     a: Place<'_>,
@@ -189,11 +198,13 @@ fn exchange(
         }
         // One is there, the other job-local: the one moves over, where it replaces what was
         // older, and leaves nothing behind.
-        (Under::This, _) => {
+        (Under::This, under) => {
+            make_way(p, a_entry, b, under)?;
             move_on_backing(p, a, a_entry, b, RenameMode::Replace)?;
             (Under::Nothing, Under::This)
         }
-        (_, Under::This) => {
+        (under, Under::This) => {
+            make_way(p, b_entry, a, under)?;
             move_on_backing(p, b, b_entry, a, RenameMode::Replace)?;
             (Under::This, Under::Nothing)
         }

@@ -23,10 +23,14 @@ pub(super) enum Act {
     SetXattr(Vec<u8>, u8),
     List(Vec<u8>),
     Flush,
+    /// Flushes that are begun and given back: part files are there.
+    BeginFlush,
     Materialize,
     Restart,
     /// The service dies after so many effects of this one, which is then asked again.
     Dies(Box<Act>, u32),
+    /// An effect of this one fails after so many, and it is asked for again.
+    Fails(Box<Act>, u32),
 }
 
 /// A path of one to three components out of few, so that they often meet.
@@ -49,6 +53,7 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
         1 => (path(), any::<u8>()).prop_map(|(p, v)| Act::SetXattr(p, v)),
         1 => path().prop_map(Act::List),
         2 => Just(Act::Flush),
+        2 => Just(Act::BeginFlush),
         1 => Just(Act::Materialize),
         1 => Just(Act::Restart),
     ]
@@ -58,8 +63,17 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
 pub(super) fn act_or_death() -> impl Strategy<Value = Act> {
     (act(), 0u32..4, prop::bool::weighted(0.5)).prop_map(|(act, after, dies)| match act {
         // A grant ends with the service's life: whoever flushes begins anew.
-        Act::Flush | Act::Materialize | Act::Restart | Act::List(_) => act,
+        Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart | Act::List(_) => act,
         act if dies => Act::Dies(Box::new(act), after),
+        act => act,
+    })
+}
+
+/// The same, with effects that fail.
+pub(super) fn act_or_failure() -> impl Strategy<Value = Act> {
+    (act(), 0u32..5, prop::bool::weighted(0.5)).prop_map(|(act, after, fails)| match act {
+        Act::Restart | Act::List(_) => act,
+        act if fails => Act::Fails(Box::new(act), after),
         act => act,
     })
 }
@@ -147,8 +161,8 @@ pub(super) fn reference(root: &Path, act: &Act) -> Result<(), Errno> {
             let flags = XattrFlags::from_bits_retain(u32::from(*v) % 3);
             rustix::fs::lsetxattr(r(p), "user.t", &[*v], flags).map_err(|e| Errno(e.raw_os_error()))
         }
-        Act::Dies(act, _) => reference(root, act),
-        Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Ok(()),
+        Act::Dies(act, _) | Act::Fails(act, _) => reference(root, act),
+        Act::List(_) | Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart => Ok(()),
     }
 }
 
@@ -163,8 +177,8 @@ pub(super) fn paths(act: &Act) -> Vec<&[u8]> {
         }
         Act::Rmdir(p) | Act::Chmod(p, _) | Act::Truncate(p, _) | Act::SetXattr(p, _) => vec![p],
         Act::Rename(a, b, _) | Act::Link(a, b) => vec![a, b],
-        Act::Dies(act, _) => paths(act),
-        Act::List(_) | Act::Flush | Act::Materialize | Act::Restart => Vec::new(),
+        Act::Dies(act, _) | Act::Fails(act, _) => paths(act),
+        Act::List(_) | Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart => Vec::new(),
     }
 }
 
