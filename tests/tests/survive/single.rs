@@ -92,6 +92,8 @@ fn a_file_that_was_flushed_and_lost_its_name_is_whole_for_who_has_it_open() {
     }
     for supervised in [false, true] {
         let builder = Cluster::builder().consistency("session").flush("immediate");
+        // What is written past the daemon is flushed when it is closed.
+        let builder = builder.option("--io-path", "daemon");
         let cluster = if supervised { builder.supervised() } else { builder }.start();
         let node = cluster.node(0);
         let mut options = File::options();
