@@ -309,11 +309,17 @@ impl Backing {
     }
 
     /// Removes what could not be removed when it had become useless.
-    pub fn sweep(&self) {
+    pub fn sweep(&self) -> Res<()> {
         let useless = std::mem::take(&mut *self.useless.lock());
         let remains = |effect: &Effect| !matches!(self.effect(effect), Ok(()) | Err(Errno::ENOENT));
         let left: Vec<Effect> = useless.into_iter().filter(remains).collect();
         self.useless.lock().extend(left);
+        Ok(())
+    }
+
+    /// True when there is something to sweep.
+    pub fn has_useless(&self) -> bool {
+        !self.useless.lock().is_empty()
     }
 
     fn take_back(&self, done: &[Effect]) {

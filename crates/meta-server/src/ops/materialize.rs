@@ -24,7 +24,9 @@ impl Call {
         let mut pass = self.core.sessions.pass(self.who.node);
         let batch = self.batch(pass, limit);
         let mut reply = pb::MaterializeReply::default();
-        self.core.backing.run(|b| Ok(b.sweep())).await?;
+        if self.core.backing.has_useless() {
+            self.core.backing.run(crate::backing::Backing::sweep).await?;
+        }
         pass.after = batch.last().copied().or(pass.after);
         let mut publishing = JoinSet::new();
         for ino in &batch {
