@@ -290,11 +290,7 @@ impl Backing {
     /// Carries out the effects of a step: all of them or, where one fails, none that shows.
     pub fn effects(&self, effects: &[Effect]) -> Res<()> {
         for (i, effect) in effects.iter().enumerate() {
-            #[cfg(test)]
-            let failed = self.death.may_fail().and_then(|()| self.effect(effect));
-            #[cfg(not(test))]
-            let failed = self.effect(effect);
-            let Err(errno) = failed else { continue };
+            let Err(errno) = self.effect(effect) else { continue };
             // The change itself is done, and nobody looks for this any more.
             if i > 0 && effect.clears() && errno != Errno::ENOENT {
                 tracing::warn!(?effect, ?errno, "left on the backing until a drain");
@@ -322,7 +318,8 @@ impl Backing {
         !self.useless.lock().is_empty()
     }
 
-    fn take_back(&self, done: &[Effect]) {
+    /// Undoes effects of a change that failed, the last one first.
+    pub fn take_back(&self, done: &[Effect]) {
         for effect in done.iter().rev().filter_map(Effect::reverse) {
             if let Err(errno) = self.effect(&effect) {
                 tracing::error!(?effect, ?errno, "a change that failed cannot be taken back");
@@ -333,7 +330,7 @@ impl Backing {
     /// Carries out one effect.
     pub fn effect(&self, effect: &Effect) -> Res<()> {
         #[cfg(test)]
-        self.death.may_come()?;
+        self.death.may_come().and_then(|()| self.death.may_fail())?;
         match effect {
             Effect::Mkdir { path, perm } => self.mkdir(path, *perm),
             Effect::Rmdir { path } => self.unlink(path, AtFlags::REMOVEDIR),

@@ -133,25 +133,24 @@ impl Core {
                 None => end(going.tell, Ok(true)),
             }
         }
-        let outcomes = self.side_by_side(effects).await;
+        let work = self.side_by_side(effects).await;
         let mut done = Vec::with_capacity(doing.len());
-        for (step, outcome) in doing.into_iter().zip(outcomes) {
-            match outcome {
-                Ok(()) => done.push(step),
+        for (i, step) in doing.into_iter().enumerate() {
+            match work.outcome(i) {
+                Ok(()) => done.push((i, step)),
                 Err(errno) => end(step.going.tell, Err(errno)),
             }
         }
-        let failed = self.sync_dirs(&done).await;
+        let done = self.keep_synced(&work, done).await;
         let restat: BTreeSet<BackingPath> =
             done.iter().flat_map(|d| &d.restat).map(|r| r.path.clone()).collect();
         let seen = self.look_at(restat).await;
         let mut state = self.state();
         let mut left = Vec::with_capacity(done.len());
-        for Doing { going, sync, restat, mut records, .. } in done {
-            let failure = sync.iter().find_map(|path| failed.get(path));
-            match (failure, &seen) {
-                (Some(errno), _) | (None, Err(errno)) => end(going.tell, Err(*errno)),
-                (None, Ok(seen)) => {
+        for Doing { going, restat, mut records, .. } in done {
+            match &seen {
+                Err(errno) => end(going.tell, Err(*errno)),
+                Ok(seen) => {
                     records.extend(restat.iter().filter_map(|r| {
                         let seen = *seen.get(&r.path)?;
                         Some(Record::Seen { ino: r.ino, seen: Some(seen) })
@@ -164,9 +163,8 @@ impl Core {
         left
     }
 
-    /// Carries out lists of effects; how each of them ended. What was not begun in time is never
-    /// begun.
-    async fn side_by_side(&self, effects: Vec<Vec<Effect>>) -> Vec<Result<(), Errno>> {
+    /// Carries out lists of effects. What was not begun in time is never begun.
+    async fn side_by_side(&self, effects: Vec<Vec<Effect>>) -> Arc<Work> {
         // One for all: a backing that hangs must not hold the turn once for each of them.
         let by = Instant::now() + DEADLINE;
         let work = Arc::new(Work {
@@ -188,12 +186,42 @@ impl Core {
             let _ = self.backing.finish(thread, by).await;
         }
         work.over.store(true, Relaxed);
-        work.outcomes.iter().map(|o| o.get().copied().unwrap_or(Err(Errno::ETIMEDOUT))).collect()
+        work
+    }
+
+    /// Syncs the directories of the steps. What was done in one where that failed is taken back;
+    /// those whose directories are synced are left.
+    async fn keep_synced(&self, work: &Arc<Work>, done: Vec<(usize, Doing)>) -> Vec<Doing> {
+        let failed = self.sync_dirs(done.iter().map(|(_, d)| d)).await;
+        let (mut left, mut lost) = (Vec::with_capacity(done.len()), Vec::new());
+        for (i, step) in done {
+            match step.sync.iter().find_map(|path| failed.get(path)) {
+                None => left.push(step),
+                Some(errno) => lost.push((i, *errno, step.going.tell)),
+            }
+        }
+        // A directory that hangs is left alone: its sync may end yet.
+        let undone: Vec<usize> =
+            lost.iter().filter(|(_, e, _)| *e != Errno::ETIMEDOUT).map(|(i, ..)| *i).collect();
+        if !undone.is_empty() {
+            let work = Arc::clone(work);
+            let take_back = move |b: &Backing| {
+                undone.iter().filter_map(|i| work.effects.get(*i)).for_each(|e| b.take_back(e));
+                Ok(())
+            };
+            if let Err(errno) = self.backing.run(take_back).await {
+                tracing::error!(?errno, "changes that failed are not taken back in time");
+            }
+        }
+        for (_, errno, tell) in lost {
+            end(tell, Err(errno));
+        }
+        left
     }
 
     /// Syncs each directory once; the ones where that failed.
-    async fn sync_dirs(&self, done: &[Doing]) -> BTreeMap<BackingPath, Errno> {
-        let paths: BTreeSet<&BackingPath> = done.iter().flat_map(|d| &d.sync).collect();
+    async fn sync_dirs(&self, done: impl Iterator<Item = &Doing>) -> BTreeMap<BackingPath, Errno> {
+        let paths: BTreeSet<&BackingPath> = done.flat_map(|d| &d.sync).collect();
         let mut working = Vec::with_capacity(paths.len());
         let by = Instant::now() + DEADLINE;
         for path in paths {
@@ -242,13 +270,14 @@ impl Work {
             let (Some(effects), Some(told)) = (self.effects.get(i), self.outcomes.get(i)) else {
                 return;
             };
-            let outcome = effects.iter().try_for_each(|effect| {
-                let failed = |e: &Errno| tracing::debug!(?effect, errno = ?e, "failed");
-                backing.effect(effect).inspect_err(failed)
-            });
             // Each is taken once.
-            let _ = told.set(outcome);
+            let _ = told.set(backing.effects(effects));
         }
+    }
+
+    /// How a list ended.
+    fn outcome(&self, i: usize) -> Result<(), Errno> {
+        self.outcomes.get(i).and_then(|o| o.get()).copied().unwrap_or(Err(Errno::ETIMEDOUT))
     }
 }
 

@@ -117,16 +117,16 @@ impl Fault {
     pub fn is_past(self) -> bool {
         use Fault::{AgainNotNoted, AgainTakesAll, GuessesOvertake, GuessesTakeAll};
         use Fault::{NoTwin, NotBrought, NotLookedFor};
-        let past = [
-            NotLookedFor,
-            GuessesTakeAll,
-            AgainTakesAll,
-            NoTwin,
-            NotBrought,
-            GuessesOvertake,
-            AgainNotNoted,
-        ];
-        past.contains(&self)
+        matches!(
+            self,
+            NotLookedFor
+                | GuessesTakeAll
+                | AgainTakesAll
+                | NoTwin
+                | NotBrought
+                | GuessesOvertake
+                | AgainNotNoted
+        )
     }
 
     /// What a daemon with this bug does at an event.

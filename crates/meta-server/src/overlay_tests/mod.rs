@@ -3,6 +3,7 @@
 //! both trees must be the same. The journal, replayed, must give the state that was there.
 
 mod acts;
+mod side_by_side;
 mod unnoted;
 
 use crate::config::Config;

@@ -42,7 +42,7 @@ impl Overlay {
     }
 }
 
-fn names(dir: &Path) -> Vec<String> {
+pub(super) fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     let mut names: Vec<String> =
         entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -50,7 +50,9 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-fn on_a_runtime<F: Future<Output = ()>>(work: impl FnOnce(Overlay, std::path::PathBuf) -> F) {
+pub(super) fn on_a_runtime<F: Future<Output = ()>>(
+    work: impl FnOnce(Overlay, std::path::PathBuf) -> F,
+) {
     let dir = scratch();
     let backing = dir.path().join("backing");
     std::fs::create_dir(&backing).unwrap();
