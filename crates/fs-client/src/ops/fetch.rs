@@ -10,10 +10,11 @@ use ebb_transport::{ReadError, ReadRequest};
 use ebb_types::{ByteRange, Errno, NodeId, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often a reader asks again when an owner says that the bytes are not there (any more).
-const ATTEMPTS_MAX: u32 = 12;
+/// How often a reader asks again at least when an owner says that the bytes are not there (any
+/// more); and as long as a request may take: they may be on their way there from a lost node.
+const ATTEMPTS_MIN: u32 = 12;
 
 /// Largest piece that is fetched at once.
 const FETCH_BYTES_MAX: u64 = 4 << 20;
@@ -43,16 +44,19 @@ impl Node {
         file: &Arc<CachedFile>,
         range: ByteRange,
     ) -> Result<Vec<u8>, Errno> {
-        for attempt in 0..ATTEMPTS_MAX {
+        let end = Instant::now() + self.deadline();
+        for attempt in 0.. {
             match self.gather_once(file, range).await? {
                 Round::Complete(bytes) => return Ok(bytes),
+                Round::Again if attempt >= ATTEMPTS_MIN && Instant::now() >= end => break,
                 Round::Again => {
                     tokio::time::sleep(Duration::from_millis(1 << attempt.min(8))).await;
                     self.query_anew(file, range).await?;
                 }
             }
         }
-        tracing::warn!(ino = %file.ino, %range, "the owner of these bytes does not have them");
+        let pieces = self.local_part(file, range)?.1;
+        tracing::warn!(ino = %file.ino, %range, ?pieces, "the owner of these bytes has them not");
         Err(Errno::EIO)
     }
 
@@ -166,7 +170,7 @@ impl Node {
                 Instead::Bytes(bytes) => return Ok(Some(bytes)),
                 Instead::Again => return Ok(None),
                 // It may be back.
-                Instead::Nothing => {}
+                Instead::Owner | Instead::Nothing => {}
             }
         }
         let address = self.address_of(owner).await?;
@@ -189,6 +193,10 @@ impl Node {
             Err(e) => match self.instead_of(file, owner, range, self.deadline()).await? {
                 Instead::Bytes(bytes) => Ok(Some(bytes)),
                 Instead::Again => Ok(None),
+                Instead::Owner => {
+                    tracing::debug!(ino = %file.ino, %range, node = %owner, error = %e, "back");
+                    Ok(None)
+                }
                 Instead::Nothing => {
                     tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
                     Err(Errno::EIO)

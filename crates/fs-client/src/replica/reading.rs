@@ -22,6 +22,8 @@ pub(crate) enum Instead {
     Bytes(Vec<u8>),
     /// Somebody else owns them by now, or soon: ask the service again.
     Again,
+    /// The owner is heard by the service: it may be back since it did not answer.
+    Owner,
     /// Nothing.
     Nothing,
 }
@@ -56,9 +58,13 @@ impl Node {
             if !self.is_owner(file, owner, range).await? {
                 return Ok(Instead::Again);
             }
-            let Some(record) = record.filter(|r| r.partner != 0) else {
+            let Some(record) = record else { return Ok(Instead::Nothing) };
+            if record.alive && !record.lost {
+                return Ok(Instead::Owner);
+            }
+            if record.partner == 0 {
                 return Ok(Instead::Nothing);
-            };
+            }
             if record.lost {
                 let set = CopySet { owner, epoch: record.copies };
                 if let Some(bytes) =
