@@ -38,7 +38,8 @@ fn main() {
 
 // ---- one file of several nodes ---------------------------------------------------------------
 
-/// All nodes write at the same time; MiB per second of a node, with the close that publishes.
+/// All nodes open, then write at the same time; MiB per second of a node, with the close that
+/// publishes.
 fn write_all(
     paths: &[PathBuf],
     record: usize,
@@ -48,10 +49,10 @@ fn write_all(
     let barrier = Barrier::new(paths.len());
     let one = |who: usize, path: &Path| {
         let data = vec![who as u8 + 1; record];
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.expect("open");
         barrier.wait();
         rate(|| {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-            let file = file.expect("open");
             for i in 0..records {
                 file.write_all_at(&data, offset(who, i) as u64).expect("write");
             }

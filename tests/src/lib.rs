@@ -11,3 +11,4 @@ pub mod load;
 pub mod model;
 pub mod tools;
 pub mod tree;
+pub mod turns;

@@ -8,11 +8,12 @@ use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::same;
 use ebb_tests::model::close;
 use ebb_tests::tools;
+use ebb_tests::turns::{Turns, lock, opens, put, rw, store_mapped};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -24,15 +25,6 @@ fn past(model: &str, nodes: usize) -> Builder {
 
 fn one_node() -> Cluster {
     past("session", 1).flush("end").start()
-}
-
-/// Opens that went this way so far.
-fn opens(node: &Node, way: &str) -> u64 {
-    node.status()["opens"][way].as_u64().unwrap_or(0)
-}
-
-fn rw(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).open(path).expect("open")
 }
 
 fn created(path: &Path) -> File {
@@ -102,103 +94,9 @@ fn four_nodes_write_one_file_in_small_records() {
     n_to_one(4, 100, 500);
 }
 
-/// A record lock as a process on one node would take it.
-fn lock(file: &File, kind: i32) {
-    // SAFETY: an all-zero flock is one, and it lives for the call.
-    let done = unsafe {
-        let mut lock: libc::flock = std::mem::zeroed();
-        lock.l_type = kind as i16;
-        libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &lock)
-    };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-}
-
-const SPACE: u64 = 20_000;
-
-/// Several nodes keep one file open past the daemon and change it in turn under a lock: bytes of
-/// each other's blocks, zeros, cuts, mappings. Everybody sees what an array shows.
-fn locked_turns(model: &str, seed: u64, steps: u64) {
+fn turns(model: &str, seed: u64, steps: u64) {
     let cluster = past(model, 3).start();
-    File::create(cluster.nodes()[0].path("f")).expect("create");
-    let files: Vec<File> = cluster.nodes().iter().map(|n| rw(&n.path("f"))).collect();
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let mut oracle: Vec<u8> = Vec::new();
-    for step in 0..steps {
-        let who = random.random_range(0..files.len());
-        let file = &files[who];
-        let what = format!("EBB_SEED={seed}, {model}, step {step}, node {who}");
-        lock(file, libc::F_WRLCK);
-        assert_eq!(file.metadata().expect("stat").size(), oracle.len() as u64, "{what}: size");
-        let mut got = vec![0; oracle.len()];
-        file.read_exact_at(&mut got, 0).expect("read");
-        same(&what, &got, &oracle);
-        for _ in 0..random.random_range(0..4) {
-            change(file, &mut oracle, &mut random);
-        }
-        lock(file, libc::F_UNLCK);
-        if random.random_ratio(1, 10) {
-            // A second handle comes and goes, and must see everything as well.
-            let shown = std::fs::read(cluster.nodes()[who].path("f")).expect("read");
-            same(&format!("{what}, another handle"), &shown, &oracle);
-        }
-        if random.random_ratio(1, 20) {
-            cluster.nodes()[who].drain();
-        }
-    }
-    drop(files);
-    for node in cluster.nodes() {
-        let got = std::fs::read(node.path("f")).expect("read");
-        same(&format!("EBB_SEED={seed}, {model}, at the end"), &got, &oracle);
-        node.drain();
-    }
-    let got = std::fs::read(cluster.backing().join("f")).expect("read");
-    same(&format!("EBB_SEED={seed}, {model}, backing"), &got, &oracle);
-    let passed: u64 = cluster.nodes().iter().map(|n| opens(n, "passthrough-write")).sum();
-    assert!(passed > 0, "nothing was passed through");
-}
-
-fn change(file: &File, oracle: &mut Vec<u8>, random: &mut ChaCha8Rng) {
-    let at = random.random_range(0..SPACE);
-    let most = if random.random_ratio(1, 4) { 6000 } else { 50 };
-    let len = random.random_range(1..=most);
-    match random.random_range(0..10) {
-        0 => {
-            file.set_len(at).expect("truncate");
-            oracle.resize(at as usize, 0);
-        }
-        1 if at + len <= oracle.len() as u64 => {
-            store_mapped(file, at, &vec![7; len as usize], oracle)
-        }
-        _ => {
-            let zeros = random.random_ratio(1, 3);
-            let data: Vec<u8> =
-                (0..len).map(|_| if zeros { 0 } else { random.random_range(0..3) }).collect();
-            file.write_all_at(&data, at).expect("write");
-            put(oracle, at, &data);
-        }
-    }
-}
-
-fn put(oracle: &mut Vec<u8>, at: u64, data: &[u8]) {
-    let end = at as usize + data.len();
-    oracle.resize(oracle.len().max(end), 0);
-    oracle[at as usize..end].copy_from_slice(data);
-}
-
-/// Stores through a shared mapping.
-fn store_mapped(file: &File, at: u64, data: &[u8], oracle: &mut Vec<u8>) {
-    // SAFETY: the mapping is as long as the file, which nobody cuts meanwhile, and is taken away
-    // before the function ends.
-    unsafe {
-        let len = oracle.len();
-        let how = libc::PROT_READ | libc::PROT_WRITE;
-        let map = libc::mmap(std::ptr::null_mut(), len, how, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        assert_ne!(map, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-        let to = map.cast::<u8>().add(at as usize);
-        std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
-        assert_eq!(libc::munmap(map, len), 0);
-    }
-    put(oracle, at, data);
+    Turns { cluster: &cluster, model, seed, kills: false }.take(steps);
 }
 
 fn seeds() -> Vec<u64> {
@@ -210,16 +108,12 @@ fn seeds() -> Vec<u64> {
 
 #[test]
 fn three_nodes_take_turns_under_a_lock_session() {
-    seeds()
-        .into_iter()
-        .for_each(|seed| locked_turns("session", seed, tools::amount("EBB_STEPS", 250)));
+    seeds().into_iter().for_each(|seed| turns("session", seed, tools::amount("EBB_STEPS", 250)));
 }
 
 #[test]
 fn three_nodes_take_turns_under_a_lock_mpiio() {
-    seeds()
-        .into_iter()
-        .for_each(|seed| locked_turns("mpiio", seed, tools::amount("EBB_STEPS", 150)));
+    seeds().into_iter().for_each(|seed| turns("mpiio", seed, tools::amount("EBB_STEPS", 150)));
 }
 
 /// A mapping outlives its handle; what is stored through it is not lost.

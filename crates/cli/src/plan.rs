@@ -93,9 +93,7 @@ impl Plan {
             log_level: required(settings, "log-level")?,
             jobs_hint: parsed(settings, "jobs-hint")?,
             stop_timeout: Span(span(settings, "stop-timeout")?),
-            // An heir would not know what was written past the daemon before it.
-            supervise: settings.text("supervise") == Some("auto")
-                && settings.text("io-path") == Some("daemon"),
+            supervise: settings.text("supervise") == Some("auto"),
             restart_timeout: Span(span(settings, "restart-timeout")?),
             own_state: state.is_none(),
         })

@@ -2,6 +2,7 @@
 
 use crate::file::CachedFile;
 use crate::heir::Heirloom;
+use crate::passing::{KernelId, code};
 use ebb_consistency::IoPath;
 use ebb_types::{Attr, Ino};
 use parking_lot::{Mutex, RwLock};
@@ -22,6 +23,16 @@ pub struct OpenFile {
     pub record_owners: Mutex<Vec<u64>>,
     /// The owner of a flock taken through this handle; 0: none.
     pub flock_owner: AtomicU64,
+}
+
+impl OpenFile {
+    /// The kernel's number of the cache file, when the inode is passed through.
+    pub fn kernel_id(&self) -> Option<Arc<KernelId>> {
+        match self.path {
+            IoPath::Daemon(_) => None,
+            _ => self.file.state.read().passing.as_ref().map(|p| Arc::clone(&p.id)),
+        }
+    }
 }
 
 /// What is known of a handle's reading.
@@ -124,7 +135,7 @@ impl Handles {
         let fh = self.number();
         if let Some(heir) = self.heir.get() {
             let request = ebb_meta_client::caller().map_or(0, |c| c.number);
-            if !heir.table.opened(fh, file.file.ino, request) {
+            if !heir.table.opened(fh, file.file.ino, request, code(file.path)) {
                 tracing::warn!("too many open files: some would not outlive this daemon");
             }
         }

@@ -34,15 +34,17 @@
 
 use crate::cache;
 use crate::file::CachedFile;
+use crate::heir::{Inheritance, Moved, Passed};
 use crate::home::Whereabouts;
 use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
 use crate::overtaken::{Silent, look_again};
+use crate::passing::{Passing, Past};
 use ebb_consistency::{FileView, MapAnswer, Owned};
 use ebb_meta_client::{Changes, QueryRequest};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use rangemap::RangeSet;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -185,14 +187,31 @@ pub(crate) struct Restored {
     silent: Silent,
 }
 
+/// What the applications of a dead daemon go on with.
+pub(crate) struct Living {
+    /// Open files.
+    open: HashSet<Ino>,
+    /// Those that the kernel reads or writes past the daemon.
+    passed: HashMap<Ino, Passed>,
+    moved: Option<Moved>,
+}
+
+impl Living {
+    pub(crate) fn of(left: &Inheritance) -> Living {
+        let opened = left.opened.iter().map(|o| o.ino);
+        let open = opened.chain(left.passed.keys().copied()).collect();
+        Living { open, passed: left.passed.clone(), moved: left.moved.clone() }
+    }
+}
+
 /// Puts a node's files together again. `same_job`: the service is the one (or has the journal of
-/// the one) that gave the inodes their numbers, so what it does not know was deleted. `open`: what
-/// the applications of the dead daemon have open, when they live.
+/// the one) that gave the inodes their numbers, so what it does not know was deleted. `living`: the
+/// applications of the dead daemon, when they live.
 pub(crate) async fn take_over(
     node: &Arc<Node>,
     found: &Found,
     same_job: bool,
-    open: Option<&HashSet<Ino>>,
+    living: Option<&Living>,
 ) -> Result<Restored, Errno> {
     let mut done = Restored::default();
     done.image.life.clone_from(&found.image.life);
@@ -222,7 +241,7 @@ pub(crate) async fn take_over(
                 Ok(_) if !same_job => node.cache.remove(ino)?,
                 Ok(answer) => {
                     let taken =
-                        one(node, ino, note, &answer, found.rebooted, open, &mut done).await;
+                        one(node, ino, note, &answer, found.rebooted, living, &mut done).await;
                     taken.or_else(|e| unless_deleted(node, ino, e))?;
                 }
                 Err(e) => unless_deleted(node, ino, e)?,
@@ -270,12 +289,12 @@ async fn one(
     note: Option<&Note>,
     since: &Changes,
     rebooted: bool,
-    open: Option<&HashSet<Ino>>,
+    living: Option<&Living>,
     done: &mut Restored,
 ) -> Result<(), Errno> {
     let place = node.meta.describe(ino).await?;
     let nameless = place.path.is_empty();
-    if nameless && !open.is_some_and(|open| open.contains(&ino)) {
+    if nameless && !living.is_some_and(|l| l.open.contains(&ino)) {
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let label = String::from_utf8_lossy(&place.path).into_owned();
@@ -285,9 +304,15 @@ async fn one(
         tracing::error!(path = label, bytes = missing, "the cache file is shorter than it was");
         done.lost.push((label.clone(), missing));
     }
+    let passed = living.and_then(|l| l.passed.get(&ino).copied());
+    if passed.is_some_and(|p| p.tracked)
+        && let Some(note) = &mut note
+    {
+        note.perhaps_again();
+    }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
-    let heir = open.is_some();
+    let heir = living.is_some();
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let again = ranges_of(&judged, |v| v == Verdict::Again);
@@ -338,15 +363,17 @@ async fn one(
         })
         .collect();
     let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
-    if owned.is_empty() && dirty.is_empty() {
+    if owned.is_empty() && dirty.is_empty() && passed.is_none() {
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
     let end = owned.iter().map(|(r, _)| r.end()).max().unwrap_or(0);
-    if node.cache.part_from_writers(ino, &kept)? {
-        tracing::warn!(path = label, "a program of before could still write to this file");
+    if passed.is_none() {
+        if node.cache.part_from_writers(ino, &kept)? {
+            tracing::warn!(path = label, "a program of before could still write to this file");
+        }
+        clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     }
-    clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     done.files += 1;
     done.bytes += sum(&kept);
     let attr = node.meta.getattr(ino).await?;
@@ -363,6 +390,15 @@ async fn one(
         }
         state.attr = Some(attr);
         state.orphan = nameless;
+        if let Some(passed) = passed {
+            let past = Past {
+                overtaken: overtaken(note.as_ref(), &kept),
+                moved: living.and_then(|l| l.moved.as_ref()).filter(|m| m.ino == ino),
+            };
+            let passing = Passing::inherited(node, ino, &state, passed, &past)?;
+            node.room.past.pin(0, passing.held);
+            state.passing = Some(passing);
+        }
     }
     node.adopt(Arc::new(file));
     if let Some(mut note) = note {
@@ -383,6 +419,15 @@ async fn one(
         done.image.insert(ino, note);
     }
     Ok(())
+}
+
+/// What the note has and this node has not any more.
+fn overtaken(note: Option<&Note>, kept: &[ByteRange]) -> Vec<ByteRange> {
+    let mut gone: RangeSet<u64> = RangeSet::new();
+    let held = note.map(|n| n.held_in(ByteRange::ALL)).unwrap_or_default();
+    held.iter().filter(|(r, _)| !r.is_empty()).for_each(|(r, _)| gone.insert(r.to_std()));
+    kept.iter().filter(|r| !r.is_empty()).for_each(|r| gone.remove(r.to_std()));
+    gone.iter().map(|r| ByteRange::new(r.start, r.end)).collect()
 }
 
 /// Bytes that are neither published nor right any more: nobody reads them, but they were

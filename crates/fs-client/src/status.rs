@@ -1,6 +1,5 @@
 //! What a daemon says about itself: the object of `ebb status --json`.
 
-use crate::config::IoMode;
 use crate::ledger::Ledger;
 use crate::node::Node;
 use crate::replica::CopyStatus;
@@ -98,7 +97,6 @@ fn stuck(node: &Node) -> Stuck {
 
 fn unsupervised(node: &Node) -> Option<&'static str> {
     match node.heir.get() {
-        None if node.config.io_path != IoMode::Daemon => Some("--io-path is not daemon"),
         None => Some("--supervise off"),
         Some(heir) if !heir.is_handed_over() => {
             Some("this kernel cannot send requests again; Linux 6.9 and later can")

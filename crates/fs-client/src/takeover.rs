@@ -7,11 +7,9 @@ use crate::journal::{Image, Journal};
 use crate::leftover::{self, Leftover};
 use crate::node::Node;
 use crate::ops::reopen;
-use crate::restore;
+use crate::restore::{self, Living};
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
-use ebb_types::Ino;
 use ebb_wire::pb::Welcome;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,10 +52,10 @@ pub(crate) fn take_over(
 ) -> Result<(), RunError> {
     let cache = &node.config.cache;
     let mut image = Image::default();
-    let open: Option<HashSet<Ino>> = inherited.map(|i| i.opened.iter().map(|o| o.ino).collect());
+    let living = inherited.map(Living::of);
     if let Some(found) = left.found() {
         let restored = runtime
-            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job), open.as_ref()))
+            .block_on(restore::take_over(node, found, left.is_of_job(welcome.job), living.as_ref()))
             .map_err(|e| local("cannot take the cache over")(e.into()))?;
         if !restored.unknown.is_empty() {
             return Err(RunError::Config(leftover::orphaned_text(&node.config, found)));
@@ -94,7 +92,7 @@ pub(crate) fn go_on(
     inherited: &Inheritance,
 ) -> Result<(), RunError> {
     let handles = runtime
-        .block_on(node.reopen(&inherited.opened))
+        .block_on(node.reopen(inherited))
         .map_err(|e| local("cannot go on with the open files")(e.into()))?;
     tracing::warn!(
         handles,

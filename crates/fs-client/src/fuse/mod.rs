@@ -529,7 +529,7 @@ impl Filesystem for Adapter {
         let given = self.given(req);
         let work = async move {
             let opened = match given {
-                Some((fh, file)) => Ok(Opening { fh, path: file.path, id: None }),
+                Some((fh, open)) => Ok(Opening { fh, path: open.path, id: open.kernel_id() }),
                 None => node.open(i, flags.0, uid, &reply).await,
             };
             Ok((opened, reply))
@@ -563,7 +563,7 @@ impl Filesystem for Adapter {
             async move {
                 let created = match given {
                     Some((fh, open)) => {
-                        let opening = Opening { fh, path: open.path, id: None };
+                        let opening = Opening { fh, path: open.path, id: open.kernel_id() };
                         node.getattr(open.file.ino).await.map(|a| (a, opening))
                     }
                     None => node.create(parent, &name, args, flags, &reply).await,

@@ -49,7 +49,7 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     config.acl = if node.config.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(node.config.fuse_threads.max(1));
     config.clone_fd = true;
-    let adapter = Adapter::new(node);
+    let adapter = Adapter::new(Arc::clone(&node));
     let (places, resends) = (adapter.places(), adapter.resends());
     let inherited = heir.as_ref().map(|h| h.take_devices()).unwrap_or_default();
     let goes_on = !inherited.is_empty();
@@ -60,7 +60,10 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     places.connect(session.notifier());
     match &heir {
-        Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
+        Some(_) if goes_on => {
+            super::passing::probe(&node, &device);
+            session.notifier().resend().map_err(failed)?;
+        }
         Some(heir) if resends.load(Acquire) => {
             let devices = session.devices().map_err(failed)?;
             heir.hand_over(devices).map_err(failed)?;

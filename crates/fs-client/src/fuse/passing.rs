@@ -13,23 +13,20 @@ use fuser::{
     BackingId, FileHandle, FopenFlags, Generation, InitFlags, KernelConfig, ReplyCreate, ReplyOpen,
 };
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The cache may be on an overlay file system.
 const STACK_DEPTH: u32 = 2;
 
-/// `_IOW(229, 2, uint32_t)`: gives a backing id back.
-const BACKING_CLOSE: libc::Ioctl = 0x4004_e502;
-
 impl Door for ReplyOpen {
-    fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId> {
-        self.open_backing(file)
+    fn register(&self, file: BorrowedFd<'_>) -> io::Result<u32> {
+        self.open_backing(file).map(BackingId::into_raw)
     }
 }
 
 impl Door for ReplyCreate {
-    fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId> {
-        self.open_backing(file)
+    fn register(&self, file: BorrowedFd<'_>) -> io::Result<u32> {
+        self.open_backing(file).map(BackingId::into_raw)
     }
 }
 
@@ -55,8 +52,12 @@ pub fn negotiate(node: &Node, config: &mut KernelConfig) {
 
 /// Tries on a mount that answers, with its device, whether files can be passed through.
 pub fn probe(node: &Node, device: &OwnedFd) {
-    if chosen(node).is_some() {
-        return;
+    if let Some(reason) = chosen(node) {
+        return node.paths.set_obstacle(Some(reason));
+    }
+    match device.try_clone() {
+        Ok(device) => node.paths.device.set(device),
+        Err(e) => return tracing::warn!(error = %e, "files are not passed through"),
     }
     let obstacle = try_it(node, device).err();
     if let Some(reason) = obstacle {
@@ -68,8 +69,7 @@ pub fn probe(node: &Node, device: &OwnedFd) {
 fn try_it(node: &Node, device: &OwnedFd) -> Result<(), Reason> {
     let file = node.cache.nameless().map_err(|_| Reason::CacheFs)?;
     let id = BackingId::create_raw(device, file.as_fd()).map_err(|e| obstacle_of(&e))?;
-    // SAFETY: the id was made just now and nobody else has it; the kernel copies the number.
-    unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &id) };
+    node.paths.device.give_back(id);
     node.paths.set_fine_times(cache::has_fine_times(&file).map_err(|_| Reason::CacheFs)?);
     let times = cache::has_access_times(&file).unwrap_or(false);
     node.paths.set_access_times(times);
@@ -97,7 +97,10 @@ pub fn answer_open(done: Result<(Result<Opening, Errno>, ReplyOpen), Errno>) {
     let Ok((opened, reply)) = done else { return };
     match opened {
         Ok(Opening { fh, path, id: Some(id) }) => {
-            reply.opened_passthrough(FileHandle(fh), flags(path), &id);
+            // SAFETY: `id` keeps the number until the answer is given, and gives it back itself.
+            let backing = unsafe { reply.wrap_backing(id.raw) };
+            reply.opened_passthrough(FileHandle(fh), flags(path), &backing);
+            backing.into_raw();
         }
         Ok(Opening { fh, path, id: None }) => reply.opened(FileHandle(fh), flags(path)),
         Err(e) => reply.error(errno(e)),
@@ -110,7 +113,10 @@ pub fn answer_create(done: Result<(Result<(Attr, Opening), Errno>, ReplyCreate),
     match created {
         Ok((a, Opening { fh, path, id: Some(id) })) => {
             let (a, fh) = (attr(&a), FileHandle(fh));
-            reply.created_passthrough(&TTL, &a, Generation(0), fh, flags(path), &id);
+            // SAFETY: as for an open.
+            let backing = unsafe { reply.wrap_backing(id.raw) };
+            reply.created_passthrough(&TTL, &a, Generation(0), fh, flags(path), &backing);
+            backing.into_raw();
         }
         Ok((a, Opening { fh, path, id: None })) => {
             reply.created(&TTL, &attr(&a), Generation(0), FileHandle(fh), flags(path));

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBHEIR1");
 /// A daemon of another layout does not take over.
-const LAYOUT: u64 = 1;
+const LAYOUT: u64 = 2;
 
 pub(super) const GENERATION: usize = 2;
 pub(super) const INCARNATION: usize = 3;

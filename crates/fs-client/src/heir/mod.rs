@@ -14,18 +14,25 @@
 //! * Locks, opens: the service keeps them for the heir (`Hello.heir_of`).
 //! * Bytes on the backing of a file that lost its last name while it was open here: the supervisor
 //!   keeps its descriptor.
+//! * Files that are passed through: the kernel goes on reading and writing their cache files. The
+//!   [`table`] has its numbers of them; of those that are written the supervisor keeps the twin,
+//!   and of others' bytes that were just being put there, where and what they are ([`moving`]).
+//!   What was written in between is looked for like any other write past a daemon
+//!   (`passing/inherit.rs`).
 //!
 //! [`Notifier::resend`]: fuser::Notifier::resend
 
 mod area;
 mod line;
+mod moving;
 mod ring;
 mod table;
 
 pub use area::Area;
 pub use line::{Line, Word};
+pub use moving::{Moved, Moving};
 pub use ring::{Mark, Ring};
-pub use table::{Opened, Placed, Table};
+pub use table::{Opened, Passed, Placed, Table};
 
 use ebb_types::{Incarnation, Ino};
 use parking_lot::Mutex;
@@ -38,6 +45,10 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Requests that the kernel sends again have this bit in their number.
 pub const AGAIN: u64 = 1 << 63;
+
+/// Kept descriptors that are no file of the backing have numbers that no inode has.
+const TWIN: u64 = 1 << 62;
+const MOVING: u64 = 1 << 63;
 
 /// Generations are this far apart in what they count.
 const GENERATION_SHIFT: u32 = 40;
@@ -57,6 +68,8 @@ pub struct Heirloom {
     pub supervisor: u32,
     /// Open files, for the daemon after this one.
     pub table: Table,
+    /// Bytes that are just being put into files that are passed through.
+    pub moving: Moving,
     /// The supervisor has the devices of the mount.
     handed_over: AtomicBool,
     orphaned: AtomicBool,
@@ -70,6 +83,10 @@ pub struct Inheritance {
     pub records: Vec<u8>,
     /// Open files.
     pub opened: Vec<Opened>,
+    /// What is passed through.
+    pub passed: HashMap<Ino, Passed>,
+    /// What was just being put into one of those.
+    pub moved: Option<Moved>,
     /// Appends that may be unanswered, oldest first.
     pub placed: Vec<Placed>,
 }
@@ -90,6 +107,7 @@ impl Heirloom {
                     area.set(area::GENERATION, generation);
                     return Ok(Heirloom {
                         table: Table::new(Arc::clone(&area)),
+                        moving: Moving::new(kept.remove(&MOVING)),
                         handed_over: AtomicBool::new(!devices.is_empty()),
                         orphaned: AtomicBool::new(false),
                         line,
@@ -119,7 +137,8 @@ impl Heirloom {
             io::Error::new(io::ErrorKind::InvalidData, "the last notes make no sense")
         })?;
         let (opened, placed) = (table::opened(&self.area), table::placed(&self.area));
-        Ok(Some(Inheritance { lives, records, opened, placed }))
+        let (passed, moved) = (table::passed(&self.area), self.moving.left()?);
+        Ok(Some(Inheritance { lives, records, opened, passed, moved, placed }))
     }
 
     /// The devices of the mount, once.
@@ -189,12 +208,29 @@ impl Heirloom {
 
     /// Has the supervisor keep a file of the backing that is about to lose its name.
     pub fn keep(&self, ino: Ino, fd: OwnedFd) -> io::Result<()> {
-        let word = Word::Keep(ino.0, fd);
+        self.keep_as(ino.0, fd)
+    }
+
+    /// The same for what was put into the cache file of an inode that is passed through.
+    pub fn keep_twin(&self, ino: Ino, fd: OwnedFd) -> io::Result<()> {
+        self.keep_as(ino.0 | TWIN, fd)
+    }
+
+    fn keep_as(&self, id: u64, fd: OwnedFd) -> io::Result<()> {
+        let word = Word::Keep(id, fd);
         self.line.say(&word)?;
         if let Word::Keep(id, fd) = word {
             self.kept.lock().insert(id, fd);
         }
         Ok(())
+    }
+
+    /// Has the supervisor keep where bytes are noted that are being put into such a file.
+    pub fn keep_moving(&self) -> io::Result<()> {
+        match self.moving.begin()? {
+            Some(fd) => self.line.say(&Word::Keep(MOVING, fd)),
+            None => Ok(()),
+        }
     }
 
     /// True for a file of which the supervisor has a descriptor.
@@ -209,10 +245,26 @@ impl Heirloom {
         self.kept.lock().get(&ino.0).and_then(|fd| fd.as_fd().try_clone_to_owned().ok())
     }
 
+    /// A twin that was kept.
+    #[must_use]
+    pub fn kept_twin(&self, ino: Ino) -> Option<OwnedFd> {
+        self.kept.lock().get(&(ino.0 | TWIN)).and_then(|fd| fd.as_fd().try_clone_to_owned().ok())
+    }
+
     /// Nobody has the file open any more.
     pub fn forget(&self, ino: Ino) {
-        self.kept.lock().remove(&ino.0);
-        let _ = self.line.say(&Word::Forget(ino.0));
+        self.forget_as(ino.0);
+    }
+
+    /// It is not passed through any more.
+    pub fn forget_twin(&self, ino: Ino) {
+        self.forget_as(ino.0 | TWIN);
+    }
+
+    fn forget_as(&self, id: u64) {
+        if self.kept.lock().remove(&id).is_some() {
+            self.say(&Word::Forget(id));
+        }
     }
 
     /// Tells the supervisor; one that is gone cannot be told.

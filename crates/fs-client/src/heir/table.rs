@@ -1,6 +1,6 @@
 //! What the kernel holds of a daemon and the daemon must know again: open files with the owners
-//! of their locks, and where the last appends went. Slots of four words; the first one is written
-//! last, so a slot is whole or not there.
+//! of their locks, the numbers of files that are passed through, and where the last appends went.
+//! Slots of four words; the first one is written last, so a slot is whole or not there.
 
 use super::area::{APPENDS, APPENDS_AT, APPENDS_KEPT, Area, SLOTS, SLOTS_AT, SLOTS_USED};
 use ebb_types::{ByteRange, Ino};
@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 const FREE: u64 = 0;
-/// Handle, inode, the request that opened it.
+/// The part of a slot's first word that is its kind.
+const KIND: u64 = 0xff;
+/// Handle, inode, the request that opened it. The way it goes is in the upper bits of the kind.
 const OPEN: u64 = 1;
 /// Handle, owner of record locks.
 const RECORD_OWNER: u64 = 2;
@@ -17,6 +19,13 @@ const RECORD_OWNER: u64 = 2;
 const FLOCK_OWNER: u64 = 3;
 /// An append: inode, offset, and the request; its length is in the upper bits of the kind.
 const APPEND: u64 = 4;
+/// An inode that is passed through, instead of a handle; its size; the kernel's number of it.
+const PASSED: u64 = 5;
+/// An inode that is written past the daemon, or was, instead of a handle.
+const TRACKED: u64 = 6;
+
+/// What stands for an inode where others have a handle: no handle has this bit.
+const INODE: u64 = 1 << 63;
 
 /// An open file of a dead daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,10 +36,23 @@ pub struct Opened {
     pub ino: Ino,
     /// The request that opened it.
     pub request: u64,
+    /// Which way it goes, as [`crate::passing::code`] has it.
+    pub way: u64,
     /// Who locked records through it.
     pub record_owners: Vec<u64>,
     /// Who holds it as a whole; 0: nobody.
     pub flock_owner: u64,
+}
+
+/// A file that the kernel reads or writes past the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The kernel's number of its cache file.
+    pub id: u32,
+    /// It is written so, or was.
+    pub tracked: bool,
+    /// The size that others know, when the cache file was made to agree with it last.
+    pub size: u64,
 }
 
 /// Where an append went that may be unanswered.
@@ -64,8 +86,8 @@ impl Table {
         let used = (area.get(SLOTS_USED) as usize).min(SLOTS);
         let mut inner = Inner { used, ..Inner::default() };
         for slot in 0..used {
-            match area.get(SLOTS_AT + 4 * slot) {
-                OPEN | RECORD_OWNER | FLOCK_OWNER => {
+            match area.get(SLOTS_AT + 4 * slot) & KIND {
+                OPEN | RECORD_OWNER | FLOCK_OWNER | PASSED | TRACKED => {
                     let fh = area.get(SLOTS_AT + 4 * slot + 1);
                     inner.of.entry(fh).or_default().push(slot);
                 }
@@ -76,8 +98,35 @@ impl Table {
     }
 
     /// A file is open. False when there is no room: then it does not outlive the daemon.
-    pub fn opened(&self, fh: u64, ino: Ino, request: u64) -> bool {
-        self.put(OPEN, fh, ino.0, request)
+    pub fn opened(&self, fh: u64, ino: Ino, request: u64, way: u64) -> bool {
+        self.put(OPEN | (way << 8), fh, ino.0, request)
+    }
+
+    /// From now on the kernel knows the cache file of an inode under this number. False when there
+    /// is no room: then it must not be passed through.
+    pub fn passed(&self, ino: Ino, id: u32, size: u64) -> bool {
+        self.put(PASSED, ino.0 | INODE, size, id.into())
+    }
+
+    /// Its cache file agrees with another size.
+    pub fn sized(&self, ino: Ino, size: u64) {
+        let inner = self.inner.lock();
+        let slots = inner.of.get(&(ino.0 | INODE)).into_iter().flatten();
+        let mut places = slots.map(|slot| SLOTS_AT + 4 * slot);
+        if let Some(at) = places.find(|at| self.area.get(*at) == PASSED) {
+            self.area.set(at + 2, size);
+        }
+    }
+
+    /// It is written past the daemon as well.
+    pub fn tracked(&self, ino: Ino) -> bool {
+        self.put(TRACKED, ino.0 | INODE, 0, 0)
+    }
+
+    /// It is not passed through any more. Said before the kernel's number is given back, which
+    /// another file may get.
+    pub fn not_passed(&self, ino: Ino) {
+        self.closed(ino.0 | INODE);
     }
 
     /// Somebody locked records of a file, or the whole of it.
@@ -144,10 +193,10 @@ pub(super) fn opened(area: &Area) -> Vec<Opened> {
     let used = (area.get(SLOTS_USED) as usize).min(SLOTS);
     let slots = || (0..used).map(|slot| SLOTS_AT + 4 * slot);
     let mut found: HashMap<u64, Opened> = HashMap::new();
-    for at in slots().filter(|at| area.get(*at) == OPEN) {
+    for at in slots().filter(|at| area.get(*at) & KIND == OPEN) {
         let (fh, ino, request) = (area.get(at + 1), Ino(area.get(at + 2)), area.get(at + 3));
-        let opened = Opened { fh, ino, request, record_owners: Vec::new(), flock_owner: 0 };
-        found.insert(fh, opened);
+        let (way, record_owners) = (area.get(at) >> 8, Vec::new());
+        found.insert(fh, Opened { fh, ino, request, way, record_owners, flock_owner: 0 });
     }
     for at in slots() {
         let owner = area.get(at + 2);
@@ -160,6 +209,26 @@ pub(super) fn opened(area: &Area) -> Vec<Opened> {
     let mut all: Vec<Opened> = found.into_values().collect();
     all.sort_unstable_by_key(|o| o.fh);
     all
+}
+
+/// What a dead daemon had passed through.
+pub(super) fn passed(area: &Area) -> HashMap<Ino, Passed> {
+    let used = (area.get(SLOTS_USED) as usize).min(SLOTS);
+    let slots = || (0..used).map(|slot| SLOTS_AT + 4 * slot);
+    let ino_at = |at: usize| Ino(area.get(at + 1) & !INODE);
+    let passed = slots().filter(|at| area.get(*at) == PASSED);
+    let mut found: HashMap<Ino, Passed> = passed
+        .filter_map(|at| {
+            let id = u32::try_from(area.get(at + 3)).ok()?;
+            Some((ino_at(at), Passed { id, tracked: false, size: area.get(at + 2) }))
+        })
+        .collect();
+    for at in slots().filter(|at| area.get(*at) == TRACKED) {
+        if let Some(passed) = found.get_mut(&ino_at(at)) {
+            passed.tracked = true;
+        }
+    }
+    found
 }
 
 /// The last appends of a dead daemon, oldest first.
@@ -194,18 +263,19 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn the_next_daemon_finds_exactly_what_is_open(
-            steps in prop::collection::vec((0_u8..4, 1_u64..12, 1_u64..5), 1..120),
+            steps in prop::collection::vec((0_u8..8, 1_u64..12, 1_u64..5), 1..120),
         ) {
             let area = area();
             let mut table = Table::new(Arc::clone(&area));
             let mut model: BTreeMap<u64, Opened> = BTreeMap::new();
+            let mut past: HashMap<Ino, Passed> = HashMap::new();
             for (step, fh, n) in steps {
                 match step {
                     0 if !model.contains_key(&fh) => {
-                        prop_assert!(table.opened(fh, Ino(n), 2 * n));
-                        let (record_owners, flock_owner) = (Vec::new(), 0);
-                        let o = Opened { fh, ino: Ino(n), request: 2 * n, record_owners, flock_owner };
-                        model.insert(fh, o);
+                        prop_assert!(table.opened(fh, Ino(n), 2 * n, n << 8));
+                        let (way, record_owners, flock_owner) = (n << 8, Vec::new(), 0);
+                        let (ino, request) = (Ino(n), 2 * n);
+                        model.insert(fh, Opened { fh, ino, request, way, record_owners, flock_owner });
                     }
                     1 => if let Some(o) = model.get_mut(&fh) {
                         prop_assert!(table.locked(fh, n, false));
@@ -215,6 +285,22 @@ mod tests {
                         table.closed(fh);
                         model.remove(&fh);
                     }
+                    3 if !past.contains_key(&Ino(n)) => {
+                        prop_assert!(table.passed(Ino(n), fh as u32, n));
+                        past.insert(Ino(n), Passed { id: fh as u32, tracked: false, size: n });
+                    }
+                    4 => if let Some(passed) = past.get_mut(&Ino(n)).filter(|p| !p.tracked) {
+                        prop_assert!(table.tracked(Ino(n)));
+                        passed.tracked = true;
+                    },
+                    5 => if let Some(passed) = past.get_mut(&Ino(n)) {
+                        table.sized(Ino(n), fh);
+                        passed.size = fh;
+                    },
+                    6 => {
+                        table.not_passed(Ino(n));
+                        past.remove(&Ino(n));
+                    }
                     // Killed, and begun again.
                     _ => table = Table::new(Arc::clone(&area)),
                 }
@@ -223,6 +309,7 @@ mod tests {
                 let mut wanted: Vec<Opened> = model.values().cloned().collect();
                 wanted.iter_mut().for_each(|o| o.record_owners.sort_unstable());
                 prop_assert_eq!(found, wanted);
+                prop_assert_eq!(&passed(&area), &past);
             }
         }
     }

@@ -337,6 +337,15 @@ impl Note {
         had - self.len()
     }
 
+    /// What is published may have been written again since.
+    pub fn perhaps_again(&mut self) {
+        let again = |held: Held| match held.kept {
+            Kept::Owned(version) => Held { kept: Kept::Again(version), ..held },
+            _ => held,
+        };
+        self.held = self.held.iter().map(|(r, held)| (r.clone(), again(*held))).collect();
+    }
+
     /// Replaces what is held.
     pub fn set_held(&mut self, held: impl IntoIterator<Item = (ByteRange, Held)>) {
         self.held = held.into_iter().filter(|(r, _)| !r.is_empty()).map(std_pair).collect();

@@ -7,21 +7,21 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::{is_unknown, split};
 use crate::ops::room::Need;
-use crate::passing::{self, Door, Opening, Passing, Stamp, Track};
+use crate::passing::{self, Door, Keeper, KernelId, Opening, Passing, Stamp, Track};
 use ebb_consistency::path::{Access, Circumstances, decide};
 use ebb_consistency::{Beside, Changes, IoPath, Reason, Source};
 use ebb_flusher::BypassSource;
 use ebb_types::{Attr, ByteRange, Errno};
-use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Rounds of fetching what an observation showed before it is called hopeless.
-const ROUNDS_MAX: u32 = 8;
+/// Rounds of fetching what an observation showed, at least, before it is called hopeless; and as
+/// long as a request may take: its owner may be coming back.
+const ROUNDS_MIN: u32 = 8;
 
 /// Looks for a writable mapping that outlives its last handle: at first at once, then so often.
 const MAPPED_LOOK_MAX: Duration = Duration::from_millis(500);
@@ -72,7 +72,7 @@ impl Node {
         file: &Arc<CachedFile>,
         asked: Asked,
         door: &dyn Door,
-    ) -> Result<(IoPath, Option<Arc<fuser::BackingId>>), Errno> {
+    ) -> Result<(IoPath, Option<Arc<KernelId>>), Errno> {
         let writes = asked.access.writes();
         let (crowded, confined) = (writes && self.is_crowded(), writes && self.is_confined());
         let mut state = file.state.write();
@@ -131,9 +131,15 @@ impl Node {
             cache.set_len(size)?;
         }
         let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
+        let id = KernelId::new(id, &self.paths.device);
+        // Before the kernel is told: a daemon that comes after this one must know.
+        if self.heir.get().is_some_and(|heir| !heir.table.passed(file.ino, id.raw, size)) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         let held = state.view.unflushed_bytes() + state.view.clean_bytes();
         self.room.past.pin(0, held);
-        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held });
+        let keeper = Keeper::new(file.ino, self.heir.get());
+        state.passing = Some(Passing::new(id, size, held, keeper));
         Ok(())
     }
 
@@ -152,7 +158,11 @@ impl Node {
         }
         let cache = file.cache(&self.cache)?;
         if passing.track.is_none() {
-            let mut track = Track::start(&cache, self.paths.fine_times())?;
+            if self.heir.get().is_some_and(|heir| !heir.table.tracked(file.ino)) {
+                return Err(Errno::ENFILE);
+            }
+            let keeper = Keeper::new(file.ino, self.heir.get());
+            let mut track = Track::start(&cache, self.paths.fine_times(), keeper)?;
             for clean in view.clean(ByteRange::ALL) {
                 track.remember(&cache, clean)?;
             }
@@ -328,23 +338,23 @@ impl Node {
                 }
             }
         }
-        let before = std::mem::replace(&mut passing.size, view.published_size());
-        if view.published_size() < before {
-            cut(&cache, passing, view.size())?;
+        if view.published_size() < passing.size() {
+            passing.cut(&cache, view.size())?;
         }
+        passing.agree(view.published_size());
         Ok(cache::extend(&cache, view.size())?)
     }
 
     /// The size was set by this node.
     pub(crate) fn resize_passed(&self, file: &CachedFile, state: &mut State, size: u64) {
         let Some(passing) = &mut state.passing else { return };
-        passing.size = size;
         let done = file.cache(&self.cache).and_then(|cache| {
             if cache.metadata()?.len() != size {
-                cut(&cache, passing, size)?;
+                passing.cut(&cache, size)?;
             }
             Ok(())
         });
+        passing.agree(size);
         if let Err(e) = done {
             tracing::error!(ino = %file.ino, error = %e, "a cache file that is passed through has a wrong size");
         }
@@ -354,7 +364,8 @@ impl Node {
     /// inode, before the call returns that asked. It stays in the buffer until the last close; where
     /// that is too much, the call fails.
     pub(crate) async fn complete(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
-        for round in 0..ROUNDS_MAX {
+        let end = Instant::now() + self.deadline();
+        for round in 0.. {
             let missing = {
                 let state = file.state.read();
                 if state.passing.is_none() {
@@ -376,7 +387,10 @@ impl Node {
                 self.note_pinned(&mut file.state.write());
             }
             if moved {
-                tokio::time::sleep(Duration::from_millis(1 << round)).await;
+                if round >= ROUNDS_MIN && Instant::now() >= end {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(1 << round.min(8))).await;
                 self.query_anew(file, ByteRange::ALL).await?;
             }
         }
@@ -406,7 +420,7 @@ impl Node {
         }
     }
 
-    async fn leave_later(&self, file: &Arc<CachedFile>) {
+    pub(crate) async fn leave_later(&self, file: &Arc<CachedFile>) {
         let mut pause = Duration::from_millis(5);
         loop {
             tokio::time::sleep(pause).await;
@@ -449,15 +463,6 @@ impl Node {
             self.unlist_if_clean(file);
         }
         true
-    }
-}
-
-/// Sets the length of a passed-through cache file.
-fn cut(cache: &File, passing: &mut Passing, size: u64) -> io::Result<()> {
-    cache.set_len(size)?;
-    match &mut passing.track {
-        Some(track) => track.clear(ByteRange::new(size, i64::MAX as u64)),
-        None => Ok(()),
     }
 }
 

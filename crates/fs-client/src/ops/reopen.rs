@@ -7,6 +7,7 @@ use crate::heir::{Inheritance, Opened, Placed};
 use crate::journal::Image;
 use crate::node::Node;
 use crate::ops::open::Again;
+use crate::passing;
 use ebb_consistency::{IoPath, Reason};
 use ebb_types::{Errno, Ino, Version};
 use parking_lot::Mutex;
@@ -19,9 +20,11 @@ const STEP: usize = 128;
 
 impl Node {
     /// Opens them again; how many handles there are.
-    pub(crate) async fn reopen(self: &Arc<Self>, opened: &[Opened]) -> Result<usize, Errno> {
-        let mut files: BTreeMap<Ino, Vec<Opened>> = BTreeMap::new();
-        for handle in opened {
+    pub(crate) async fn reopen(self: &Arc<Self>, left: &Inheritance) -> Result<usize, Errno> {
+        // What is passed through and has no handle any more is still mapped by somebody.
+        let mut files: BTreeMap<Ino, Vec<Opened>> =
+            left.passed.keys().map(|ino| (*ino, Vec::new())).collect();
+        for handle in &left.opened {
             files.entry(handle.ino).or_default().push(handle.clone());
         }
         let files: Vec<_> = files.into_iter().collect();
@@ -47,13 +50,14 @@ impl Node {
             Err(e @ (Errno::ENOENT | Errno::ESTALE | Errno::EISDIR)) => {
                 tracing::error!(%ino, error = %e, "an open file is gone");
                 handles.iter().for_each(|h| self.handles.forget(h.fh));
+                self.stop_passing(&file, &mut file.state.write());
                 return Ok(0);
             }
             Err(e) => return Err(e),
         }
         {
             let mut state = file.state.write();
-            state.opens += handles.len() as u32 - 1;
+            state.opens += (handles.len() as u32).saturating_sub(1);
             for owner in handles.iter().flat_map(|h| &h.record_owners) {
                 if !state.lock_owners.contains(owner) {
                     state.lock_owners.push(*owner);
@@ -64,14 +68,38 @@ impl Node {
         for handle in handles {
             let open = OpenFile {
                 file: Arc::clone(&file),
-                path: IoPath::Daemon(Reason::SwitchedOff),
+                path: passing::decoded(handle.way).unwrap_or(IoPath::Daemon(Reason::SwitchedOff)),
                 read_ahead: Mutex::new(ReadAhead::default()),
                 flock_owner: AtomicU64::new(handle.flock_owner),
                 record_owners: Mutex::new(handle.record_owners),
             };
             self.handles.adopt(handle.fh, handle.request, open);
         }
+        self.go_on_passing(&file, count == 0);
         Ok(count)
+    }
+
+    /// A file that the kernel reads or writes past the daemon: what others published meanwhile is
+    /// brought there, and what is written is watched again.
+    fn go_on_passing(&self, file: &Arc<CachedFile>, only_mapped: bool) {
+        if file.state.read().passing.is_none() {
+            return;
+        }
+        if file.is_tracked() {
+            self.list_dirty(file);
+            self.watch(file);
+        }
+        let Some(node) = self.me_arc() else { return };
+        let file = Arc::clone(file);
+        self.runtime.spawn(async move {
+            if only_mapped {
+                return node.leave_later(&file).await;
+            }
+            let _turn = file.turn.lock().await;
+            if let Err(e) = node.complete(&file).await {
+                tracing::warn!(ino = %file.ino, error = %e, "not complete before its next query");
+            }
+        });
     }
 
     async fn open_once_more(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {

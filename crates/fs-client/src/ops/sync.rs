@@ -36,7 +36,6 @@ impl Node {
     ) -> bool {
         let mut state = file.state.write();
         let changes = state.view.apply(answer);
-        self.note_changes(file, &changes);
         self.take_away(file, &mut state, &changes);
         let certain = changes.doubtful.is_empty();
         if certain {
@@ -48,11 +47,15 @@ impl Node {
     /// What becomes of bytes in the cache file that an answer took away.
     fn take_away(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
         if state.passing.is_none() {
+            self.note_changes(file, changes);
             return self.free_lost(file, changes);
         }
+        // Noted when that is done: until then the next daemon must know which bytes of the cache file
+        // were this one's.
         if let Err(e) = self.replace_lost(file, state, changes) {
             tracing::error!(ino = %file.ino, error = %e, "a cache file that is passed through is not up to date");
         }
+        self.note_changes(file, changes);
     }
 
     /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
@@ -86,16 +89,19 @@ impl Node {
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
+        if state.passing.is_some() {
+            self.take_away(file, &mut state, &changes);
+        } else {
+            self.note_changes(file, &changes);
+        }
         self.note_cut(file, size, map.version);
         self.copies_in_surplus(file.ino);
-        self.note_changes(file, &changes);
         // Before the cache file changes: it must not be shorter than the journal knows.
         self.try_write_notes();
         if !state.view.has_unattached() {
             state.mtime = None;
         }
         if state.passing.is_some() {
-            self.take_away(file, &mut state, &changes);
             return self.resize_passed(file, &mut state, size);
         }
         if let Ok(cache) = file.cache(&self.cache)
@@ -194,6 +200,7 @@ impl Node {
             ino: file.ino,
             ranges: sending.exact.clone(),
             guessed: sending.guessed.clone(),
+            known: sending.known,
             again: sending.again.clone(),
             mtime: sending.mtime,
             durable,
@@ -232,7 +239,7 @@ impl Node {
             state.mtime = None;
         }
         if let Some(passing) = &mut state.passing {
-            passing.size = passing.size.max(done.size);
+            passing.agree(passing.size().max(done.size));
         }
         ranges.extend(again);
         self.note_attached(file, &state, &ranges, done.version, done.size);

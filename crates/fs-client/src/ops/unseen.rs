@@ -107,6 +107,9 @@ impl Node {
     /// The inode is not passed through any more.
     pub(crate) fn stop_passing(&self, file: &CachedFile, state: &mut State) {
         let Some(passing) = state.passing.take() else { return };
+        if let Some(heir) = self.heir.get() {
+            heir.table.not_passed(file.ino);
+        }
         self.room.past.pin(passing.held, 0);
         if passing.track.is_some() {
             self.room.past.writers.lock().files.remove(&file.ino);

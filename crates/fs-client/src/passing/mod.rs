@@ -5,14 +5,21 @@
 //! While an inode is passed through, its cache file reads right by itself: it is as long as the
 //! file, holes are zeros for everybody this node has heard of, and nothing of it is given up.
 
+mod inherit;
+mod kernel;
 mod track;
+mod twin;
 
+pub use inherit::Past;
+pub use kernel::{Device, KernelId};
 pub use track::{Stamp, Track, written_runs};
+pub use twin::Keeper;
 
 use ebb_consistency::{Beside, IoPath, Reason};
-use fuser::BackingId;
+use ebb_types::ByteRange;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -21,19 +28,48 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// What the kernel and the daemon share of a passed-through inode.
 pub struct Passing {
     /// The kernel's number of the cache file: one for an inode.
-    pub id: Arc<BackingId>,
+    pub id: Arc<KernelId>,
     /// How writes past the daemon are found; none while there are only readers.
     pub track: Option<Track>,
-    /// The published size that the cache file was made to agree with: a smaller one is a cut.
-    pub size: u64,
     /// Bytes of the buffer that it keeps, when last looked at.
     pub held: u64,
+    size: u64,
+    keeper: Keeper,
+}
+
+impl Passing {
+    /// From now on, with a cache file that agrees with this published size.
+    #[must_use]
+    pub fn new(id: KernelId, size: u64, held: u64, keeper: Keeper) -> Passing {
+        Passing { id: Arc::new(id), track: None, held, size, keeper }
+    }
+
+    /// The published size that the cache file was made to agree with: a smaller one is a cut.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The cache file agrees with another one.
+    pub fn agree(&mut self, size: u64) {
+        self.size = size;
+        self.keeper.sized(size);
+    }
+
+    /// Sets the length of the cache file.
+    pub fn cut(&mut self, cache: &File, size: u64) -> io::Result<()> {
+        cache.set_len(size)?;
+        match &mut self.track {
+            Some(track) => track.clear(ByteRange::new(size, i64::MAX as u64)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Registers a file with the kernel: the reply to an open can do that.
 pub trait Door: Sync {
     /// The kernel's number for `file`.
-    fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId>;
+    fn register(&self, file: BorrowedFd<'_>) -> io::Result<u32>;
 
     /// Why it cannot.
     fn obstacle(&self) -> Option<Reason> {
@@ -45,7 +81,7 @@ pub trait Door: Sync {
 pub struct Inside;
 
 impl Door for Inside {
-    fn register(&self, _: BorrowedFd<'_>) -> io::Result<BackingId> {
+    fn register(&self, _: BorrowedFd<'_>) -> io::Result<u32> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -61,7 +97,7 @@ pub struct Opening {
     /// Which way it goes.
     pub path: IoPath,
     /// The kernel's number of the cache file, when the inode is passed through.
-    pub id: Option<Arc<BackingId>>,
+    pub id: Option<Arc<KernelId>>,
 }
 
 /// What the other handles of an inode are.
@@ -76,6 +112,8 @@ pub fn beside(passing: Option<&Passing>, others: u32) -> Beside {
 
 /// What keeps this whole mount from passing anything through, and how often opens went which way.
 pub struct Paths {
+    /// The device of the mount, once it is known.
+    pub device: Device,
     obstacle: Mutex<Option<Reason>>,
     /// Files of the cache get a new time at each write that somebody looked for.
     fine_times: AtomicU64,
@@ -90,6 +128,7 @@ pub struct Paths {
 impl Default for Paths {
     fn default() -> Paths {
         Paths {
+            device: Device::default(),
             // Until the kernel has been asked.
             obstacle: Mutex::new(Some(Reason::Kernel)),
             fine_times: AtomicU64::new(0),
@@ -174,6 +213,30 @@ impl Paths {
     }
 }
 
+/// A way as a number, for the daemon after this one.
+#[must_use]
+pub fn code(path: IoPath) -> u64 {
+    match path {
+        IoPath::Read => 1,
+        IoPath::Write => 2,
+        IoPath::Daemon(reason) => 3 | ((reason as u64) << 8),
+        IoPath::DaemonBeside(reason) => 4 | ((reason as u64) << 8),
+    }
+}
+
+/// The way of a number.
+#[must_use]
+pub fn decoded(code: u64) -> Option<IoPath> {
+    let reason = || Reason::ALL.get((code >> 8) as usize).copied();
+    match code & 0xff {
+        1 => Some(IoPath::Read),
+        2 => Some(IoPath::Write),
+        3 => reason().map(IoPath::Daemon),
+        4 => reason().map(IoPath::DaemonBeside),
+        _ => None,
+    }
+}
+
 /// A way as status and metrics call it.
 #[must_use]
 pub fn name(path: IoPath) -> String {
@@ -210,6 +273,18 @@ mod tests {
         let expected = [("daemon:not-local", 2), ("passthrough-write", 1)];
         assert_eq!(counts, expected.map(|(name, n)| (name.to_string(), n)));
         assert_eq!(paths.table().lines().count(), 2);
+    }
+
+    #[test]
+    fn a_way_outlives_a_daemon() {
+        let of_reason = |r: Reason| [IoPath::Daemon(r), IoPath::DaemonBeside(r)];
+        let mut ways: Vec<IoPath> = Reason::ALL.into_iter().flat_map(of_reason).collect();
+        ways.extend([IoPath::Read, IoPath::Write]);
+        for way in ways {
+            assert_eq!(decoded(code(way)), Some(way));
+        }
+        assert_eq!(decoded(0), None);
+        assert_eq!(decoded(3 | (u64::MAX << 8)), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Finding out afterwards what was written past the daemon: when a cache file was changed last,
 //! where it has data, and what it held where others' bytes were put into it (the twin).
 
+use super::twin::{Keeper, Twin};
 use crate::cache;
 use ebb_consistency::claim::{blocks_of, changed_runs};
 use ebb_consistency::{FileView, Source};
@@ -96,8 +97,8 @@ pub struct Track {
     mapped: Mapped,
     /// Something was written since the own bytes were attached last.
     due: bool,
-    /// What was put into the cache file of others' bytes, at the same offsets.
-    twin: Option<File>,
+    twin: Option<Twin>,
+    keeper: Keeper,
     /// Bytes of our blocks that others have: zeros here, and written only where they are not.
     refused: RangeSet<u64>,
     fine_times: bool,
@@ -105,7 +106,7 @@ pub struct Track {
 
 impl Track {
     /// From now on.
-    pub fn start(cache: &File, fine_times: bool) -> io::Result<Track> {
+    pub fn start(cache: &File, fine_times: bool, keeper: Keeper) -> io::Result<Track> {
         let seen = Stamp::of(cache)?;
         let doubtful = !fine_times && seen.is_young();
         Ok(Track {
@@ -114,8 +115,24 @@ impl Track {
             mapped: Mapped::Never,
             due: false,
             twin: None,
+            keeper,
             refused: RangeSet::new(),
             fine_times,
+        })
+    }
+
+    /// Goes on for a daemon that died while the inode was written past it.
+    pub fn inherited(cache: &File, fine_times: bool, keeper: Keeper) -> io::Result<Track> {
+        let started = Track::start(cache, fine_times, Keeper::default())?;
+        let twin = keeper.kept();
+        Ok(Track {
+            doubtful: true,
+            // Somebody may have had it mapped.
+            mapped: Mapped::Perhaps,
+            due: true,
+            twin,
+            keeper,
+            ..started
         })
     }
 
@@ -213,18 +230,20 @@ impl Track {
         // On a disk that is full either nothing changes, or the twin as the cache file does: else
         // others' bytes would be taken for written here.
         cache::reserve(twin, ByteRange::at(at, bytes.len() as u64))?;
-        for run in changed_runs(at, bytes, &old) {
-            let from = (run.start() - at) as usize;
-            let new = &bytes[from..from + run.len() as usize];
-            let done = cache.write_all_at(new, run.start());
-            let arrived = match done {
-                Ok(()) => new.len(),
-                Err(_) => equal_prefix(cache, new, run.start())?,
-            };
-            twin.write_all_at(&new[..arrived], run.start())?;
-            done?;
-        }
-        twin.write_all_at(bytes, at)
+        twin.moving(at, bytes, |twin| {
+            for run in changed_runs(at, bytes, &old) {
+                let from = (run.start() - at) as usize;
+                let new = &bytes[from..from + run.len() as usize];
+                let done = cache.write_all_at(new, run.start());
+                let arrived = match done {
+                    Ok(()) => new.len(),
+                    Err(_) => equal_prefix(cache, new, run.start())?,
+                };
+                twin.write_all_at(&new[..arrived], run.start())?;
+                done?;
+            }
+            twin.write_all_at(bytes, at)
+        })
     }
 
     /// The cache file's bytes in `range` are what was there when it was looked at last.
@@ -250,9 +269,13 @@ impl Track {
         }
     }
 
-    fn twin(&mut self, cache: &File) -> io::Result<&File> {
+    pub(super) fn twin_if_any(&self) -> Option<&Twin> {
+        self.twin.as_ref()
+    }
+
+    pub(super) fn twin(&mut self, cache: &File) -> io::Result<&Twin> {
         if self.twin.is_none() {
-            self.twin = Some(cache::nameless_beside(cache)?);
+            self.twin = Some(self.keeper.make(cache)?);
         }
         self.twin.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -327,7 +350,7 @@ pub fn written_runs(cache: &File, ranges: &[ByteRange]) -> io::Result<Vec<ByteRa
 }
 
 /// The blocks of a cache file that hold data, neighbours as one.
-fn data_blocks(cache: &File, len: u64) -> io::Result<Vec<ByteRange>> {
+pub(super) fn data_blocks(cache: &File, len: u64) -> io::Result<Vec<ByteRange>> {
     let mut out: Vec<ByteRange> = Vec::new();
     let mut at = 0;
     while at < len {
@@ -366,7 +389,7 @@ mod tests {
     #[test]
     fn a_look_finds_new_blocks_up_to_the_size() {
         let cache = scratch();
-        let mut track = Track::start(&cache, true).expect("track");
+        let mut track = Track::start(&cache, true, Keeper::default()).expect("track");
         let mut view = known_blank();
         cache.write_all_at(b"x", 5 * BLOCK + 10).expect("write");
         let now = Stamp::of(&cache).expect("stamp");
@@ -384,10 +407,10 @@ mod tests {
     fn coarse_times_are_not_trusted_while_young() {
         let cache = scratch();
         cache.write_all_at(b"x", 0).expect("write");
-        let young = Track::start(&cache, false).expect("track");
+        let young = Track::start(&cache, false, Keeper::default()).expect("track");
         assert!(young.may_have_changed(&Stamp::of(&cache).expect("stamp")));
         std::thread::sleep(std::time::Duration::from_millis(60));
-        let old = Track::start(&cache, false).expect("track");
+        let old = Track::start(&cache, false, Keeper::default()).expect("track");
         assert!(!old.may_have_changed(&Stamp::of(&cache).expect("stamp")));
     }
 
@@ -395,7 +418,7 @@ mod tests {
     #[test]
     fn a_merge_that_fails_claims_nothing() {
         let cache = scratch();
-        let mut track = Track::start(&cache, true).expect("track");
+        let mut track = Track::start(&cache, true, Keeper::default()).expect("track");
         let mut view = known_blank();
         let mut service = ebb_consistency::FileState::new(0);
         service.attach(NodeId(2), &[ByteRange::new(0, 100)]);
@@ -416,7 +439,7 @@ mod tests {
     #[test]
     fn merged_bytes_and_own_writes_are_kept_apart() {
         let cache = scratch();
-        let mut track = Track::start(&cache, true).expect("track");
+        let mut track = Track::start(&cache, true, Keeper::default()).expect("track");
         let mut view = known_blank();
         // Another node owns 0..100 as one claim, of which it wrote 0..50.
         let mut service = ebb_consistency::FileState::new(0);
