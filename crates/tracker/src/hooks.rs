@@ -31,14 +31,19 @@ const EXT4: &[Hook] = &[
     Hook { name: "ext4_da_write_end", shape: Shape::WriteEnd },
     Hook { name: "ext4_write_end", shape: Shape::WriteEnd },
     Hook { name: "ext4_journalled_write_end", shape: Shape::WriteEnd },
-    DIRECT,
 ];
 
 /// XFS tells of a whole write when it begins.
-const XFS: &[Hook] = &[Hook { name: "xfs_file_buffered_write", shape: Shape::WriteBegin }, DIRECT];
+const XFS: &[Hook] = &[Hook { name: "xfs_file_buffered_write", shape: Shape::WriteBegin }];
 
-/// Direct writes of both.
-const DIRECT: Hook = Hook { name: "iomap_dio_rw_begin", shape: Shape::Direct };
+/// What both have in common: direct writes, page faults of mapped files (one of the two comes before
+/// the first store through any mapping), and what the tracker asks by unlocking a file.
+const BOTH: &[Hook] = &[
+    Hook { name: "iomap_dio_rw_begin", shape: Shape::Direct },
+    Hook { name: "mm_filemap_fault", shape: Shape::Fault },
+    Hook { name: "mm_filemap_map_pages", shape: Shape::Fault },
+    Hook { name: "locks_get_lock_context", shape: Shape::Ask },
+];
 
 impl Kind {
     /// By what statfs says.
@@ -50,11 +55,12 @@ impl Kind {
         }
     }
 
-    fn hooks(self) -> &'static [Hook] {
-        match self {
+    fn hooks(self) -> impl Iterator<Item = &'static Hook> {
+        let own = match self {
             Kind::Ext4 => EXT4,
             Kind::Xfs => XFS,
-        }
+        };
+        own.iter().chain(BOTH)
     }
 
     /// The module that it is in, where it is one.
@@ -93,6 +99,9 @@ pub struct Fields {
     pub file_inode: u32,
     pub iter_count: u32,
     pub iter_is_source: u32,
+    pub inode_mapping: u32,
+    pub mapping_inode: u32,
+    pub mapping_writable: u32,
 }
 
 impl Fields {
@@ -116,6 +125,9 @@ impl Fields {
             file_inode: at("file", "f_inode", 8)?,
             iter_count: at("iov_iter", "count", 8)?,
             iter_is_source: at("iov_iter", "data_source", 1)?,
+            inode_mapping: at("inode", "i_mapping", 8)?,
+            mapping_inode: at("address_space", "host", 8)?,
+            mapping_writable: at("address_space", "i_mmap_writable", 4)?,
         })
     }
 }
@@ -124,12 +136,12 @@ impl Fields {
 pub fn survey(kind: Kind) -> Result<Kernel, Unavailable> {
     let kernel = Btf::parse(read("vmlinux")?)?;
     let fields = Fields::find(&kernel)?;
-    let built_in = kind.hooks().iter().all(|hook| kernel.tracepoint(hook.name).is_some());
+    let built_in = kind.hooks().all(|hook| kernel.tracepoint(hook.name).is_some());
     let in_module = match built_in {
         true => None,
         false => Some(Btf::parse_module(read(kind.module())?, &kernel)?),
     };
-    let points = kind.hooks().iter().map(|hook| {
+    let points = kind.hooks().map(|hook| {
         let found = in_module.as_ref().and_then(|btf| Some((btf.tracepoint(hook.name)?, true)));
         let found = found.or_else(|| Some((kernel.tracepoint(hook.name)?, false)));
         let missing = || Unavailable::Kernel(format!("the tracepoint {}", hook.name));
@@ -166,6 +178,8 @@ impl Shape {
             Shape::WriteEnd => {
                 structure(0, "inode") && number(1, 8) && number(2, 4) && number(3, 4)
             }
+            Shape::Fault => structure(0, "address_space"),
+            Shape::Ask => structure(0, "inode"),
             Shape::WriteBegin | Shape::Direct => structure(0, "kiocb") && structure(1, "iov_iter"),
         }
     }

@@ -6,8 +6,8 @@
 //!
 //! Every buffered write by whatever call (`write`, `pwritev`, `O_APPEND`, `splice`, io_uring,
 //! asynchronous I/O) and through whatever is stacked above the file. Direct writes are noticed, not
-//! measured: from then on the file answers [`Why::Direct`]. Stores through shared mappings are
-//! **not** seen, nor is what changes the size alone (truncate, fallocate), nor blocks that are cloned
+//! measured: from then on the file answers [`Why::Direct`]. So are mappings ([`Why::Mapped`]): the
+//! stores through them are not seen. What is **not** seen at all is what changes the size alone (truncate, fallocate), nor blocks that are cloned
 //! (FICLONE; on XFS copy_file_range, too): who watches a file must know of these by other means.
 //! XFS tells of a write before it is carried out: of one that fails on the way, as on a full disk,
 //! all bytes are told of.

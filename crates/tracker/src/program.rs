@@ -14,6 +14,10 @@ pub enum Shape {
     WriteBegin,
     /// `(iocb, iter)` of a direct read or write.
     Direct,
+    /// `(mapping)` of which a page is looked for because of a page fault.
+    Fault,
+    /// `(inode)` of a file that the tracker itself has touched, to have its mappings looked at.
+    Ask,
 }
 
 /// The map of watched files: what it is asked with, the inode's number and the device's.
@@ -31,12 +35,14 @@ pub enum Value {
     Lost,
     /// Direct writes.
     Direct,
+    /// Page faults, and looks that found a mapping that can be written through.
+    Mapped,
     /// The process that wrote last.
     Writer,
 }
 
 /// Words of an answer.
-pub const VALUE_WORDS: usize = 5;
+pub const VALUE_WORDS: usize = 6;
 
 impl Value {
     fn offset(self) -> i16 {
@@ -78,13 +84,17 @@ pub fn assemble(shape: Shape, fields: &Fields, maps: Maps) -> Option<Vec<u64>> {
     let mut body = Body { asm, fields: *fields, maps, out };
     body.inode(shape);
     body.find_value();
-    body.leave_own_out();
+    if matches!(shape, Shape::WriteEnd | Shape::WriteBegin | Shape::Direct) {
+        body.leave_own_out();
+    }
     match shape {
         Shape::WriteEnd => body.range_of_end(),
         Shape::WriteBegin => body.range_of_begin(),
         Shape::Direct => body.count(Value::Direct),
+        Shape::Fault => body.count(Value::Mapped),
+        Shape::Ask => body.count_if_mapped(),
     }
-    if shape != Shape::Direct {
+    if matches!(shape, Shape::WriteEnd | Shape::WriteBegin) {
         body.send();
     }
     body.asm.place(out);
@@ -113,8 +123,12 @@ impl Body {
     /// R7 is the inode.
     fn inode(&mut self, shape: Shape) {
         self.argument(Reg::R7, 0);
-        if shape == Shape::WriteEnd {
-            return;
+        match shape {
+            Shape::WriteEnd | Shape::Ask => return,
+            Shape::Fault => {
+                return self.field(Width::DW, Reg::R7, Reg::R7, self.fields.mapping_inode);
+            }
+            Shape::WriteBegin | Shape::Direct => {}
         }
         if shape == Shape::Direct {
             self.argument(Reg::R1, 1);
@@ -189,6 +203,13 @@ impl Body {
         self.asm.call(Helper::RingOutput);
         self.asm.jump_if(Reg::R0, If::Equal, 0, self.out);
         self.count(Value::Lost);
+    }
+
+    fn count_if_mapped(&mut self) {
+        self.field(Width::DW, SCRATCH, Reg::R7, self.fields.inode_mapping);
+        self.field(Width::W, SCRATCH, SCRATCH, self.fields.mapping_writable);
+        self.asm.jump_if(SCRATCH, If::Equal, 0, self.out);
+        self.count(Value::Mapped);
     }
 
     fn count(&mut self, what: Value) {

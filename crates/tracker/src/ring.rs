@@ -49,14 +49,9 @@ impl Ring {
         Ok(Ring { consumer, producer, page, bytes: u64::from(bytes) })
     }
 
-    /// Bytes put in so far: it moves with every event.
-    pub fn produced(&self) -> u64 {
-        self.producer.word(0).load(Ordering::Acquire)
-    }
-
     /// Everything that was put in before the call.
     pub fn read(&mut self, mut take: impl FnMut(Event)) -> Result<(), Stuck> {
-        let end = self.produced();
+        let end = self.producer.word(0).load(Ordering::Acquire);
         let position = self.consumer.word(0);
         let mut at = position.load(Ordering::Relaxed);
         while at < end {
@@ -91,6 +86,21 @@ impl Ring {
             }
             std::thread::yield_now();
         }
+    }
+}
+
+/// How much was put into a ring so far, for whoever only wants to know that.
+pub struct Meter(Mapping);
+
+impl Meter {
+    pub fn map(fd: &OwnedFd) -> io::Result<Meter> {
+        let page = rustix::param::page_size();
+        Ok(Meter(Mapping::new(fd, page, page, libc::PROT_READ)?))
+    }
+
+    /// Bytes: it moves with every event.
+    pub fn produced(&self) -> u64 {
+        self.0.word(0).load(Ordering::Acquire)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::hooks::{self, Kind};
 use crate::program::{KEY_WORDS, Maps, VALUE_WORDS, assemble};
-use crate::ring::{Event, Ring, Stuck};
+use crate::ring::{Event, Meter, Ring, Stuck};
 use crate::sys;
 use crate::trial;
 use crate::unavailable::Unavailable;
@@ -68,6 +68,7 @@ pub(crate) struct Inner {
 /// What the thread shares.
 pub(crate) struct Core {
     books: Mutex<Books>,
+    meter: Meter,
     ring_fd: OwnedFd,
 }
 
@@ -107,7 +108,7 @@ impl Tracker {
     /// A number that moves with every write of watched files, and costs nothing to ask for.
     #[must_use]
     pub fn activity(&self) -> u64 {
-        self.inner.core.books.lock().ring.produced()
+        self.inner.core.meter.produced()
     }
 
     pub(crate) fn set_own_process(&self, number: u64) {
@@ -124,6 +125,7 @@ impl Inner {
         let map = map.map_err(refused(step))?;
         let ring_fd = sys::ring(limits.ring_bytes).map_err(refused("making a ring"))?;
         let ring = Ring::map(&ring_fd, limits.ring_bytes).map_err(refused("mapping a ring"))?;
+        let meter = Meter::map(&ring_fd).map_err(refused("mapping a ring"))?;
         let kernel = hooks::survey(kind)?;
         let maps = Maps {
             watched: map.as_raw_fd(),
@@ -145,7 +147,7 @@ impl Inner {
             .ok_or_else(|| Unavailable::Kernel("a count of programs that were left out".into()))?;
         let (pending, ranges_max) = (HashMap::new(), limits.ranges_max);
         let books = Books { ring, pending, holes: 0, misses_seen, ranges_max };
-        let core = Arc::new(Core { books: Mutex::new(books), ring_fd });
+        let core = Arc::new(Core { books: Mutex::new(books), meter, ring_fd });
         let (ending, reader) = start_reader(&core).map_err(refused("waiting for a ring"))?;
         let (tags, own) = (AtomicU64::new(1), AtomicU64::new(0));
         let reader = Mutex::new(Some(reader));
@@ -160,7 +162,7 @@ impl Inner {
             Writers::Others => self.own.load(Relaxed),
         };
         self.core.books.lock().pending.insert(tag, Pending::new(key[0]));
-        let value: [u64; VALUE_WORDS] = [tag, except, 0, 0, 0];
+        let value: [u64; VALUE_WORDS] = [tag, except, 0, 0, 0, 0];
         // Fails when it is on the list already.
         sys::insert(&self.map, key, &value).inspect_err(|_| {
             self.core.books.lock().pending.remove(&tag);

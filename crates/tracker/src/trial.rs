@@ -30,7 +30,8 @@ pub fn run(tracker: &Tracker, dir: &Path) -> Result<(), Unavailable> {
     let watched = tracker.watch(&file, Writers::Others).map_err(io)?;
     write(&file).map_err(io)?;
     expect(&watched, &[]).map_err(|what| failed(format!("own writes: {what}")))?;
-    direct(tracker, dir).map_err(io)?.map_err(failed)
+    direct(tracker, dir).map_err(io)?.map_err(failed)?;
+    mapped(tracker, dir).map_err(io)?.map_err(failed)
 }
 
 fn nameless(dir: &Path, more: OFlags) -> io::Result<File> {
@@ -50,6 +51,32 @@ fn expect(watched: &Watched, ranges: &[Range<u64>]) -> Result<(), String> {
     let seen = watched.drain().map_err(|e| e.to_string())?;
     let seen: Vec<_> = seen.ranges.into_iter().collect();
     if seen == ranges { Ok(()) } else { Err(format!("seen {seen:?} instead of {ranges:?}")) }
+}
+
+/// A mapping must be noticed, while it is there and when it is gone.
+fn mapped(tracker: &Tracker, dir: &Path) -> io::Result<Result<(), String>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let file = nameless(dir, OFlags::empty())?;
+    file.set_len(1)?;
+    for touches in [false, true] {
+        let watched = tracker.watch(&file, Writers::All)?;
+        let how = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses, taken away below.
+        let at = unsafe { mmap(std::ptr::null_mut(), 1, how, MapFlags::SHARED, &file, 0) }?;
+        let seen = if touches {
+            // SAFETY: the first byte of the mapping, which the file has.
+            unsafe { at.cast::<u8>().write_volatile(1) };
+            None
+        } else {
+            Some(watched.is_lost())
+        };
+        // SAFETY: the mapping made above; nobody else has it.
+        unsafe { munmap(at, 1) }?;
+        if !seen.unwrap_or_else(|| watched.is_lost()) {
+            return Ok(Err("a mapping was not noticed".into()));
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Where direct writes are possible they must be noticed.

@@ -1,7 +1,7 @@
 //! A file whose writes are told of.
 
 use crate::hooks::Kind;
-use crate::program::{KEY_WORDS, Value};
+use crate::program::{KEY_WORDS, VALUE_WORDS, Value};
 use crate::ring::Event;
 use crate::tracker::{Inner, Writers};
 use parking_lot::Mutex;
@@ -40,6 +40,8 @@ pub enum Why {
     /// The file was written with O_DIRECT: from now on it always says this, because such a write
     /// may be under way.
     Direct,
+    /// The file is or was mapped, so that stores need not be told of: from now on it always says this.
+    Mapped,
     /// The kernel left a program out, or an event did not come to an end.
     Missed,
     /// The kernel does not answer.
@@ -50,7 +52,7 @@ impl Why {
     /// It will be the same with every drain.
     #[must_use]
     pub fn lasts(self) -> bool {
-        self == Why::Direct
+        matches!(self, Why::Direct | Why::Mapped)
     }
 }
 
@@ -60,6 +62,7 @@ impl fmt::Display for Why {
             Why::RingFull => "the ring of events was full",
             Why::TooManyRanges => "too many ranges were written",
             Why::Direct => "it was written with O_DIRECT",
+            Why::Mapped => "it was mapped",
             Why::Missed => "the kernel missed events",
             Why::Kernel => "the kernel does not tell",
         })
@@ -149,18 +152,22 @@ impl Watched {
     }
 
     /// Everything that was written since the last call by writes that had returned before this one,
-    /// perhaps also by some that were under way; these have ended then.
+    /// perhaps also by some that were under way; these have ended then. A write of which the file's
+    /// times told before the call is among them.
     pub fn drain(&self) -> Result<Written, Lost> {
         let mut seen = self.seen.lock();
+        // Times change before a write is told of.
+        let begun_have_ended = self.settle().is_ok();
+        self.ask();
         let (pending, holes) = self.tracker.take(self.tag);
         // Counters after the ring: a write that had no room in it has been counted by now.
         let counters = self.tracker.counters(&self.key);
         seen.events += pending.events;
         let ranges = pending.ranges;
-        let settled = ranges.is_empty() || self.settle().is_ok();
+        let settled = begun_have_ended && (ranges.is_empty() || self.settle().is_ok());
         let why = match &counters {
             Err(_) => Some(Why::Kernel),
-            Ok(now) if now[Value::Direct as usize] > 0 => Some(Why::Direct),
+            Ok(now) if lasting(now).is_some() => lasting(now),
             Ok(now) if now[Value::Lost as usize] != seen.lost => Some(Why::RingFull),
             Ok(_) if pending.overflow => Some(Why::TooManyRanges),
             Ok(_) if holes != seen.holes => Some(Why::Missed),
@@ -187,6 +194,21 @@ impl Watched {
         Ok(self.tracker.counters(&self.key)?[Value::Writer as usize])
     }
 
+    /// True when the next drain will be an error whatever was written.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.ask();
+        self.tracker.counters(&self.key).map_or(true, |now| lasting(&now).is_some())
+    }
+
+    /// Makes the kernel look whether anybody has the file mapped. A mapping that is gone has left a
+    /// page fault if it was written through; one that is there may have its fault still to be
+    /// counted.
+    fn ask(&self) {
+        // Nobody locks it; to unlock it passes the tracepoint all the same.
+        let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
+    }
+
     /// Waits for a write that is under way: both file systems tell of it while they hold the inode's
     /// lock for writing, before its bytes or the file's size can be read. Each has a call that
     /// changes nothing and takes that lock for reading.
@@ -200,6 +222,14 @@ impl Watched {
             Kind::Xfs => self.file.read_at(&mut [0], 0).map(drop),
         }
     }
+}
+
+/// What the kernel counts of a file and never takes back.
+fn lasting(counters: &[u64; VALUE_WORDS]) -> Option<Why> {
+    let counted = |what: Value| counters[what as usize] > 0;
+    counted(Value::Direct)
+        .then_some(Why::Direct)
+        .or_else(|| counted(Value::Mapped).then_some(Why::Mapped))
 }
 
 impl Drop for Watched {

@@ -302,6 +302,79 @@ fn direct_writes_are_noticed() {
     }
 }
 
+/// One map, to be written through or not, and what is told of it.
+fn map_and<T>(file: &File, how: rustix::mm::ProtFlags, with: impl FnOnce(*mut u8) -> T) -> T {
+    let at = unsafe {
+        use rustix::mm::{MapFlags, mmap};
+        mmap(std::ptr::null_mut(), 8192, how, MapFlags::SHARED, file, 0).unwrap()
+    };
+    let done = with(at.cast());
+    unsafe { rustix::mm::munmap(at, 8192).unwrap() };
+    done
+}
+
+#[test]
+fn mappings_are_noticed() {
+    for scratch in [Some(Scratch::here()), Scratch::xfs()].into_iter().flatten() {
+        let Some(tracker) = tracker(scratch.dir(), Limits::default()) else { return };
+        let (_, file) = scratch.file();
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        for touch in 0..4 {
+            let watched = tracker.watch(&file, Writers::Others).unwrap();
+            file.read_exact_at(&mut [0], 0).unwrap();
+            assert!(drained(&watched).is_empty(), "reading is not mapping");
+            map(&file, &watched, touch);
+            for _ in 0..2 {
+                assert_eq!(watched.drain().expect_err("it was mapped").why, Why::Mapped);
+            }
+        }
+        let (_, other) = scratch.file();
+        other.set_len(8192).unwrap();
+        let watched = tracker.watch(&file, Writers::Others).unwrap();
+        map_and(&other, BOTH, |at| unsafe { at.write_volatile(1) });
+        assert!(drained(&watched).is_empty(), "another file");
+    }
+}
+
+const BOTH: rustix::mm::ProtFlags = rustix::mm::ProtFlags::READ.union(rustix::mm::ProtFlags::WRITE);
+
+/// One of several ways.
+fn map(file: &File, watched: &Watched, way: u32) {
+    if way == 3 {
+        // Of pages that are not in memory.
+        rustix::fs::fsync(file).unwrap();
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+    map_and(file, BOTH, |at| match way {
+        0 => assert!(watched.is_lost(), "it is there, untouched"),
+        1 => drop(unsafe { at.add(5000).read_volatile() }),
+        _ => unsafe { at.add(5000).write_volatile(1) },
+    });
+}
+
+/// Threads touch one mapping at the same time, and one of them asks after its store.
+#[test]
+fn mappings_are_noticed_in_time() {
+    let scratch = Scratch::here();
+    let Some(tracker) = tracker(scratch.dir(), Limits::default()) else { return };
+    let (_, file) = scratch.file();
+    file.write_all_at(&[1; 8192], 0).unwrap();
+    for _ in 0..1000 {
+        let watched = tracker.watch(&file, Writers::Others).unwrap();
+        map_and(&file, BOTH, |at| {
+            let at = at as usize;
+            std::thread::scope(|scope| {
+                scope.spawn(move || unsafe { (at as *const u8).read_volatile() });
+                scope.spawn(|| {
+                    unsafe { (at as *mut u8).write_volatile(2) };
+                    assert!(watched.is_lost());
+                });
+            });
+        });
+        assert!(watched.drain().is_err());
+    }
+}
+
 #[test]
 fn own_writes_are_left_out_where_asked() {
     let scratch = Scratch::here();
