@@ -5,13 +5,14 @@
 use ebb_tracker::{Tracker, Writers};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const SIZE: usize = 8 << 10;
 const FILE: u64 = 64 << 20;
 const PASSES: u64 = 2;
 const ROUNDS: usize = 15;
+const FILES: u32 = 20_000;
 
 fn ns_per_write(file: &File, bytes: &[u8]) -> f64 {
     let began = Instant::now();
@@ -21,6 +22,29 @@ fn ns_per_write(file: &File, bytes: &[u8]) -> f64 {
         }
     }
     began.elapsed().as_nanos() as f64 / (PASSES * FILE / SIZE as u64) as f64
+}
+
+/// What a file costs beside its writes: to be watched, asked once, and not to be watched any more.
+fn whole_life(dir: &Path) {
+    let began = Instant::now();
+    let Ok(tracker) = Tracker::open(dir) else { return };
+    println!("starting a tracker    {:8.1} ms", began.elapsed().as_secs_f64() * 1e3);
+    let file = tempfile::tempfile_in(dir).expect("a file");
+    let (mut watch, mut drain, mut end) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    for i in 0..FILES {
+        let began = Instant::now();
+        let watched = tracker.watch(&file, Writers::All).expect("watched");
+        watch += began.elapsed();
+        file.write_all_at(b"x", u64::from(i)).expect("a write");
+        let began = Instant::now();
+        watched.drain().expect("nothing is lost");
+        drain += began.elapsed();
+        let began = Instant::now();
+        drop(watched);
+        end += began.elapsed();
+    }
+    let ns = |time: Duration| time.as_nanos() / u128::from(FILES);
+    println!("watch, drain, end     {:8} {} {} ns", ns(watch), ns(drain), ns(end));
 }
 
 fn main() {
@@ -42,6 +66,7 @@ fn main() {
         let seen = watched.drain().expect("nothing is lost");
         assert!(seen.ranges.iter().eq([&(0..FILE)]) && other.drain().is_ok());
     }
+    whole_life(&dir);
     let median = |times: &mut Vec<f64>| {
         times.sort_by(f64::total_cmp);
         times[times.len() / 2]
