@@ -170,7 +170,7 @@ fn a_writer_beside_readers_goes_past_the_daemon() {
     let mut want = content(3, 50_000);
     std::fs::write(one.path("f"), &want).expect("write");
     same("fetched", &std::fs::read(two.path("f")).expect("read"), &want);
-    let reader = File::open(two.path("f")).expect("open");
+    let reader = reader_past(two);
     let writer = rw(&two.path("f"));
     assert_eq!(opens(two, "passthrough-write"), 1);
     write(&writer, &mut want, 4093, b"beside");
@@ -181,6 +181,21 @@ fn a_writer_beside_readers_goes_past_the_daemon() {
     same("published", &std::fs::read(one.path("f")).expect("read"), &want);
     close(reader).expect("close");
     everywhere(&cluster, &want);
+}
+
+/// The handle that fetched the file goes through the daemon, and so does who opens it before that one
+/// is gone.
+fn reader_past(node: &Node) -> File {
+    for _ in 0..100 {
+        let before = opens(node, "passthrough-read");
+        let reader = File::open(node.path("f")).expect("open");
+        if opens(node, "passthrough-read") > before {
+            return reader;
+        }
+        drop(reader);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("never past the daemon: {:#}", node.status())
 }
 
 /// Stores through mappings and direct writes are not told; they are found all the same, in own
@@ -263,6 +278,37 @@ fn lost_events_are_looked_for() {
     close(file).expect("close");
     assert_eq!(number(&one.status(), "dirty_bytes"), 10);
     everywhere(&cluster, &want);
+}
+
+/// Writes that are told are activity: the flusher waits for their end.
+#[test]
+fn the_flusher_waits_while_writes_are_told() {
+    let Some(cluster) = told("session", 1) else { return };
+    drop(cluster);
+    let cluster = Cluster::builder().consistency("session").flush("idle");
+    let cluster = cluster.option("--io-path", "passthrough").option("--tracker", "on").start();
+    let node = cluster.node(0);
+    std::fs::write(node.path("busy"), content(1, 10_000)).expect("write");
+    let busy = write_only(&node.path("busy"));
+    assert_eq!(writes(node), "told");
+    std::fs::write(node.path("waits"), content(2, 10_000)).expect("write");
+    // No more than a tenth of a second between two writes, and nothing else: 1 s counts as idle.
+    let began = Instant::now();
+    let mut longest = Duration::ZERO;
+    while began.elapsed() < Duration::from_secs(4) {
+        let last = Instant::now();
+        busy.write_all_at(b"busy", 5000).expect("write");
+        std::thread::sleep(Duration::from_millis(20));
+        longest = longest.max(last.elapsed());
+    }
+    let flushed = cluster.backing().join("waits").exists();
+    assert!(!flushed || longest > Duration::from_millis(800), "flushed beside a writer");
+    close(busy).expect("close");
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !cluster.backing().join("waits").exists() {
+        assert!(Instant::now() < limit, "never flushed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// What was synced over content is there after the daemon died.

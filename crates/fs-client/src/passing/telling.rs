@@ -1,6 +1,7 @@
 //! Whether the kernel tells what is written past the daemon (`ebb_tracker`), or why it does not:
 //! then it is looked for ([`super::Track`]).
 
+use crate::cache;
 use crate::config::TrackerMode;
 use ebb_tracker::{Tracker, Watched, Why, Writers};
 use std::fs::File;
@@ -42,7 +43,10 @@ impl Telling {
 
     /// From now on what others write into this file is told. Where that cannot be, it is looked for.
     pub fn watch(&self, cache: &File) -> Option<Watched> {
-        match self.tracker()?.watch(cache, Writers::Others) {
+        let tracker = self.tracker()?;
+        // For reading: who asks whether anybody can still write must not find the tracker.
+        let read_only = cache::reopened_for_reading(cache);
+        match read_only.and_then(|file| tracker.watch(&file, Writers::Others)) {
             Ok(watched) => Some(watched),
             Err(e) => {
                 tracing::warn!(error = %e, "a file of the cache is not tracked");
