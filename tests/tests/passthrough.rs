@@ -222,6 +222,39 @@ fn three_nodes_take_turns_under_a_lock_mpiio() {
         .for_each(|seed| locked_turns("mpiio", seed, tools::amount("EBB_STEPS", 150)));
 }
 
+/// Zeros beside others' bytes are claimed with their block; not where the file has been cut since.
+#[test]
+fn a_claim_does_not_undo_a_cut() {
+    let cluster = past("session", 2).start();
+    let (one, other) = (cluster.node(0), cluster.node(1));
+    let mine = created(&one.path("f"));
+    let theirs = rw(&other.path("f"));
+    assert!(opens(one, "passthrough-write") == 1 && opens(other, "passthrough-write") == 1);
+    theirs.write_all_at(&[5; 28], 17_348).expect("write");
+    close(theirs).expect("close");
+    // Brings these bytes here, and nobody looks yet at what else is in their block.
+    lock(&mine, libc::F_WRLCK);
+    let mut got = [0; 28];
+    mine.read_exact_at(&mut got, 17_348).expect("read");
+    assert_eq!(got, [5; 28]);
+    OpenOptions::new()
+        .write(true)
+        .open(other.path("f"))
+        .and_then(|f| f.set_len(2270))
+        .expect("cut");
+    lock(&mine, libc::F_UNLCK);
+    close(mine).expect("close");
+    for node in cluster.nodes() {
+        assert_eq!(
+            std::fs::metadata(node.path("f")).expect("stat").size(),
+            2270,
+            "{}",
+            node.name()
+        );
+        assert_eq!(std::fs::read(node.path("f")).expect("read"), vec![0; 2270]);
+    }
+}
+
 /// A mapping outlives its handle; what is stored through it is not lost.
 #[test]
 fn stores_after_close_are_found() {

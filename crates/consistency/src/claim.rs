@@ -31,7 +31,8 @@
 //! 1. *A byte that was not written and is claimed.* It is zero here, and was zero or this node's for
 //!    everybody when it was granted, so the claim changes no value. Another node that wrote the byte
 //!    takes it later: by name if it knows its writes, else because its own byte is not zero; and
-//!    if it wrote a zero there, a zero is what is there.
+//!    if it wrote a zero there, a zero is what is there. Nor does the claim make longer a file that
+//!    another node has cut and this one has not heard of: that is refused.
 //! 2. *A guessed byte that was written and is not claimed.* It is zero and another node N has it. If
 //!    N wrote it too, the two writes are in order. N's first: this node observed it before its own
 //!    write, so the byte was clean, not absent. This node's first: N wrote after it, N's stands. If
@@ -71,7 +72,7 @@
 //! blocks in turn, with zeros, cuts and mappings, against an array.
 
 use crate::model::Model;
-use ebb_types::ByteRange;
+use ebb_types::{ByteRange, Version};
 
 /// Size of the blocks in which a file system tells data from holes.
 pub const BLOCK: u64 = 4096;
@@ -79,8 +80,13 @@ pub const BLOCK: u64 = 4096;
 /// What a claim of bytes asks of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Claim {
-    /// Attach what nobody else has: unowned zeros and what is the claimant's.
-    Guessed,
+    /// Attach what nobody else has: unowned zeros and what is the claimant's. Not what changed after
+    /// the version that the claimant knew when it looked: where somebody has cut the file since, zeros
+    /// that nobody wrote would make it long again. (Zero: not told.)
+    Guessed {
+        /// That version.
+        known: Version,
+    },
     /// Attach what is the claimant's still.
     Again,
 }

@@ -220,13 +220,29 @@ impl FileState {
         claim: Claim,
     ) -> (Vec<ByteRange>, Vec<ByteRange>) {
         let (mut granted, mut contested) = (Vec::new(), Vec::new());
+        let newer = match claim {
+            Claim::Guessed { known } if known != Version::ZERO && known < self.base_version => {
+                self.changes.after(known)
+            }
+            _ => Vec::new(),
+        };
         let mut unowned = |from: u64, to: u64, granted: &mut Vec<ByteRange>| {
             let gap = ByteRange::new(from, to);
             let base = ByteRange::new(0, self.base_len);
             let zeros = gap.intersect(ByteRange::from(base.end()));
             push(&mut contested, gap.intersect(base));
             match claim {
-                Claim::Guessed => push(granted, zeros),
+                Claim::Guessed { .. } => {
+                    let mut at = zeros.start();
+                    for newer in newer.iter().map(|n| n.intersect(zeros)) {
+                        if !newer.is_empty() {
+                            push(granted, ByteRange::new(at, newer.start()));
+                            push(&mut contested, newer);
+                            at = newer.end();
+                        }
+                    }
+                    push(granted, ByteRange::new(at, zeros.end()));
+                }
                 Claim::Again => push(&mut contested, zeros),
             }
         };

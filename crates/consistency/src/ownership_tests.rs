@@ -142,7 +142,11 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
             ranges.iter().for_each(|(a, b)| reference.attach(*node, *a, *b, version));
         }
         Op::Claim(node, (a, b), (c, d)) => {
-            let (granted, _) = file.judge_claim(NodeId(*node), bytes(*c, *d), Claim::Guessed);
+            let (granted, _) = file.judge_claim(
+                NodeId(*node),
+                bytes(*c, *d),
+                Claim::Guessed { known: Version::ZERO },
+            );
             let version = file.claim(NodeId(*node), &[bytes(*a, *b)], &granted);
             let none = a == b && granted.iter().all(|r| r.is_empty());
             assert_eq!(version, if none { before } else { before.next() });
@@ -497,21 +501,28 @@ proptest! {
         cut in prop::option::of(0..60u64),
         (start, len) in (0..60u64, 0..40u64),
         again in any::<bool>(),
+        heard in any::<bool>(),
     ) {
         let mut file = FileState::new(base);
         for (node, at, n) in &attaches {
             file.attach(NodeId(*node), &[ByteRange::at(*at, *n)]);
         }
+        let (mut known, before) = (file.version(), file.size());
         if let Some(len) = cut {
             file.truncate(len);
         }
-        let claim = if again { crate::Claim::Again } else { crate::Claim::Guessed };
+        if heard {
+            known = file.version();
+        }
+        let unheard = cut.filter(|len| *len < before && !heard && known != Version::ZERO);
+        let claim = if again { crate::Claim::Again } else { crate::Claim::Guessed { known } };
         let range = ByteRange::at(start, len);
         let (granted, contested) = file.judge_claim(A, range, claim);
         let has = |list: &[ByteRange], b| list.iter().filter(|r| r.contains_offset(b)).count();
         for byte in 0..120 {
             let owner = file.owned_in(ByteRange::at(byte, 1)).next().map(|o| o.node);
-            let free = owner.is_none() && byte >= file.base_len() && !again;
+            let was_cut = unheard.is_some_and(|len| byte >= len);
+            let free = owner.is_none() && byte >= file.base_len() && !again && !was_cut;
             let yes = range.contains_offset(byte) && (owner == Some(A) || free);
             let no = range.contains_offset(byte) && !yes;
             prop_assert_eq!((has(&granted, byte), has(&contested, byte)),

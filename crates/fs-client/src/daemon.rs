@@ -356,7 +356,7 @@ fn start(
     });
     let _ = node.daemon.set(Arc::downgrade(&daemon));
     crate::watchdog::start(Arc::downgrade(&node));
-    match open_doors(runtime, &daemon, &mounted) {
+    match open_doors(runtime, &daemon, &mounted, inherited.is_some()) {
         Ok(()) => Ok((daemon, mounted)),
         // The supervisor tries once more.
         Err(e) if inherited.is_some() => Err(e),
@@ -392,11 +392,14 @@ fn peer_address(config: &MountConfig, heir: Option<&Heirloom>) -> String {
     if before.is_empty() { config.listen.clone() } else { before }
 }
 
-/// The control socket, the registry, and a look whether the mount answers.
+/// The control socket, the registry, and a look whether a new mount answers. Not one that was taken
+/// over: a daemon that is killed while it waits for its own mount does not end before another one
+/// answers, and that one cannot begin while the cache is in use.
 fn open_doors(
     runtime: &tokio::runtime::Runtime,
     daemon: &Arc<Daemon>,
     mounted: &Mounted,
+    goes_on: bool,
 ) -> Result<(), RunError> {
     let config = &daemon.node.config;
     let path = config.cache.join("control.sock");
@@ -405,15 +408,8 @@ fn open_doors(
     runtime.spawn(control_server::serve(listener, Arc::clone(daemon)));
     runtime.spawn(memory::trim_when_idle(Arc::downgrade(&daemon.node)));
     runtime.spawn(Node::tend_copies(Arc::downgrade(&daemon.node)));
-    let at = config.mountpoint.clone();
-    let answers = runtime.block_on(async move {
-        let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));
-        tokio::time::timeout(MOUNT_ANSWERS_WITHIN, look).await
-    });
-    match answers {
-        Ok(Ok(Ok(_))) => {}
-        Ok(Ok(Err(e))) => return Err(local("the new mount answers with an error")(e)),
-        _ => return Err(local("the new mount does not answer")(io::ErrorKind::TimedOut.into())),
+    if !goes_on {
+        wait_for_the_mount(runtime, config.mountpoint.clone())?;
     }
     mounted.probe(&daemon.node);
     if let (IoMode::Passthrough, Some(why)) = (config.io_path, daemon.node.paths.obstacle()) {
@@ -433,6 +429,18 @@ fn open_doors(
         supervisor: supervisor_of(&daemon.node),
     })
     .map_err(local("cannot write the registry of mounts"))
+}
+
+fn wait_for_the_mount(runtime: &tokio::runtime::Runtime, at: PathBuf) -> Result<(), RunError> {
+    let answers = runtime.block_on(async move {
+        let look = tokio::task::spawn_blocking(move || std::fs::metadata(at));
+        tokio::time::timeout(MOUNT_ANSWERS_WITHIN, look).await
+    });
+    match answers {
+        Ok(Ok(Ok(_))) => Ok(()),
+        Ok(Ok(Err(e))) => Err(local("the new mount answers with an error")(e)),
+        _ => Err(local("the new mount does not answer")(io::ErrorKind::TimedOut.into())),
+    }
 }
 
 fn supervisor_of(node: &Node) -> Option<registry::Process> {

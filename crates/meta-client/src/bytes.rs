@@ -83,8 +83,11 @@ pub struct AttachRequest {
     pub ino: Ino,
     /// The bytes, all in this node's cache. These and the next two are sorted and disjoint.
     pub ranges: Vec<ByteRange>,
-    /// Blocks in which something may have been written: attached where nobody else has them.
+    /// Blocks in which something may have been written: attached where nobody else has them, and
+    /// nothing changed since the version `known`.
     pub guessed: Vec<ByteRange>,
+    /// See `guessed`.
+    pub known: Version,
     /// Bytes that may have been written again: attached where they are this node's still.
     pub again: Vec<ByteRange>,
     /// When they were written last; none: a time was set explicitly since, and stays.
@@ -248,6 +251,7 @@ impl MetaClient {
             guessed: attach.guessed.iter().copied().map(range_to_pb).collect(),
             again: attach.again.iter().copied().map(range_to_pb).collect(),
             copies: attach.copies,
+            known: attach.known.0,
         });
         let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
         // Nothing else was asked for, so nothing else can be refused.
@@ -274,6 +278,7 @@ impl MetaClient {
             ino,
             ranges: Vec::new(),
             guessed: Vec::new(),
+            known: Version::ZERO,
             again: ranges.to_vec(),
             mtime: None,
             durable: false,

@@ -108,6 +108,7 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
         ino,
         ranges: vec![ByteRange::new(start, end)],
         guessed: Vec::new(),
+        known: Version::ZERO,
         again: Vec::new(),
         mtime: Some(Time::now()),
         durable: false,

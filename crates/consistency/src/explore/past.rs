@@ -72,6 +72,7 @@ pub(super) struct Sending {
     taken: Vec<ByteRange>,
     exact: Vec<ByteRange>,
     guessed: Vec<ByteRange>,
+    known: Version,
     again: Vec<ByteRange>,
 }
 
@@ -259,7 +260,8 @@ impl World {
         let (exact, guessed) = node.view.by_precision(&taken);
         let due = std::mem::take(&mut node.past.due);
         let again = if due { node.view.owned(FILE) } else { Vec::new() };
-        Sending { taken, exact, guessed, again }
+        let known = node.view.known_version();
+        Sending { taken, exact, guessed, known, again }
     }
 
     /// The service judges the claims and attaches what it grants.
@@ -267,7 +269,7 @@ impl World {
         let id = self.nodes[n].id;
         let (mut ranges, mut claimed, mut contested) = (sent.exact.clone(), Vec::new(), Vec::new());
         let claims = [
-            (&sent.guessed, Claim::Guessed, Fault::GuessesTakeAll),
+            (&sent.guessed, Claim::Guessed { known: sent.known }, Fault::GuessesTakeAll),
             (&sent.again, Claim::Again, Fault::AgainTakesAll),
         ];
         for (list, claim, fault) in claims {

@@ -193,11 +193,12 @@ impl Node {
             Err(e) => match self.instead_of(file, owner, range, self.deadline()).await? {
                 Instead::Bytes(bytes) => Ok(Some(bytes)),
                 Instead::Again => Ok(None),
-                Instead::Owner => {
+                // One that hangs would be waited for again and again.
+                Instead::Owner if e != ReadError::TimedOut => {
                     tracing::debug!(ino = %file.ino, %range, node = %owner, error = %e, "back");
                     Ok(None)
                 }
-                Instead::Nothing => {
+                Instead::Owner | Instead::Nothing => {
                     tracing::warn!(ino = %file.ino, %range, node = %owner, error = %e, "peer read failed");
                     Err(Errno::EIO)
                 }

@@ -18,10 +18,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Rounds of fetching what an observation showed before it is called hopeless.
-const ROUNDS_MAX: u32 = 8;
+/// Rounds of fetching what an observation showed, at least, before it is called hopeless; and as
+/// long as a request may take: its owner may be coming back.
+const ROUNDS_MIN: u32 = 8;
 
 /// Looks for a writable mapping that outlives its last handle: at first at once, then so often.
 const MAPPED_LOOK_MAX: Duration = Duration::from_millis(500);
@@ -197,7 +198,10 @@ impl Node {
     pub(crate) fn seen_past(&self, file: &CachedFile, state: &State, attr: &mut Attr) {
         let Some(passing) = &state.passing else { return };
         let Ok(now) = file.cache(&self.cache).and_then(|c| Ok(Stamp::of(&c)?)) else { return };
-        attr.size = now.len;
+        // Else others may have cut it, or made it longer, since it was made to agree.
+        if now.len > passing.size {
+            attr.size = attr.size.max(now.len);
+        }
         if passing.track.as_ref().is_some_and(|t| t.shows_change(&now)) {
             attr.mtime = attr.mtime.max(now.modified());
             attr.ctime = attr.ctime.max(now.modified());
@@ -361,7 +365,8 @@ impl Node {
     /// inode, before the call returns that asked. It stays in the buffer until the last close; where
     /// that is too much, the call fails.
     pub(crate) async fn complete(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
-        for round in 0..ROUNDS_MAX {
+        let end = Instant::now() + self.deadline();
+        for round in 0.. {
             let missing = {
                 let state = file.state.read();
                 if state.passing.is_none() {
@@ -383,7 +388,10 @@ impl Node {
                 self.note_pinned(&mut file.state.write());
             }
             if moved {
-                tokio::time::sleep(Duration::from_millis(1 << round)).await;
+                if round >= ROUNDS_MIN && Instant::now() >= end {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(1 << round.min(8))).await;
                 self.query_anew(file, ByteRange::ALL).await?;
             }
         }

@@ -194,6 +194,7 @@ impl Node {
             ino: file.ino,
             ranges: sending.exact.clone(),
             guessed: sending.guessed.clone(),
+            known: sending.known,
             again: sending.again.clone(),
             mtime: sending.mtime,
             durable,

@@ -37,7 +37,7 @@ impl Node {
     }
 
     /// `owner` did not answer: from where else its bytes can be had, when its partner takes over
-    /// within `patience`. Nodes without `--replicas 2` do not ask.
+    /// within `patience`. Without `--replicas 2` there is nothing but the owner.
     ///
     /// Copies are read only once the service counts their owner as lost: it publishes nothing any
     /// more, the set is closed, and what others have fetched from it before is not the newest.
@@ -49,7 +49,7 @@ impl Node {
         patience: Duration,
     ) -> Result<Instead, Errno> {
         if !self.replicas.owner.is_wanted() {
-            return Ok(Instead::Nothing);
+            return self.owner_or_nothing(owner).await;
         }
         let end = Instant::now() + patience;
         loop {
@@ -80,6 +80,13 @@ impl Node {
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
+    }
+
+    /// Within its lease a node may come back: another daemon goes on for one that was killed.
+    async fn owner_or_nothing(&self, owner: NodeId) -> Result<Instead, Errno> {
+        let nodes = self.meta.nodes(Some(owner)).await?;
+        let alive = nodes.iter().any(|n| n.id == owner.0 && n.alive);
+        Ok(if alive { Instead::Owner } else { Instead::Nothing })
     }
 
     async fn read_copies(

@@ -134,7 +134,8 @@ impl Call {
             claimed = still_owned(state.file(ino)?, self.who.node, &ranges);
             ranges.clear();
         }
-        for (list, claim) in [(guessed, Claim::Guessed), (again, Claim::Again)] {
+        let known = Version(op.known);
+        for (list, claim) in [(guessed, Claim::Guessed { known }), (again, Claim::Again)] {
             for range in list {
                 let (granted, refused) = state.file(ino)?.judge_claim(self.who.node, range, claim);
                 claimed.extend(granted);
