@@ -33,7 +33,7 @@ async fn join(service: &Service, name: &str, incarnation: u64) -> Node {
 }
 
 async fn query(node: &mut Node, ino: u64) -> pb::Lease {
-    match node.ask(Op::Query(pb::Query { ino, lease: true, ..Default::default() })).await {
+    match node.ask(Op::Query(pb::Query { ino, lease: 2, ..Default::default() })).await {
         Ok(Some(Body::Map(map))) => map.lease.expect("a lease"),
         other => panic!("{other:?}"),
     }

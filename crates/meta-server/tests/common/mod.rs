@@ -242,7 +242,7 @@ impl Node {
     }
 
     pub async fn attr(&mut self, ino: u64) -> Result<pb::Attr, Errno> {
-        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: false })).await? {
+        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: 0 })).await? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
         }
