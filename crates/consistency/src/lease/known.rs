@@ -112,6 +112,8 @@ struct Names {
     compared: bool,
     /// Names that have no seat are not there; when the service last made sure of that.
     complete: Option<u64>,
+    /// An own change of which only this much is known: it changed some name.
+    doubt: LeaseSeq,
     misses: u32,
 }
 
@@ -261,8 +263,7 @@ impl Known {
     /// What the name is believed to mean by now, to be named in an own change.
     #[must_use]
     pub fn believed(&self, dir: Ino, name: &Name) -> Option<Ino> {
-        let entry = self.young.get(&dir).or_else(|| self.old.get(&dir))?;
-        entry.names.as_ref()?.seats.get(name)?.ino
+        self.get(dir)?.names.as_ref()?.seats.get(name)?.ino
     }
 
     /// A name was not found by a question. True when it pays to learn all names of the directory.
@@ -292,17 +293,26 @@ impl Known {
         }
     }
 
-    /// False for an answer that was overtaken before it came.
+    /// False for an answer that was overtaken before it came, by others or by this node.
     fn counts(&self, asked: Asked, ino: Ino, seq: LeaseSeq) -> bool {
+        let changed = self.get(ino).map_or(LeaseSeq(0), |e| e.changed);
+        seq > changed && self.is_good(asked, ino, seq)
+    }
+
+    /// False for an answer whose lease is over, or that may not know of an own change.
+    fn is_good(&self, asked: Asked, ino: Ino, seq: LeaseSeq) -> bool {
         let here = stream_of(asked.epoch) == self.stream;
         if !here || asked.number <= self.barrier || seq <= self.floor {
             return false;
         }
-        let entry = self.young.get(&ino).or_else(|| self.old.get(&ino));
-        entry.is_none_or(|e| {
-            let newest = e.recalled.max(e.changed);
-            seq > newest && asked.number > e.barrier && e.spoilt != Some(self.stream)
-        })
+        let good = |e: &Entry| {
+            seq > e.recalled && asked.number > e.barrier && e.spoilt != Some(self.stream)
+        };
+        self.get(ino).is_none_or(good)
+    }
+
+    fn get(&self, ino: Ino) -> Option<&Entry> {
+        self.young.get(&ino).or_else(|| self.old.get(&ino))
     }
 
     fn put_attr(&mut self, asked: Asked, ino: Ino, grant: Grant, attr: Attr) {
@@ -330,6 +340,7 @@ impl Known {
                 epoch: asked.epoch,
                 compared: grant.compared,
                 complete: None,
+                doubt: LeaseSeq(0),
                 misses: 0,
             })
         })
@@ -358,21 +369,23 @@ impl Known {
     }
 
     /// The last page has come, and these are all names, from the first page that was `asked` for and
-    /// granted as `first`.
+    /// granted as `first`. What this node changed meanwhile has seats of its own.
     pub fn listed(&mut self, asked: Asked, dir: Ino, first: Grant, all: Vec<(Name, Ino)>) {
-        if !self.counts(asked, dir, first.seq) || all.len() >= self.weight_max / 4 {
+        if !self.is_good(asked, dir, first.seq) || all.len() >= self.weight_max / 4 {
             return;
         }
-        let entry = self.entry(dir);
-        // One lease from the first page until now, and no own change meanwhile.
-        let unbroken = |n: &&mut Box<Names>| n.epoch == asked.epoch && n.first <= first.seq;
-        let Some(names) = entry.names.as_mut().filter(unbroken) else { return };
-        if entry.flux > 0 {
+        let Some(names) = self.entry(dir).names.as_mut() else { return };
+        // One lease from the first page until now.
+        let unbroken = names.epoch == asked.epoch && names.first <= first.seq;
+        if !unbroken || names.doubt > first.seq {
             return;
         }
         let before = names.seats.len();
-        let seat = |ino| Seat { ino: Some(ino), seq: first.seq, at: asked.at };
-        names.seats = all.into_iter().map(|(name, ino)| (name, seat(ino))).collect();
+        names.seats.retain(|_, seat| seat.seq > first.seq);
+        for (name, ino) in all {
+            let seat = Seat { ino: Some(ino), seq: first.seq, at: asked.at };
+            names.seats.entry(name).or_insert(seat);
+        }
         names.complete = Some(asked.at);
         let grown = names.seats.len().saturating_sub(before);
         self.grown(dir, grown);
@@ -412,7 +425,8 @@ impl Known {
         };
         let mut certain: Vec<Ino> = Vec::new();
         for told in told {
-            if let Some(asked) = asked.filter(|a| self.is_newest(*a, &told)) {
+            // (An own change that was done later does not make it void: both are known to be done.)
+            if let Some(asked) = asked.filter(|a| self.is_good(*a, told.ino, told.grant.seq)) {
                 certain.push(told.ino);
                 self.take_own(asked, told);
             }
@@ -446,17 +460,6 @@ impl Known {
         }
     }
 
-    /// As [`Known::counts`], but an own change that was done later does not make this answer void:
-    /// both are known to be done.
-    fn is_newest(&mut self, asked: Asked, told: &Told) -> bool {
-        let here = stream_of(asked.epoch) == self.stream;
-        if !here || asked.number <= self.barrier || told.grant.seq <= self.floor {
-            return false;
-        }
-        let entry = self.entry(told.ino);
-        told.grant.seq > entry.recalled && asked.number > entry.barrier && entry.spoilt.is_none()
-    }
-
     fn take_own(&mut self, asked: Asked, told: Told) {
         let Told { ino, grant, attr, found } = told;
         let entry = self.entry(ino);
@@ -474,6 +477,7 @@ impl Known {
                 if let Some(names) = &mut self.entry(ino).names {
                     names.seats.remove(&found.name);
                     names.complete = None;
+                    names.doubt = names.doubt.max(grant.seq);
                 }
             }
             None => {}
