@@ -44,11 +44,20 @@ impl BaseChanges {
 
     /// What changed after this version, sorted and disjoint.
     pub fn after(&self, known: Version) -> Vec<ByteRange> {
+        self.after_within(known, ByteRange::ALL)
+    }
+
+    /// What of `within` did, and perhaps more beside it.
+    pub fn after_within(&self, known: Version, within: ByteRange) -> Vec<ByteRange> {
         if self.floor > known {
             return vec![ByteRange::ALL];
         }
+        if within.is_empty() {
+            return Vec::new();
+        }
         let mut out: Vec<ByteRange> = Vec::new();
-        for (range, _) in self.newer.iter().filter(|(_, v)| **v > known) {
+        let near = self.newer.overlapping(within.to_std());
+        for (range, _) in near.filter(|(_, v)| **v > known) {
             match out.last_mut() {
                 Some(last) if last.end() == range.start => {
                     *last = ByteRange::new(last.start(), range.end);

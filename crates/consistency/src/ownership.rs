@@ -222,7 +222,7 @@ impl FileState {
         let (mut granted, mut contested) = (Vec::new(), Vec::new());
         let newer = match claim {
             Claim::Guessed { known } if known != Version::ZERO && known < self.base_version => {
-                self.changes.after(known)
+                self.changes.after_within(known, range)
             }
             _ => Vec::new(),
         };
