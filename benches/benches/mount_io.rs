@@ -2,7 +2,7 @@
 //! overwriting and reading a cached one in several record sizes, and reading another node's file
 //! for the first time. New files are small and removed in turn: fresh memory would measure the host.
 
-use ebb_benches::{Report, rate};
+use ebb_benches::{MIB, Report, rate, write, write_new};
 use ebb_testkit::Cluster;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,30 +11,9 @@ use std::path::Path;
 const FILE_BYTES: usize = 64 << 20;
 const NEW_BYTES: usize = 32 << 20;
 const LOCAL_BYTES: usize = 32 << 20;
-const MIB: f64 = (1 << 20) as f64;
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
-}
-
-/// Writes records one after another for about `bytes`; MiB per second.
-fn write(file: &File, record: usize, bytes: usize) -> f64 {
-    let data = vec![0x5a; record];
-    rate(|| {
-        for at in (0..bytes).step_by(record) {
-            file.write_all_at(&data, at as u64).expect("write");
-        }
-        bytes as f64 / MIB
-    })
-}
-
-/// Writes records to a new file and removes it; MiB per second of the writes.
-fn write_new(path: &Path, record: usize) -> f64 {
-    let file = File::create_new(path).expect("create");
-    let rate = write(&file, record, NEW_BYTES);
-    drop(file);
-    std::fs::remove_file(path).expect("remove");
-    rate
 }
 
 /// Every record of a local file that is opened for reading alone.
@@ -103,8 +82,8 @@ fn past_the_daemon(report: &mut Report) {
         report.compare(
             format!("session: write new {size} KiB records"),
             "MiB/s",
-            || write_new(&bare, record),
-            || write_new(&mount, record),
+            || write_new(&bare, record, NEW_BYTES),
+            || write_new(&mount, record, NEW_BYTES),
         );
         for (random, how) in [(false, "sequential"), (true, "random")] {
             report.compare(

@@ -2,7 +2,7 @@
 //! files of their own, reads of another node's file under each model, and a file of one node alone
 //! under posix and commit, all beside the same work under session.
 
-use ebb_benches::{Report, rate};
+use ebb_benches::{MIB, Report, rate, write, write_new};
 use ebb_testkit::{Cluster, Node};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
 const WRITERS: usize = 4;
-const MIB: f64 = (1 << 20) as f64;
 /// What each node writes, about.
 const NODE_BYTES: usize = 8 << 20;
 /// Of a file of one node.
@@ -152,24 +151,6 @@ fn others_file(report: &mut Report) {
 
 // ---- a file of one node ----------------------------------------------------------------------
 
-fn write(file: &File, record: usize) -> f64 {
-    let data = vec![0x5a; record];
-    rate(|| {
-        for at in (0..SOLE_BYTES).step_by(record) {
-            file.write_all_at(&data, at as u64).expect("write");
-        }
-        SOLE_BYTES as f64 / MIB
-    })
-}
-
-fn write_new(path: &Path, record: usize) -> f64 {
-    let file = File::create_new(path).expect("create");
-    let speed = write(&file, record);
-    drop(file);
-    std::fs::remove_file(path).expect("remove");
-    speed
-}
-
 fn one_node_alone(report: &mut Report, io_path: &str) {
     let session = cluster(2, "session", io_path);
     for model in ["commit", "posix"] {
@@ -180,7 +161,7 @@ fn one_node_alone(report: &mut Report, io_path: &str) {
             let mut options = OpenOptions::new();
             let file = options.read(true).write(true).create(true).truncate(false).open(path);
             let file = file.expect("open");
-            write(&file, 1 << 20);
+            write(&file, 1 << 20, SOLE_BYTES);
             file
         };
         let (old_a, old_b) = (open(&session), open(&other));
@@ -188,8 +169,18 @@ fn one_node_alone(report: &mut Report, io_path: &str) {
             let label =
                 |what: &str| format!("{io_path}: {what} {} KiB: session / {model}", record >> 10);
             let (new, over) = (label("write new"), label("write over"));
-            report.compare(new, "MiB/s", || write_new(&a, record), || write_new(&b, record));
-            report.compare(over, "MiB/s", || write(&old_a, record), || write(&old_b, record));
+            report.compare(
+                new,
+                "MiB/s",
+                || write_new(&a, record, SOLE_BYTES),
+                || write_new(&b, record, SOLE_BYTES),
+            );
+            report.compare(
+                over,
+                "MiB/s",
+                || write(&old_a, record, SOLE_BYTES),
+                || write(&old_b, record, SOLE_BYTES),
+            );
         }
     }
 }

@@ -4,8 +4,13 @@
 pub mod timeline;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Bytes of a MiB.
+pub const MIB: f64 = (1 << 20) as f64;
 
 /// Rounds of every measurement; odd, so that the median is one of them.
 #[must_use]
@@ -39,6 +44,32 @@ pub fn rate(work: impl FnOnce() -> f64) -> f64 {
     let start = Instant::now();
     let amount = work();
     amount / start.elapsed().as_secs_f64()
+}
+
+/// Writes records one after another for about `bytes`; MiB per second.
+///
+/// # Panics
+/// When a write fails.
+pub fn write(file: &File, record: usize, bytes: usize) -> f64 {
+    let data = vec![0x5a; record];
+    rate(|| {
+        for at in (0..bytes).step_by(record) {
+            file.write_all_at(&data, at as u64).expect("write");
+        }
+        bytes as f64 / MIB
+    })
+}
+
+/// Writes records to a new file and removes it; MiB per second of the writes.
+///
+/// # Panics
+/// When that fails.
+pub fn write_new(path: &Path, record: usize, bytes: usize) -> f64 {
+    let file = File::create_new(path).expect("create");
+    let rate = write(&file, record, bytes);
+    drop(file);
+    std::fs::remove_file(path).expect("remove");
+    rate
 }
 
 /// Where reports go; made when missing.

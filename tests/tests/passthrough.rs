@@ -283,6 +283,25 @@ fn stores_after_close_are_found() {
     assert_eq!((got.len(), got[3], got[4], got[5], got[5000]), (8192, 1, 9, 1, 8));
 }
 
+fn remounted(node: &Node) {
+    node.kill9();
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+}
+
+/// What was published past the only daemon is there on the next one, and then on the backing.
+fn survives_a_crash(cluster: &Cluster, file: File, want: &[u8]) {
+    let node = cluster.node(0);
+    assert_eq!(opens(node, "passthrough-write"), 1);
+    node.kill9();
+    drop(file);
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+    same("after a crash", &std::fs::read(node.path("f")).expect("read"), want);
+    node.umount();
+    same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), want);
+}
+
 /// What was published past the daemon survives the daemon.
 #[test]
 fn published_bytes_survive_a_killed_daemon() {
@@ -293,14 +312,7 @@ fn published_bytes_survive_a_killed_daemon() {
     let data = record(1, 0, 100_000);
     file.write_all_at(&data, 0).expect("write");
     lock(&file, libc::F_UNLCK);
-    assert_eq!(opens(node, "passthrough-write"), 1);
-    node.kill9();
-    drop(file);
-    let _ = node.ebb("umount", &[], &[]);
-    node.mount();
-    same("after a crash", &std::fs::read(node.path("f")).expect("read"), &data);
-    node.umount();
-    same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &data);
+    survives_a_crash(&cluster, file, &data);
 }
 
 /// Descriptors that come and go in other processes are no reason to flush again what was not
@@ -327,12 +339,6 @@ fn only_what_may_have_been_written_is_flushed_again() {
     same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
 }
 
-fn remounted(node: &Node) {
-    node.kill9();
-    let _ = node.ebb("umount", &[], &[]);
-    node.mount();
-}
-
 /// Bytes that were drained, written again past the daemon and published again are this node's
 /// still when it comes back.
 #[test]
@@ -349,14 +355,7 @@ fn bytes_written_again_after_a_drain_survive_a_killed_daemon() {
     put(&mut want, 3000, &[9; 5000]);
     lock(&file, libc::F_WRLCK);
     lock(&file, libc::F_UNLCK);
-    assert_eq!(opens(node, "passthrough-write"), 1);
-    node.kill9();
-    drop(file);
-    let _ = node.ebb("umount", &[], &[]);
-    node.mount();
-    same("after a crash", &std::fs::read(node.path("f")).expect("read"), &want);
-    node.umount();
-    same("backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+    survives_a_crash(&cluster, file, &want);
 }
 
 /// Zeros of a block that were claimed, and turned out to be another node's bytes, stay that
