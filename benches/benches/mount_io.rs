@@ -16,6 +16,19 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
 }
 
+/// Opens a file with content, writes records over all of it, and closes it.
+fn rewrite(path: &Path, record: usize) -> f64 {
+    let data = vec![0xa5; record];
+    rate(|| {
+        let file = OpenOptions::new().write(true).open(path).expect("open");
+        for at in (0..LOCAL_BYTES).step_by(record) {
+            file.write_all_at(&data, at as u64).expect("write");
+        }
+        drop(file);
+        LOCAL_BYTES as f64 / MIB
+    })
+}
+
 /// Every record of a local file that is opened for reading alone.
 fn read_local(path: &Path, record: usize, bytes: usize, random: bool) -> f64 {
     read(&File::open(path).expect("open"), record, bytes, random)
@@ -94,8 +107,24 @@ fn past_the_daemon(report: &mut Report) {
             );
         }
     }
-    let opens = &cluster.nodes()[0].status()["opens"];
-    println!("opens: {opens}");
+    rewriting(report, &bare_dir.path().join("again"), &cluster.nodes()[0].path("again"));
+    let status = cluster.nodes()[0].status();
+    println!("opens: {}, tracker: {}", status["opens"], status["tracker"]);
+}
+
+/// A file with content that is opened, written over and closed.
+fn rewriting(report: &mut Report, bare: &Path, mount: &Path) {
+    for path in [bare, mount] {
+        std::fs::write(path, vec![0x5a; LOCAL_BYTES]).expect("write");
+    }
+    for size in [4, 8, 64, 1024] {
+        report.compare(
+            format!("session: rewrite {size} KiB records"),
+            "MiB/s",
+            || rewrite(bare, size << 10),
+            || rewrite(mount, size << 10),
+        );
+    }
 }
 
 /// A file that another node wrote, read for the first time: through its cache and the network.

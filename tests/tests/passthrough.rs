@@ -390,7 +390,7 @@ fn refused_zeros_are_forgotten_by_a_killed_daemon() {
 /// The way of each open and its reason are told.
 #[test]
 fn status_tells_which_way_and_why() {
-    let cluster = past("session", 2).flush("end").start();
+    let cluster = past("session", 2).flush("end").option("--tracker", "off").start();
     let [one, two] = cluster.nodes() else { panic!("two nodes") };
     std::fs::write(one.path("f"), [5; 10_000]).expect("write");
     assert_eq!(std::fs::read(one.path("f")).expect("read"), [5; 10_000]);
@@ -430,7 +430,7 @@ fn the_daemon_path_can_be_chosen() {
 /// other, also through a mapping.
 #[test]
 fn a_writer_beside_a_reader() {
-    let cluster = past("session", 2).flush("end").start();
+    let cluster = past("session", 2).flush("end").option("--tracker", "off").start();
     let [one, two] = cluster.nodes() else { panic!("two nodes") };
     let mut want = record(3, 0, 50_000);
     std::fs::write(one.path("f"), &want).expect("write");

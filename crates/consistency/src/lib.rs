@@ -29,7 +29,10 @@ pub mod view;
 
 pub use base::{StoredChanges, StoredGuesses};
 pub use claim::Claim;
-pub use lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
+pub use lease::{
+    Asked, Change, FileLease, Found, Grant, Known, LeaseSeq, Leases, Outcome, Party, Recall,
+    StreamId, Told, Trust,
+};
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
 pub use ownership::{FileState, MapAnswer, NotFlushed, Owned};

@@ -6,7 +6,7 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
-use crate::config::{FlushIo, FlushPolicy, IoMode, MountConfig, Verify};
+use crate::config::{FlushIo, FlushPolicy, IoMode, MountConfig, TrackerMode, Verify};
 use crate::control::Outcome;
 use crate::control_server;
 use crate::drain::Drain;
@@ -414,6 +414,9 @@ fn open_doors(
     mounted.probe(&daemon.node);
     if let (IoMode::Passthrough, Some(why)) = (config.io_path, daemon.node.paths.obstacle()) {
         return Err(RunError::Config(format!("--io-path passthrough is not possible here: {why}")));
+    }
+    if let (TrackerMode::On, Err(why)) = (config.tracker, daemon.node.paths.telling.state()) {
+        return Err(RunError::Config(format!("--tracker on is not possible here: {why}")));
     }
     daemon.node.activity.add_source(Arc::new(Bypass(Arc::downgrade(&daemon.node))));
     let pid = std::process::id();

@@ -23,6 +23,7 @@ pub mod heir;
 mod home;
 mod interrupt;
 pub mod journal;
+mod known;
 mod leases;
 pub mod ledger;
 pub mod leftover;

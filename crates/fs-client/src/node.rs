@@ -9,6 +9,7 @@ use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
+use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::ops::room::Room;
@@ -67,6 +68,8 @@ pub struct Node {
     pub metrics: Metrics,
     /// Counters of what was not asked.
     pub leases: LeaseCounts,
+    /// Names and attributes that need not be asked for.
+    pub known: KnownNames,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -139,6 +142,7 @@ impl Node {
             activity: parts.activity,
             metrics: Metrics::default(),
             leases: LeaseCounts::default(),
+            known: KnownNames::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
@@ -276,6 +280,7 @@ impl Node {
 
     /// Gives a file up for good: it was unlinked and nobody has it open.
     pub fn discard(&self, ino: Ino) {
+        self.known.drop_inode(ino);
         let mut shard = self.shard(ino).write();
         let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
         if unused {
@@ -294,6 +299,7 @@ impl Node {
     /// The kernel holds no reference to the inode any more: what has no local bytes is dropped,
     /// and of what has some it is found out whether it was unlinked.
     pub fn forget(&self, ino: Ino) {
+        self.known.drop_inode(ino);
         let mut shard = self.shard(ino).write();
         let Some(file) = shard.get(&ino) else { return };
         // Whoever is about to open it holds it as well; then it stays.

@@ -172,7 +172,7 @@ impl Core {
         let found = look.found.as_ref();
         let plan = state.ns.plan_found(parent, name, found, &dirty, asked, Time::now())?;
         let ino = plan.ino;
-        self.apply_local(state, plan);
+        self.apply_found(state, plan);
         if look.found.is_none() {
             if look.settled {
                 state.ns.note_absent(parent, name, look.stamp);
@@ -228,7 +228,7 @@ impl Core {
         let _turn = self.turn().await;
         let mut state = self.state();
         let plan = state.ns.plan_root_found(&found, asked, Time::now())?;
-        self.apply_local(&mut state, plan);
+        self.apply_found(&mut state, plan);
         self.note_checked(Ino::ROOT, Checked::Attributes);
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Core {
         }
         let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
         let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, asked, Time::now())?;
-        self.apply_local(state, plan);
+        self.apply_found(state, plan);
         if listing.settled {
             state.ns.note_listed(dir, listing.stamp);
         } else {
@@ -286,6 +286,11 @@ impl Core {
     }
 
     // ---- plans -------------------------------------------------------------------------------
+
+    /// Applies what was found on the backing.
+    fn apply_found(&self, state: &mut State, plan: Plan) {
+        crate::leases::finding(|| self.apply_local(state, plan));
+    }
 
     /// Applies a plan that does nothing on the backing.
     pub fn apply_local(&self, state: &mut State, plan: Plan) {

@@ -421,14 +421,14 @@ impl Stream {
         replies: &mut Vec<pb::Reply>,
     ) {
         let name = crate::stats::name(&op);
-        let subject = leases::subject(&op);
-        let lease = self.core.grant(self.serial, &op);
-        let asking = Asking::new(self.who, &op);
+        let subjects = leases::subjects(&op);
+        let lease = self.core.grant(self.who, self.serial, &op);
+        let asking = Asking::new(self.serial, &op);
         let (fast, changed) = asking.at_once(|| call.fast(op));
         match fast {
             Fast::Done(mut result) => {
                 leases::put(lease, &mut result);
-                let owed = self.core.owed(changed, subject, &result);
+                let owed = self.core.owed(changed, &subjects, &result);
                 let answer = reply(call.id, result);
                 let Some(owed) = owed else {
                     finish(&call, tell, &answer);
@@ -449,11 +449,11 @@ impl Stream {
                 let Ok(permit) = slow.acquire_owned().await else { return };
                 let out = self.out.clone();
                 tokio::spawn(async move {
-                    let asking = Asking::new(call.who, &op);
+                    let asking = Asking::new(call.stream, &op);
                     let (mut result, changed) = asking.later(call.slow(op)).await;
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
                     leases::put(lease, &mut result);
-                    let owed = call.core.owed(changed, subject, &result).unwrap_or_default();
+                    let owed = call.core.owed(changed, &subjects, &result).unwrap_or_default();
                     let answer = reply(call.id, result);
                     drop(permit);
                     answer_later(call, tell, answer, owed, out).await;
@@ -479,8 +479,9 @@ async fn answer_later(
 /// Remembers an answer and tells whoever asked again meanwhile.
 fn finish(call: &Call, tell: Option<watch::Sender<Option<pb::Reply>>>, answer: &pb::Reply) {
     if let Some(tell) = tell {
-        call.core.sessions.remember(call.who, answer);
-        tell.send_replace(Some(answer.clone()));
+        let again = leases::without_leases(answer.clone());
+        call.core.sessions.remember(call.who, &again);
+        tell.send_replace(Some(again));
     }
 }
 

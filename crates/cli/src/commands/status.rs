@@ -202,6 +202,9 @@ fn mount_screen(status: &Value) -> String {
     row("requests", counts(&status["rpc"]));
     row("leases", leases(&status["leases"]));
     row("opens", opens(status));
+    if let Some(tracker) = tracker(status) {
+        row("tracker", tracker);
+    }
     if let Some(copies) = copies(&status["copies"]) {
         row("copies", copies);
     }
@@ -264,6 +267,18 @@ fn opens(status: &Value) -> String {
         Value::String(why) => format!("{} (no passthrough: {why})", counts(&status["opens"])),
         _ => counts(&status["opens"]),
     }
+}
+
+/// Whether the kernel tells what is written past the daemon, where anything is.
+fn tracker(status: &Value) -> Option<String> {
+    let (Value::Null, Value::String(state)) = (&status["io_path_obstacle"], &status["tracker"])
+    else {
+        return None;
+    };
+    Some(match status["tracker_losses"].as_u64() {
+        Some(n) if n > 0 => format!("{state} (files whose writes had to be looked for: {n})"),
+        _ => state.clone(),
+    })
 }
 
 /// The most frequent of what was counted.
@@ -342,6 +357,9 @@ mod tests {
         }
         let daemon = json!({"opens": {"daemon:kernel": 1}, "io_path_obstacle": "kernel"});
         assert!(mount_screen(&daemon).contains("daemon:kernel 1 (no passthrough: kernel)"));
+        let told = json!({"tracker": "on", "tracker_losses": 2});
+        let expected = "on (files whose writes had to be looked for: 2)";
+        assert!(mount_screen(&told).contains(expected));
         assert!(screen.lines().count() < 24);
         assert!(mount_screen(&json!({})).contains("errors"));
         assert!(service_screen(&json!({"nodes": [{}]})).contains("nodes"));

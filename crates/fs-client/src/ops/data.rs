@@ -137,7 +137,11 @@ impl Node {
         let _turn = file.turn.lock().await;
         self.note_appending(file)?;
         let now = Time::now();
-        let done = self.append_under_pair(file, data.len() as u64, now).await?;
+        let mut changing = self.changing(&[], &[file.ino]);
+        let wish = changing.wish_for(&file.state.read().model);
+        let done = self.append_under_pair(file, data.len() as u64, now, wish).await;
+        changing.heard(&done);
+        let done = done?;
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
@@ -163,6 +167,8 @@ impl Node {
             state.view.write(range);
             let changes = state.view.appended(range, done.version, done.size);
             self.attr_published(&mut state, done.size, Some(now));
+            changing.told(done.told);
+            changing.end();
             self.note_appended(file, &state, range, done.version, done.size);
             self.note_changes(file, &changes);
             stored

@@ -77,7 +77,8 @@ impl Node {
         let writes = asked.access.writes();
         let (crowded, confined) = (writes && self.is_crowded(), writes && self.is_confined());
         let mut state = file.state.write();
-        let pinned = !writes && self.is_pinned(&state);
+        let told = self.paths.telling.state().is_ok();
+        let pinned = (told || !writes) && self.is_pinned(&state);
         let beside = passing::beside(state.passing.as_ref(), state.opens.saturating_sub(1));
         let path = decide(
             &state.view,
@@ -91,6 +92,7 @@ impl Node {
                 obstacle: self.paths.obstacle().or_else(|| door.obstacle()),
                 crowded,
                 confined,
+                told,
                 pinned,
             },
         );
@@ -153,7 +155,9 @@ impl Node {
         }
         let cache = file.cache(&self.cache)?;
         if passing.track.is_none() {
-            let mut track = Track::start(&cache, self.paths.fine_times())?;
+            // First of all: what is told may be too much, and must not be too little.
+            let told = self.paths.telling.watch(&cache);
+            let mut track = Track::start(&cache, self.paths.fine_times(), told)?;
             for clean in view.clean(ByteRange::ALL) {
                 track.remember(&cache, clean)?;
             }
@@ -244,6 +248,9 @@ impl Node {
             }
             track.look(&cache, now, view)?
         };
+        if let Some(why) = seen.lost {
+            self.paths.telling.note_loss(&file.label(), why);
+        }
         seen.new.iter().for_each(|range| self.note_stored(file, *range));
         self.list_dirty(file);
         let bytes: u64 = seen.new.iter().chain(&seen.changed).map(|r| r.len()).sum();
@@ -469,15 +476,17 @@ fn cut(cache: &File, passing: &mut Passing, size: u64) -> io::Result<()> {
     }
 }
 
-/// Writes past the daemon as activity: files that are open for them are looked at.
+/// Writes past the daemon as activity: the kernel's word, or else the files that are open for them
+/// are looked at.
 pub(crate) struct Bypass(pub Weak<Node>);
 
 impl BypassSource for Bypass {
     fn changes(&self) -> u64 {
         let Some(node) = self.0.upgrade() else { return 0 };
-        let mut sum = 0u64;
+        let mut sum = node.paths.telling.activity();
+        let told = |p: &Passing| p.track.as_ref().is_some_and(Track::is_told);
         for file in node.listed_dirty() {
-            if file.state.read().passing.is_some()
+            if file.state.read().passing.as_ref().is_some_and(|p| !told(p))
                 && let Ok(now) = file.cache(&node.cache).and_then(|c| Ok(Stamp::of(&c)?))
             {
                 sum = sum.wrapping_mul(31).wrapping_add(now.mark());

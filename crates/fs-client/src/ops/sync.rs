@@ -5,9 +5,9 @@ use crate::cache;
 use crate::config::Durability;
 use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
-use crate::leases::Ticket;
+use crate::known::Changing;
 use crate::node::Node;
-use ebb_consistency::{Changes, Grant, MapAnswer, Scope, SyncEvent};
+use ebb_consistency::{Asked, Changes, Grant, MapAnswer, Scope, SyncEvent};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
 use ebb_types::{ByteRange, Errno, Time, Version};
 use rangemap::RangeSet;
@@ -31,7 +31,7 @@ impl Node {
         &self,
         file: &CachedFile,
         answer: &MapAnswer,
-        ticket: Option<Ticket>,
+        ticket: Option<Asked>,
         grant: Option<Grant>,
     ) -> bool {
         let mut state = file.state.write();
@@ -40,7 +40,7 @@ impl Node {
         self.take_away(file, &mut state, &changes);
         let certain = changes.doubtful.is_empty();
         if certain {
-            self.take_grant(&mut state, ticket, grant, false);
+            self.take_grant(&mut state, ticket, grant);
         }
         certain
     }
@@ -119,7 +119,7 @@ impl Node {
     }
 
     /// What to ask about a range, and how a lease may come of it.
-    fn question(&self, file: &CachedFile, range: ByteRange) -> (QueryRequest, Option<Ticket>) {
+    fn question(&self, file: &CachedFile, range: ByteRange) -> (QueryRequest, Option<Asked>) {
         let mut state = file.state.write();
         let ticket = self.ticket(&state);
         let widen = ticket.is_some() && range != ByteRange::ALL && state.lease.widen();
@@ -190,8 +190,10 @@ impl Node {
             known: sending.known,
             lease: false,
         };
+        let mut changing = self.changing(&[], &[file.ino]);
         let request = AttachRequest {
             ino: file.ino,
+            lease: changing.wish_for(&file.state.read().model),
             ranges: sending.exact.clone(),
             guessed: sending.guessed.clone(),
             known: sending.known,
@@ -206,8 +208,9 @@ impl Node {
             Ok(()) => self.copy_and_attach(file, request).await,
             Err(e) => Err(e),
         };
+        changing.heard(&done);
         match &done {
-            Ok(done) => self.take_attached(file, sending, done),
+            Ok(done) => self.take_attached(file, sending, done, changing),
             Err(_) => {
                 let mut state = file.state.write();
                 state.view.attach_failed(&sending.taken);
@@ -219,9 +222,17 @@ impl Node {
         done
     }
 
-    fn take_attached(&self, file: &CachedFile, sending: &Sending, done: &Attached) {
+    fn take_attached(
+        &self,
+        file: &CachedFile,
+        sending: &Sending,
+        done: &Attached,
+        mut changing: Changing<'_>,
+    ) {
         let mut state = file.state.write();
         self.attr_published(&mut state, done.size, sending.mtime);
+        changing.told(done.told.clone());
+        changing.end();
         let (mut ranges, refused) = split_by(&sending.taken, &done.contested);
         let (again, taken) = split_by(&sending.again, &done.contested);
         self.note_not_attached(file, &taken);

@@ -63,6 +63,7 @@ impl Call {
             backing: backing_ref(state, ino),
             r#where: Some(super::describe::place(state, ino)),
             sole: !state.ns.is_open_by_others(ino, self.who.node),
+            dir: None,
         })))
     }
 
@@ -154,7 +155,21 @@ impl Call {
         let map = then.map(|(r, q)| map(&state, Ino(q.ino), r, q.known_version)).transpose()?;
         let file = state.file(ino)?;
         let (version, size) = (file.version().0, file.size());
-        Ok(Some(Body::Attached(pb::Attached { version, map, size, contested })))
+        let attached = pb::Attached { version, map, size, contested, ..Default::default() };
+        Ok(Some(Body::Attached(self.with_attr(&state, ino, op.lease, attached))))
+    }
+
+    /// An attach changes size and times: whoever has a lease of them is told how.
+    fn with_attr(
+        &self,
+        state: &State,
+        ino: Ino,
+        wish: u32,
+        attached: pb::Attached,
+    ) -> pb::Attached {
+        let lease = self.core.lend(state, self.who.node, self.stream, ino, wish);
+        let attr = lease.and_then(|_| state.attr(ino).ok()).map(|a| ebb_wire::attr_to_pb(&a));
+        pb::Attached { attr, lease, ..attached }
     }
 
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody
@@ -196,7 +211,8 @@ impl Call {
         entries.push(self.answered(Outcome::Appended(size, version)));
         self.core.commit(&mut state, &entries);
         debug_assert_eq!(state.file(ino).map(|f| (f.version(), f.size())), Ok((version, size)));
-        Ok(Some(Body::Attached(pb::Attached { version: version.0, size, ..Default::default() })))
+        let attached = pb::Attached { version: version.0, size, ..Default::default() };
+        Ok(Some(Body::Attached(self.with_attr(&state, ino, op.lease, attached))))
     }
 
     pub(super) fn detach(&self, op: &pb::Detach) -> OpResult {

@@ -49,6 +49,8 @@ impl OpError {
 pub type OpResult = Result<Option<Body>, OpError>;
 
 /// What became of a request at once.
+// It is taken apart as soon as it is there.
+#[allow(clippy::large_enum_variant)]
 pub enum Fast {
     /// Answered.
     Done(OpResult),
