@@ -145,7 +145,7 @@ impl There<'_> {
     }
 
     async fn ask(&self, owner: NodeId, range: ByteRange) -> Result<Vec<u8>, Errno> {
-        let address = self.node.address_of(owner).await?;
+        let address = self.node.address_of(owner).await?.ok_or(Errno::EHOSTUNREACH)?;
         let request = ReadRequest::of_owner(self.ino, vec![range]);
         match self.node.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => Ok(bytes.to_vec()),
