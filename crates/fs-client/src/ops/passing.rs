@@ -110,7 +110,7 @@ impl Node {
             self.paths.set_obstacle(Some(reason));
             return Ok((IoPath::Daemon(reason), None));
         }
-        self.begin_tracking(file, &mut state, path, asked.access)?;
+        self.begin_tracking(file, &mut state, path, asked)?;
         if state.passing.as_ref().is_some_and(|p| p.track.is_some()) {
             self.watch(file);
         }
@@ -136,7 +136,7 @@ impl Node {
         let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
         let held = state.view.unflushed_bytes() + state.view.clean_bytes();
         self.room.past.pin(0, held);
-        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held });
+        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held, ahead: 0 });
         Ok(())
     }
 
@@ -145,11 +145,11 @@ impl Node {
         file: &CachedFile,
         state: &mut State,
         path: IoPath,
-        access: Access,
+        asked: Asked,
     ) -> Result<(), Errno> {
         let State { passing: Some(passing), view, .. } = state else { return Ok(()) };
         // A mapping of any handle leads to the cache file; to map it writably takes both.
-        let tracked = path == IoPath::Write || access == Access::ReadWrite;
+        let tracked = path == IoPath::Write || asked.access == Access::ReadWrite;
         if !tracked {
             return Ok(());
         }
@@ -163,7 +163,10 @@ impl Node {
             }
             passing.track = Some(track);
         }
-        if let Some(track) = passing.track.as_mut().filter(|_| access == Access::ReadWrite) {
+        if path == IoPath::Write && !asked.sole && view.is_blank() {
+            self.take_ahead(file, passing);
+        }
+        if let Some(track) = passing.track.as_mut().filter(|_| asked.access == Access::ReadWrite) {
             track.may_be_mapped(&cache, self.paths.access_times())?;
         }
         Ok(())
@@ -470,6 +473,7 @@ impl Node {
 /// Sets the length of a passed-through cache file.
 fn cut(cache: &File, passing: &mut Passing, size: u64) -> io::Result<()> {
     cache.set_len(size)?;
+    passing.ahead = passing.ahead.min(size);
     match &mut passing.track {
         Some(track) => track.clear(ByteRange::new(size, i64::MAX as u64)),
         None => Ok(()),

@@ -30,6 +30,8 @@ pub struct Passing {
     pub size: u64,
     /// Bytes of the buffer that it keeps, when last looked at.
     pub held: u64,
+    /// Blocks before this offset were taken ahead of its writers; 0: none.
+    pub ahead: u64,
 }
 
 /// Registers a file with the kernel: the reply to an open can do that.
