@@ -11,6 +11,8 @@ use std::path::Path;
 const FILE_BYTES: usize = 64 << 20;
 const NEW_BYTES: usize = 32 << 20;
 const LOCAL_BYTES: usize = 32 << 20;
+/// How often an open file is written over in a round.
+const PASSES: usize = 4;
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
@@ -26,6 +28,19 @@ fn rewrite(path: &Path, record: usize) -> f64 {
         }
         drop(file);
         LOCAL_BYTES as f64 / MIB
+    })
+}
+
+/// Writes records over all of an open file, several times.
+fn overwrite(file: &File, record: usize) -> f64 {
+    let data = vec![0xa6; record];
+    rate(|| {
+        for _ in 0..PASSES {
+            for at in (0..LOCAL_BYTES).step_by(record) {
+                file.write_all_at(&data, at as u64).expect("write");
+            }
+        }
+        (PASSES * LOCAL_BYTES) as f64 / MIB
     })
 }
 
@@ -107,9 +122,26 @@ fn past_the_daemon(report: &mut Report) {
             );
         }
     }
-    rewriting(report, &bare_dir.path().join("again"), &cluster.nodes()[0].path("again"));
-    let status = cluster.nodes()[0].status();
-    println!("opens: {}, tracker: {}", status["opens"], status["tracker"]);
+    let node = cluster.node(0);
+    rewriting(report, &bare_dir.path().join("again"), &node.path("again"));
+    let opens = |when: &str| println!("{when}: opens {}", node.status()["opens"]);
+    opens("before an open file is written over");
+    overwriting(report, &bare_dir.path().join("again"), &node.path("again"));
+    opens("after it");
+    println!("tracker: {}", node.status()["tracker"]);
+}
+
+/// The same file, opened once for all of it.
+fn overwriting(report: &mut Report, bare: &Path, mount: &Path) {
+    let (bare, mount) = (open(bare), open(mount));
+    for size in [4, 8, 64, 1024] {
+        report.compare(
+            format!("session: overwrite an open file {size} KiB records"),
+            "MiB/s",
+            || overwrite(&bare, size << 10),
+            || overwrite(&mount, size << 10),
+        );
+    }
 }
 
 /// A file with content that is opened, written over and closed.

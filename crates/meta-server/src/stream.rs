@@ -18,7 +18,7 @@ use crate::state::{Entry, NodeRecord};
 use ebb_consistency::StreamId;
 use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
-use ebb_types::{Errno, Incarnation};
+use ebb_types::{Errno, Incarnation, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
@@ -66,6 +66,18 @@ pub async fn serve(
     core.desk.left(serial);
     core.sessions.detach(who.node, serial);
     tracing::debug!(node = %who.node, "stream ended");
+}
+
+/// One request of a node that has a stream, answered as there, but on its own.
+pub async fn answer(core: Arc<Core>, node: NodeId, request: pb::Request) -> Option<pb::Reply> {
+    let (who, serial) = core.sessions.stream_of(node)?;
+    let (out, mut answers) = mpsc::channel(1);
+    let mut stream = Stream { core, who, serial, out, slow: Arc::new(Semaphore::new(1)) };
+    stream.requests(vec![request]).await;
+    match answers.recv().await? {
+        Out::Replies(mut replies) => replies.pop(),
+        Out::Notice(_) => None,
+    }
 }
 
 struct Greeted {
