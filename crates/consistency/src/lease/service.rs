@@ -281,6 +281,37 @@ impl Leases {
         held.into_iter().map(|(stream, seq)| self.call_back(stream, ino, seq)).collect()
     }
 
+    /// A node must tell all that it did to an inode without telling, whatever leases it holds: each
+    /// stream on which it may still trust something owes, until it says that it has. Whether it
+    /// was called back before does not matter; it is not called twice for nothing.
+    pub fn demand(&mut self, ino: Ino, node: NodeId, now: u64) -> Vec<Recall> {
+        self.contended.insert(ino, now.saturating_add(self.duration / PAUSE_PARTS));
+        let trusting = |s: &Stream| s.node == node && now <= s.until();
+        let streams = self.streams.iter().filter(|(_, s)| trusting(s) && !owes(s, ino));
+        let ids: Vec<StreamId> = streams.map(|(id, _)| *id).collect();
+        let mut recalls = Vec::new();
+        for id in ids {
+            let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
+            let held = held.iter().find(|(s, _)| *s == id).map(|(_, seq)| *seq);
+            let is_open = self.streams.get(&id).is_some_and(|s| s.open);
+            match held {
+                Some(held) => recalls.push(self.call_back(id, ino, held)),
+                None if is_open => {
+                    let seq = self.owe(id, ino);
+                    recalls.push(Recall { stream: id, node, ino, seq });
+                }
+                None => drop(self.owe(id, ino)),
+            }
+        }
+        recalls
+    }
+
+    /// True while a node may trust what it was granted on some stream.
+    #[must_use]
+    pub fn is_trusted(&self, node: NodeId, now: u64) -> bool {
+        self.streams.values().any(|s| s.node == node && now <= s.until())
+    }
+
     /// What is left of before a restart cannot be told, only waited for.
     fn change_unknown(&mut self, ino: Ino, by: Option<StreamId>) {
         let by = by.and_then(|id| self.streams.get(&id)).map(|s| s.node);
