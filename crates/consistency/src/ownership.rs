@@ -426,7 +426,7 @@ impl FileState {
     /// them from it asks the backing. (For a node that comes back with such bytes nothing was
     /// overtaken: what is marked is when they were published.)
     pub fn node_gone(&mut self, node: NodeId) -> Vec<ByteRange> {
-        self.forget_quiet(node);
+        self.lose_quiet(node);
         let (flushed, lost): (Vec<Owned>, Vec<Owned>) =
             self.tree.iter().filter(|o| o.node == node).partition(|o| o.flushed);
         let version = self.give_to_backing(&flushed);

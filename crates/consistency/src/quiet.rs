@@ -113,9 +113,8 @@ impl FileState {
             return self.version;
         };
         let lapsed = self.quiet.lapsed.remove(at);
-        let unwritten = |o: &super::Owned| {
-            o.node == node && !o.flushed && o.version == lapsed.version
-        };
+        let unwritten =
+            |o: &super::Owned| o.node == node && !o.flushed && o.version == lapsed.version;
         let unwritten: Vec<ByteRange> =
             self.tree.overlapping(lapsed.window).filter(unwritten).map(|o| o.range).collect();
         if unwritten.is_empty() {
@@ -134,8 +133,8 @@ impl FileState {
         version
     }
 
-    /// Nothing will be heard of a node any more.
-    pub(super) fn forget_quiet(&mut self, node: NodeId) {
+    /// What a node wrote quietly is lost: it will never be told.
+    pub fn lose_quiet(&mut self, node: NodeId) {
         if self.quiet.holder.is_some_and(|q| q.node == node) {
             self.lapse();
         }

@@ -238,9 +238,7 @@ fn what_was_written_quietly_is_seen_or_an_error() {
 
 #[test]
 fn every_planted_bug_is_caught() {
-    for bug in
-        [Bug::SettleOverwrites, Bug::ForgetConversion, Bug::SkipSettle, Bug::KeepUnwritten]
-    {
+    for bug in [Bug::SettleOverwrites, Bug::ForgetConversion, Bug::SkipSettle, Bug::KeepUnwritten] {
         assert!((0..5_000).any(|seed| run(seed, Some(bug)).is_err()), "{bug:?} is not caught");
     }
 }
@@ -270,6 +268,8 @@ fn it_is_stored_beside_the_state() {
     let stored = file.stored_quiet().expect("somebody is quiet");
     let bytes = postcard::to_stdvec(&file).expect("a state");
     let mut read: FileState = postcard::from_bytes(&bytes).expect("the same");
-    read.restore_quiet(&postcard::from_bytes(&postcard::to_stdvec(&stored).expect("it")).expect("it"));
+    read.restore_quiet(
+        &postcard::from_bytes(&postcard::to_stdvec(&stored).expect("it")).expect("it"),
+    );
     assert_eq!(read, file);
 }

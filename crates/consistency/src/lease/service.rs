@@ -306,10 +306,20 @@ impl Leases {
         recalls
     }
 
-    /// True while a node may trust what it was granted on some stream.
+    /// Until when a node may trust what it was granted on some stream; `None`: it cannot any more.
     #[must_use]
-    pub fn is_trusted(&self, node: NodeId, now: u64) -> bool {
-        self.streams.values().any(|s| s.node == node && now <= s.until())
+    pub fn trusted_until(&self, node: NodeId, now: u64) -> Option<u64> {
+        let its = self.streams.values().filter(|s| s.node == node).map(Stream::until);
+        its.filter(|until| now <= *until).max()
+    }
+
+    /// True when the stream can be lent an inode alone: leases are granted on it, nobody of before a
+    /// restart is left, and nobody else asked for it a moment ago.
+    #[must_use]
+    pub fn lends_alone(&self, id: StreamId, ino: Ino, now: u64) -> bool {
+        self.unknown == 0
+            && self.streams.get(&id).is_some_and(|s| s.open && s.duration > 0)
+            && self.contended.get(&ino).is_none_or(|until| now >= *until)
     }
 
     /// What is left of before a restart cannot be told, only waited for.
