@@ -185,11 +185,17 @@ impl Node {
         Ok(())
     }
 
-    /// Nobody here has the file open any more: the right is of no use.
-    pub(crate) async fn close_quiet_in_turn(&self, file: &Arc<CachedFile>) {
+    /// Nobody here has the file open any more: the right is of no use. True when it need only be given
+    /// up.
+    pub(crate) async fn close_quiet_in_turn(&self, file: &Arc<CachedFile>) -> bool {
+        if file.state.read().quiet.is_some() && file.state.write().quiet.end_told() {
+            self.note_no_window(file);
+            return true;
+        }
         if let Err(e) = self.end_quiet_in_turn(file).await {
             tracing::warn!(ino = %file.ino, error = %e, "quiet writes are not told yet");
         }
+        false
     }
 
     /// A lease that was called back is returned when all is told.
@@ -251,7 +257,9 @@ impl Node {
     pub(crate) async fn tell_everything(&self) {
         for file in self.all_quiet() {
             let _turn = file.turn.lock().await;
-            self.close_quiet_in_turn(&file).await;
+            if let Err(e) = self.end_quiet_in_turn(&file).await {
+                tracing::warn!(ino = %file.ino, error = %e, "quiet writes are not told");
+            }
         }
     }
 

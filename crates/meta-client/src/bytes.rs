@@ -251,9 +251,10 @@ impl MetaClient {
         Ok(place_from_pb(expect_body!(reply, Description)))
     }
 
-    /// The last local handle was closed.
-    pub async fn release(&self, ino: Ino) -> Result<(), Errno> {
-        self.call(Op::Release(pb::Release { ino: ino.0 })).await.map(drop)
+    /// The last local handle was closed. `settles`: nothing is written quietly any more, and all of it
+    /// was told.
+    pub async fn release(&self, ino: Ino, settles: bool) -> Result<(), Errno> {
+        self.call(Op::Release(pb::Release { ino: ino.0, settles })).await.map(drop)
     }
 
     /// Who owns these bytes?

@@ -59,16 +59,15 @@ impl Core {
         if file.has_lapsed(node) {
             entries.push(Entry::File(ino, FileOp::TakeBack(node)));
         }
-        let held = state.quiet_node(ino);
         let end = op.quiet_wish.min(file.size().saturating_add(WINDOW_MAX)).min(OFFSET_MAX);
         let lends = end > 0 && op.lease > 0 && self.may_lend_quiet(state, call, ino);
         if lends {
             entries.push(Entry::File(ino, FileOp::Quiet(node, Some(end))));
-        } else if held == Some(node) {
-            entries.push(Entry::File(ino, FileOp::Quiet(node, None)));
-            self.quiet_grants.lock().remove(&ino);
         }
         self.commit(state, &entries);
+        if !lends {
+            self.end_quiet(state, node, ino);
+        }
         if lends { end } else { 0 }
     }
 
@@ -96,13 +95,20 @@ impl Core {
             return;
         }
         let newer = |(on, seq): &(StreamId, u64)| *on == stream && *seq > op.seq;
-        let mut grants = self.quiet_grants.lock();
+        let grants = self.quiet_grants.lock();
         if grants.get(&ino).is_some_and(newer) {
             return;
         }
-        grants.remove(&ino);
         drop(grants);
-        self.commit(&mut state, &[Entry::File(ino, FileOp::Quiet(node, None))]);
+        self.end_quiet(&mut state, node, ino);
+    }
+
+    /// A node has told all that it wrote quietly and writes so no more.
+    pub fn end_quiet(&self, state: &mut State, node: NodeId, ino: Ino) {
+        if state.quiet_node(ino) == Some(node) {
+            self.quiet_grants.lock().remove(&ino);
+            self.commit(state, &[Entry::File(ino, FileOp::Quiet(node, None))]);
+        }
     }
 
     /// The inodes of an operation that another node may have written to quietly.

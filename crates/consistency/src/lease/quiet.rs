@@ -145,6 +145,15 @@ impl QuietWrites {
         }
     }
 
+    /// Ends a right with which nothing was written that is not told; true when there was one.
+    pub fn end_told(&mut self) -> bool {
+        let ends = matches!(self.right, Right::Held(_)) && self.untold.is_empty();
+        if ends {
+            self.right = Right::None;
+        }
+        ends
+    }
+
     /// The file is gone, with all that was written.
     pub fn forget(&mut self) {
         *self = QuietWrites::default();

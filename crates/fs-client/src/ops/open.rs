@@ -320,13 +320,11 @@ impl Node {
             file.set_in_use(false);
             self.let_go(file.ino);
         }
-        if last {
-            self.close_quiet_in_turn(file).await;
-        }
+        let settles = last && self.close_quiet_in_turn(file).await;
         if !registered {
             return;
         }
-        match self.meta.release(file.ino).await {
+        match self.meta.release(file.ino, settles).await {
             // It had no name left and this was the last who used it.
             Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),

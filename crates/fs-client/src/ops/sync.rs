@@ -291,8 +291,8 @@ impl Node {
         let more = state.view.attached_again(&again, done.version);
         changes.overtaken.extend(more.overtaken);
         changes.overtaken.extend(lost.overtaken);
-        if sending.quietly.is_some() {
-            self.told_quiet(file, &mut state, done, asked);
+        if let Some((_, wish)) = &sending.quietly {
+            self.told_quiet(file, &mut state, (done, *wish), asked);
         }
         if !state.view.has_unattached() {
             state.mtime = None;
@@ -312,13 +312,15 @@ impl Node {
         &self,
         file: &CachedFile,
         state: &mut State,
-        done: &Attached,
+        (done, wish): (&Attached, u64),
         asked: Option<Asked>,
     ) {
         self.leases.told.fetch_add(1, Relaxed);
         if done.quiet_end == 0 {
             state.quiet.told();
-            self.note_wish_in_vain();
+            if wish > 0 {
+                self.note_wish_in_vain();
+            }
             return self.note_no_window(file);
         }
         let grant = done.told.as_ref().map(|told| told.grant);
