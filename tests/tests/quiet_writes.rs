@@ -40,7 +40,7 @@ fn quiet(node: &Node) -> u64 {
 }
 
 fn posix(nodes: usize) -> Cluster {
-    Cluster::builder().nodes(nodes).consistency("posix").flush("end").start()
+    Cluster::builder().nodes(nodes).consistency("posix").flush("end").separate_meta().start()
 }
 
 fn record(step: u64) -> Vec<u8> {
@@ -263,8 +263,13 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
 
 #[test]
 fn an_heir_goes_on_writing() {
-    let cluster =
-        Cluster::builder().nodes(2).consistency("posix").flush("end").supervised().start();
+    let cluster = Cluster::builder()
+        .nodes(2)
+        .consistency("posix")
+        .flush("end")
+        .separate_meta()
+        .supervised()
+        .start();
     let (a, b) = (cluster.node(0), cluster.node(1));
     let file = open(&a.path("f"));
     let mut log = append(&a.path("log"));
@@ -272,7 +277,7 @@ fn an_heir_goes_on_writing() {
         file.write_all_at(&record(step), step * RECORD).expect("write");
         log.write_all(format!("{step:06}\n").as_bytes()).expect("append");
         if step % 40 == 30 {
-            a.kill_daemon_only();
+            assert!(a.kill_daemon_only(), "no daemon");
         }
     }
     let want = bytes(1, 0, 0, 120 * RECORD);

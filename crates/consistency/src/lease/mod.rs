@@ -32,6 +32,8 @@ mod known;
 mod known_tests;
 mod node;
 mod quiet;
+#[cfg(test)]
+mod quiet_tests;
 mod service;
 #[cfg(test)]
 mod tests;
