@@ -61,6 +61,8 @@ const FULL: u32 = 2;
 pub struct Owed {
     inos: Vec<Ino>,
     upto: LeaseSeq,
+    /// On which stream it is given.
+    to: Option<StreamId>,
 }
 
 impl Desk {
@@ -137,7 +139,8 @@ impl Desk {
 
     fn until(&self, owed: &Owed, now: u64) -> Option<u64> {
         let leases = self.leases.lock();
-        owed.inos.iter().filter_map(|ino| leases.owed(*ino, owed.upto, now)).max()
+        let until = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now);
+        owed.inos.iter().filter_map(until).max()
     }
 
     /// Ends what has run out. Returns the streams that must end, because they are heard and do not
@@ -366,16 +369,23 @@ impl Core {
     }
 
     /// What the answer to an operation waits for; `None`: nothing.
-    pub fn owed(&self, mut inos: Vec<Ino>, subjects: &[Ino], result: &OpResult) -> Option<Owed> {
+    pub fn owed(
+        &self,
+        to: StreamId,
+        mut inos: Vec<Ino>,
+        subjects: &[Ino],
+        result: &OpResult,
+    ) -> Option<Owed> {
         let leases = self.desk.leases.lock();
         if leases.owing() == 0 {
             return None;
         }
         inos.extend_from_slice(subjects);
         inos.extend(told(result));
-        let owed = Owed { inos, upto: leases.last() };
+        let owed = Owed { inos, upto: leases.last(), to: Some(to) };
         let now = now_ms();
-        owed.inos.iter().any(|i| leases.owed(*i, owed.upto, now).is_some()).then_some(owed)
+        let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();
+        owed.inos.iter().any(is_owed).then_some(owed)
     }
 }
 

@@ -444,7 +444,7 @@ impl Stream {
                     return self.after_settling(quiet, call, op, tell);
                 }
                 leases::put(lease, &mut result);
-                let owed = self.core.owed(changed, &subjects, &result);
+                let owed = self.core.owed(self.serial, changed, &subjects, &result);
                 let answer = reply(call.id, result);
                 let Some(owed) = owed else {
                     finish(&call, tell, &answer);
@@ -473,7 +473,10 @@ impl Stream {
                     }
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
                     leases::put(lease, &mut result);
-                    let owed = call.core.owed(changed, &subjects, &result).unwrap_or_default();
+                    let owed = call
+                        .core
+                        .owed(call.stream, changed, &subjects, &result)
+                        .unwrap_or_default();
                     let answer = reply(call.id, result);
                     drop(permit);
                     answer_later(call, tell, answer, owed, out).await;

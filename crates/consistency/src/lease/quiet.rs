@@ -64,13 +64,21 @@ impl QuietWrites {
         if epoch != Some(held.epoch) || range.end() > held.window.end() || range.is_empty() {
             return false;
         }
+        // What was attached here may be another node's by the time of the grant.
+        let knows_owners = view.known_version() >= held.version;
         let below = range.intersect(ByteRange::new(0, held.window.start()));
         let own = |part: std::ops::Range<u64>| {
             let part = ByteRange::new(part.start, part.end);
             view.unflushed(part).iter().map(|(r, _)| r.len()).sum::<u64>() == part.len()
         };
         self.flushing.idle(range) == [range]
-            && (below.is_empty() || self.untold.gaps(&below.to_std()).all(own))
+            && (below.is_empty() || knows_owners && self.untold.gaps(&below.to_std()).all(own))
+    }
+
+    /// True when own bytes could be written without telling, if it were known which these are.
+    #[must_use]
+    pub fn wants_map(&self, view: &FileView) -> bool {
+        matches!(self.right, Right::Held(held) if view.known_version() < held.version)
     }
 
     /// True while something may be written without telling.

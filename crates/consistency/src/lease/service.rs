@@ -373,12 +373,19 @@ impl Leases {
     /// owes.
     #[must_use]
     pub fn owed(&self, ino: Ino, upto: LeaseSeq, now: u64) -> Option<u64> {
+        self.owed_to(ino, upto, None, now)
+    }
+
+    /// The same as far as an answer on the stream `to` waits for it: not for what that stream owes
+    /// itself, which may be returned only after the answer.
+    #[must_use]
+    pub fn owed_to(&self, ino: Ino, upto: LeaseSeq, to: Option<StreamId>, now: u64) -> Option<u64> {
         if self.owed == 0 {
             return None;
         }
         let owed = self.files.get(&ino).map_or(&[][..], |f| &f.owed);
         let until = |(id, _): &(StreamId, LeaseSeq)| self.streams.get(id).map(Stream::until);
-        let owed = owed.iter().filter(|(_, seq)| *seq <= upto);
+        let owed = owed.iter().filter(|(id, seq)| *seq <= upto && Some(*id) != to);
         owed.filter_map(until).filter(|until| now <= *until).max()
     }
 

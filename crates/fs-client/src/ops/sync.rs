@@ -174,6 +174,13 @@ impl Node {
             }
             self.settle_contested(file, &contested)?;
         }
+        let wants_map = {
+            let state = file.state.read();
+            state.quiet.wants_map(&state.view)
+        };
+        if wants_map {
+            self.query(file, ByteRange::ALL).await?;
+        }
         if then_query { self.complete(file).await } else { Ok(()) }
     }
 
