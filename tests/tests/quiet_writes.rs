@@ -342,10 +342,13 @@ fn turns(nodes: usize, steps: usize, flush: &str) {
     // One node does several things in a row, mostly, and pauses let it be alone again.
     let mut n = 0;
     for step in 0..steps {
-        if random.random_range(0..8) == 0 {
+        if random.random_range(0..20) == 0 {
+            if random.random_range(0..3) > 0 {
+                files[n].iter_mut().for_each(|file| *file = None);
+            }
             n = random.random_range(0..nodes);
         }
-        if random.random_range(0..25) == 0 {
+        if random.random_range(0..30) == 0 {
             std::thread::sleep(Duration::from_millis(700));
         }
         let f = random.random_range(0..FILES);
