@@ -11,7 +11,8 @@
 use crate::cache::{self, CacheDir};
 use crate::file::{CachedFile, Place, State, checked_range, write_most};
 use crate::node::Node;
-use ebb_consistency::{LeaseSeq, SyncEvent};
+use ebb_consistency::{Asked, Held, LeaseSeq, SyncEvent, Untold};
+use ebb_meta_client::Attached;
 use ebb_types::{ByteRange, Errno, Ino, Time};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -143,13 +144,54 @@ impl Node {
     }
 
     /// An answer did not bring it.
-    pub(crate) fn note_wish_in_vain(&self) {
+    fn note_wish_in_vain(&self) {
         let from = ebb_meta_client::now_ms() + WISH_PAUSE_MS;
         self.quiet_files.wishes_from.store(from, Relaxed);
     }
 
+    /// Everything is going to be told, and as much more asked for.
+    pub(crate) fn begin_telling(
+        &self,
+        file: &Arc<CachedFile>,
+        state: &mut State,
+        wish: u64,
+    ) -> (Untold, u64) {
+        if wish > 0 {
+            // A daemon that comes after this one must know where it may have written.
+            self.note_window(file, state, ByteRange::new(state.view.published_size(), wish));
+            self.look_after_quiet(file);
+        }
+        (state.quiet.tell(), wish)
+    }
+
+    /// What was written quietly was told; perhaps more may be.
+    pub(crate) fn told_quiet(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        (done, wish): (&Attached, u64),
+        asked: Option<Asked>,
+    ) {
+        self.leases.told.fetch_add(1, Relaxed);
+        if done.quiet_end == 0 {
+            state.quiet.told();
+            if wish > 0 {
+                self.note_wish_in_vain();
+            }
+            return self.note_no_window(file);
+        }
+        let grant = done.told.as_ref().map(|told| told.grant);
+        let (Some(grant), Some(asked)) = (grant, asked) else { return };
+        // Otherwise it was called back before it came, and the service must hear that all is told.
+        if state.lease.granted(grant, asked.epoch()) {
+            let window = ByteRange::new(done.size, done.quiet_end.max(done.size));
+            let (seq, epoch, version) = (grant.seq, asked.epoch(), done.version);
+            state.quiet.granted(Held { seq, epoch, version, window });
+        }
+    }
+
     /// From now on it is looked after whether the file has something to tell.
-    pub(crate) fn look_after_quiet(&self, file: &Arc<CachedFile>) {
+    fn look_after_quiet(&self, file: &Arc<CachedFile>) {
         self.quiet_files.files.lock().insert(file.ino, Arc::downgrade(file));
     }
 

@@ -116,6 +116,7 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
         then_query: None,
         copies: 0,
         lease: Wish::No,
+        quietly: None,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::known::Changing;
 use crate::node::Node;
-use ebb_consistency::{Asked, Changes, Grant, Held, MapAnswer, Scope, SyncEvent, Untold};
+use ebb_consistency::{Asked, Changes, Grant, MapAnswer, Scope, SyncEvent, Untold};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest, Quietly};
 use ebb_types::{ByteRange, Errno, Time, Version};
 use rangemap::RangeSet;
@@ -210,15 +210,6 @@ impl Node {
         Sending { taken, exact, quiet, guessed, again, mtime: state.mtime, known, quietly }
     }
 
-    fn begin_telling(&self, file: &Arc<CachedFile>, state: &mut State, wish: u64) -> (Untold, u64) {
-        if wish > 0 {
-            // A daemon that comes after this one must know where it may have written.
-            self.note_window(file, state, ByteRange::new(state.view.published_size(), wish));
-            self.look_after_quiet(file);
-        }
-        (state.quiet.tell(), wish)
-    }
-
     async fn send_attach(
         &self,
         file: &CachedFile,
@@ -312,32 +303,6 @@ impl Node {
         self.note_changes(file, &changes);
         drop(state);
         self.try_write_notes();
-    }
-
-    /// What was written quietly was told; perhaps more may be.
-    fn told_quiet(
-        &self,
-        file: &CachedFile,
-        state: &mut State,
-        (done, wish): (&Attached, u64),
-        asked: Option<Asked>,
-    ) {
-        self.leases.told.fetch_add(1, Relaxed);
-        if done.quiet_end == 0 {
-            state.quiet.told();
-            if wish > 0 {
-                self.note_wish_in_vain();
-            }
-            return self.note_no_window(file);
-        }
-        let grant = done.told.as_ref().map(|told| told.grant);
-        let (Some(grant), Some(asked)) = (grant, asked) else { return };
-        // Otherwise it was called back before it came, and the service must hear that all is told.
-        if state.lease.granted(grant, asked.epoch()) {
-            let window = ByteRange::new(done.size, done.quiet_end.max(done.size));
-            let (seq, epoch, version) = (grant.seq, asked.epoch(), done.version);
-            state.quiet.granted(Held { seq, epoch, version, window });
-        }
     }
 
     /// Carries out what the file's model says about `event`.
