@@ -183,7 +183,7 @@ impl Node {
             let mut state = file.state.write();
             state.lease.recall(seq);
             state.quiet.recall(seq);
-            state.quiet.must_tell(self.meta.trust())
+            state.quiet.has_untold()
         };
         if tells {
             self.return_once_told(file, seq);

@@ -173,6 +173,7 @@ impl Node {
         asked: Option<Asked>,
     ) {
         self.leases.told.fetch_add(1, Relaxed);
+        state.quiet.heard();
         if done.quiet_end == 0 {
             state.quiet.told();
             if wish > 0 {

@@ -39,6 +39,8 @@ pub struct QuietWrites {
     right: Right,
     /// Written quietly and not told.
     untold: RangeSet<u64>,
+    /// Some of it is on its way.
+    telling: bool,
     /// The version of the answer that allowed these.
     since: Version,
     /// Perhaps flushed, without an answer that says so: what is written there must be told at once,
@@ -99,6 +101,14 @@ impl QuietWrites {
         self.is_some() && !self.is_held(epoch)
     }
 
+    /// True when a lease that is called back may not be returned yet. (A right with which nothing was
+    /// written ends with it, also one that is still on its way here: it will not be taken. Such a
+    /// lease must be returned at once, for the answer that brings the right may wait for it.)
+    #[must_use]
+    pub fn has_untold(&self) -> bool {
+        self.telling || !self.untold.is_empty()
+    }
+
     /// `range` was written without telling.
     pub fn wrote(&mut self, range: ByteRange) {
         self.untold.insert(range.to_std());
@@ -115,16 +125,22 @@ impl QuietWrites {
     pub fn tell(&mut self) -> Untold {
         self.right = Right::Owed;
         let untold = std::mem::take(&mut self.untold);
+        self.telling = !untold.is_empty();
         let ranges = untold.iter().map(|r| ByteRange::new(r.start, r.end)).collect();
         Untold { ranges, since: self.since }
     }
 
-    /// It was answered, and nothing more is written quietly.
+    /// It was answered. Unless more is said, the service may count on this node still.
+    pub fn heard(&mut self) {
+        self.telling = false;
+    }
+
+    /// Nothing more is written quietly.
     pub fn told(&mut self) {
         self.right = Right::None;
     }
 
-    /// It was answered, and more may be written so.
+    /// More may be written so.
     pub fn granted(&mut self, held: Held) {
         self.right = Right::Held(held);
         self.since = held.version;
@@ -134,6 +150,7 @@ impl QuietWrites {
     /// It could not be told.
     pub fn not_told(&mut self, untold: &Untold) {
         self.right = Right::Owed;
+        self.telling = false;
         let some = untold.ranges.iter().filter(|r| !r.is_empty());
         some.for_each(|r| self.untold.insert(r.to_std()));
     }

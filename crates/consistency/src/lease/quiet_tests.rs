@@ -273,6 +273,7 @@ impl Job {
             Some(Down::Attached { version, size, refused, grant }) => {
                 let Some(sending) = node.sending.take() else { return };
                 let (quiet, refused) = split(&sending.quiet, &refused);
+                node.quiet.heard();
                 node.view.not_attached(&refused);
                 node.view.attached(&[sending.aloud.clone(), quiet].concat(), version, size);
                 match (grant, sending.epoch) {
@@ -314,9 +315,9 @@ impl Job {
     }
 
     fn return_told(&mut self, n: usize) {
-        let (now, bug) = (self.now, self.bug);
+        let bug = self.bug;
         let node = &mut self.nodes[n];
-        if !node.quiet.must_tell(node.trust.epoch(now)) || bug == Some(Bug::ReturnAtOnce) {
+        if !node.quiet.has_untold() || bug == Some(Bug::ReturnAtOnce) {
             let returns = std::mem::take(&mut node.to_return);
             node.stream.up.extend(returns.into_iter().map(|seq| Up::Returned { seq }));
         }
