@@ -24,6 +24,10 @@ pub struct LeaseCounts {
     pub recalled: AtomicU64,
     /// Questions that a lease answered.
     pub answered: AtomicU64,
+    /// Writes that were not told at once.
+    pub quiet: AtomicU64,
+    /// How often such writes were told.
+    pub told: AtomicU64,
     /// What this node published.
     pub(crate) publications: Publications,
 }
@@ -63,11 +67,23 @@ pub struct Published {
     mtime: Option<Time>,
 }
 
+impl Published {
+    /// True when this node has published something of the file.
+    pub(crate) fn is_some(&self) -> bool {
+        self.number > 0
+    }
+}
+
 impl Node {
     /// What this node sees as the attributes of an inode whose published ones are `attr`: so the
     /// service answered a question that was asked when there had been `asked` publications.
     pub(crate) async fn seen(&self, asked: u64, attr: Attr) -> Result<Attr, Errno> {
         if let Some(file) = self.file(attr.ino) {
+            let attr = if self.tell_if_owed(&file).await? {
+                self.meta.getattr(attr.ino).await?
+            } else {
+                attr
+            };
             return Ok(self.seen_with(&file, &file.state.read(), asked, attr));
         }
         if self.leases.publications.of_forgotten.load(Acquire) <= asked {
@@ -154,13 +170,25 @@ impl Node {
         }
     }
 
-    /// The service calls leases of an inode back.
-    pub(crate) fn recalled(&self, ino: Ino, seq: LeaseSeq) {
+    /// The service calls leases of an inode back. True when they can be returned at once.
+    pub(crate) fn recalled(&self, ino: Ino, seq: LeaseSeq) -> bool {
         self.leases.recalled.fetch_add(1, Relaxed);
         self.known.recall(ino, seq);
-        if let Some(file) = self.file(ino) {
-            file.state.write().lease.recall(seq);
+        if !self.has_begun() {
+            self.return_once_begun(ino, seq);
+            return false;
         }
+        let Some(file) = self.file(ino) else { return true };
+        let tells = {
+            let mut state = file.state.write();
+            state.lease.recall(seq);
+            state.quiet.recall(seq);
+            state.quiet.has_untold()
+        };
+        if tells {
+            self.return_once_told(file, seq);
+        }
+        !tells
     }
 
     /// A file is forgotten here: its lease is of no use.

@@ -35,6 +35,7 @@ mod ops;
 mod overtaken;
 mod passing;
 mod peer_source;
+mod quiet;
 pub mod recover;
 pub mod registry;
 pub mod replica;

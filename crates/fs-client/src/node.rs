@@ -14,6 +14,7 @@ use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::ops::room::Room;
 use crate::passing::Paths;
+use crate::quiet::QuietFiles;
 use crate::replica::Replicas;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
@@ -29,6 +30,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// An operation that still held a file when the kernel forgot it has ended by then.
 const FORGET_AGAIN: Duration = Duration::from_millis(100);
@@ -84,6 +86,10 @@ pub struct Node {
     pub placed: OnceLock<HashMap<u64, Placed>>,
     /// What is stuck.
     pub watchdog: Watchdog,
+    /// Files that are written without telling.
+    pub(crate) quiet_files: QuietFiles,
+    /// What a daemon before this one left is published.
+    pub(crate) begun: watch::Sender<bool>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
     /// What is in the buffer, and which of it goes first.
@@ -150,6 +156,8 @@ impl Node {
             heir: OnceLock::new(),
             placed: OnceLock::new(),
             watchdog: Watchdog::default(),
+            quiet_files: QuietFiles::default(),
+            begun: watch::Sender::new(false),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: DirtyList::default(),
@@ -158,9 +166,7 @@ impl Node {
         });
         let this = Arc::downgrade(&node);
         node.meta.on_recall(Box::new(move |ino, seq| {
-            if let Some(node) = this.upgrade() {
-                node.recalled(ino, seq);
-            }
+            this.upgrade().is_none_or(|node| node.recalled(ino, seq))
         }));
         node
     }

@@ -161,7 +161,7 @@ impl There<'_> {
     /// The service counts whoever reads the backing as having the file open.
     async fn leave(&self) {
         let is_open = self.file.state.read().backing.is_some();
-        if is_open && let Err(e) = self.node.meta.release(self.ino).await {
+        if is_open && let Err(e) = self.node.meta.release(self.ino, false).await {
             tracing::debug!(ino = %self.ino, error = %e, "not released");
         }
     }

@@ -142,6 +142,10 @@ pub struct Leases {
     pub recalled: u64,
     /// Questions that a lease answered.
     pub answered: u64,
+    /// Writes that were not told at once.
+    pub quiet: u64,
+    /// How often the service was told of such writes, or asked for the right to them.
+    pub told: u64,
 }
 
 /// An open file and the way of its reads and writes.
@@ -283,6 +287,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             granted: node.leases.granted.load(Relaxed),
             recalled: node.leases.recalled.load(Relaxed),
             answered: node.leases.answered.load(Relaxed),
+            quiet: node.leases.quiet.load(Relaxed),
+            told: node.leases.told.load(Relaxed),
         },
         peers,
         errors,

@@ -133,6 +133,8 @@ fn server_frames() {
             contested: vec![range(1, 2)],
             attr,
             lease: Some(pb::Lease { seq: 6, version: 9, compared: true }),
+            quiet_end: 1 << 20,
+            overtaken: vec![range(3, 4)],
         }),
     ];
     let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };

@@ -101,6 +101,21 @@ pub struct AttachRequest {
     pub copies: u64,
     /// A lease of the attributes.
     pub lease: Wish,
+    /// All that was written quietly and not told yet, where that may be.
+    pub quietly: Option<Quietly>,
+}
+
+/// What a node tells of bytes that it wrote without telling.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quietly {
+    /// Which ones; together with those of the request that is all.
+    pub ranges: Vec<ByteRange>,
+    /// The version of the file when it was granted.
+    pub since: Version,
+    /// How far it would like to write so from now on; 0: not.
+    pub wish: u64,
+    /// What there was is lost.
+    pub lost: bool,
 }
 
 /// What [`MetaClient::attach`] and [`MetaClient::append`] give.
@@ -116,6 +131,10 @@ pub struct Attached {
     pub contested: Vec<ByteRange>,
     /// The attributes now, under a lease.
     pub told: Option<Told>,
+    /// With that lease this node may write quietly as far as here; 0: it may not.
+    pub quiet_end: u64,
+    /// Bytes written quietly that others have changed since.
+    pub overtaken: Vec<ByteRange>,
 }
 
 /// Permission to write bytes to the backing.
@@ -196,7 +215,9 @@ fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno>
         size: attached.size,
         map: attached.map.map(map_from_pb).transpose()?,
         contested: attached.contested.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
+        quiet_end: if told.is_some() { attached.quiet_end } else { 0 },
         told,
+        overtaken: attached.overtaken.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
     })
 }
 
@@ -230,9 +251,10 @@ impl MetaClient {
         Ok(place_from_pb(expect_body!(reply, Description)))
     }
 
-    /// The last local handle was closed.
-    pub async fn release(&self, ino: Ino) -> Result<(), Errno> {
-        self.call(Op::Release(pb::Release { ino: ino.0 })).await.map(drop)
+    /// The last local handle was closed. `settles`: nothing is written quietly any more, and all of it
+    /// was told.
+    pub async fn release(&self, ino: Ino, settles: bool) -> Result<(), Errno> {
+        self.call(Op::Release(pb::Release { ino: ino.0, settles })).await.map(drop)
     }
 
     /// Who owns these bytes?
@@ -257,6 +279,7 @@ impl MetaClient {
 
     /// Makes this node the owner of bytes.
     pub async fn attach(&self, attach: &AttachRequest) -> Result<Attached, Errno> {
+        let quietly = attach.quietly.as_ref();
         let op = Op::Attach(pb::Attach {
             ino: attach.ino.0,
             ranges: attach.ranges.iter().copied().map(range_to_pb).collect(),
@@ -269,6 +292,16 @@ impl MetaClient {
             copies: attach.copies,
             known: attach.known.0,
             lease: attach.lease.to_pb(),
+            quiet: quietly
+                .map_or(&[][..], |q| &q.ranges)
+                .iter()
+                .copied()
+                .map(range_to_pb)
+                .collect(),
+            quiet_since: quietly.map_or(0, |q| q.since.0),
+            settles: quietly.is_some(),
+            quiet_wish: quietly.map_or(0, |q| q.wish),
+            quiet_lost: quietly.is_some_and(|q| q.lost),
         });
         let attached = attached_from_pb(attach.ino, expect_body!(self.call(op).await?, Attached))?;
         // Nothing else was asked for, so nothing else can be refused.
@@ -276,11 +309,26 @@ impl MetaClient {
         if !attached.contested.iter().all(refused) {
             return Err(Errno::EPROTO);
         }
+        let quiet = quietly.map_or(&[][..], |q| &q.ranges);
+        if !attached.overtaken.iter().all(|o| within(quiet, *o)) {
+            return Err(Errno::EPROTO);
+        }
         // Without the answer the view would keep an old map and take it for the new one.
         if attach.then_query.is_some() && attached.map.is_none() {
             return Err(Errno::EPROTO);
         }
         Ok(attached)
+    }
+
+    /// Nothing more is written quietly to a file; `lost`: what was is lost, otherwise all of it was told.
+    pub async fn tell_quiet(&self, ino: Ino, lost: bool) -> Result<(), Errno> {
+        let op = Op::Attach(pb::Attach {
+            ino: ino.0,
+            settles: true,
+            quiet_lost: lost,
+            ..pb::Attach::default()
+        });
+        attached_from_pb(ino, expect_body!(self.call(op).await?, Attached)).map(drop)
     }
 
     /// Publishes bytes again where they are this node's, flushed or not, and answers the map of the whole
@@ -302,6 +350,7 @@ impl MetaClient {
             then_query: Some(whole),
             copies: 0,
             lease: Wish::No,
+            quietly: None,
         };
         Ok(self.attach(&request).await?.map.ok_or(Errno::EPROTO)?.map)
     }

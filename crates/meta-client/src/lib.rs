@@ -25,7 +25,7 @@ mod trust;
 
 pub use bytes::{
     AttachRequest, Attached, Backing, Changes, FlushDone, FlushGrant, Materialized, Opened, Place,
-    QueryRequest,
+    QueryRequest, Quietly,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use copies::{Adopted, Holding, Pairs};

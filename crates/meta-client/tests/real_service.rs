@@ -116,6 +116,7 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
         then_query: None,
         copies: 0,
         lease: Wish::No,
+        quietly: None,
     }
 }
 
@@ -238,7 +239,7 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     one.detach(ino, &[ByteRange::new(0, 40)]).await.unwrap();
     let map = two.query(query).await.unwrap().map;
     assert_eq!(map.ranges.first().unwrap().range, ByteRange::new(40, 60));
-    one.release(ino).await.unwrap();
+    one.release(ino, false).await.unwrap();
     running.stop().await;
 }
 
@@ -498,7 +499,7 @@ async fn claims_take_nothing_from_others() {
     let late = two.attach(&claims(&[range(0, 4096)], &[range(8192, 9000)])).await.unwrap();
     let theirs = [range(0, 100), range(200, 4096), range(8192, 9000)];
     assert_eq!((late.version, late.contested), (again.version.next(), theirs.to_vec()));
-    two.release(ino).await.unwrap();
+    two.release(ino, false).await.unwrap();
     assert!(one.open(ino, false, false, Version::ZERO, Wish::No).await.unwrap().sole);
     running.stop().await;
 }

@@ -56,6 +56,7 @@ impl Core {
         inode.home == Home::Own
             && !inode.due
             && !state.is_dirty(inode.ino)
+            && !state.quiet.contains(&inode.ino)
             && !self.is_busy(inode.ino)
     }
 
@@ -168,7 +169,7 @@ impl Core {
             // Another directory is there now; whoever asks for it will find that out.
             return Err(Errno::ESTALE);
         }
-        let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
+        let dirty = |ino| state.is_dirty(ino) || state.quiet.contains(&ino) || self.is_busy(ino);
         let found = look.found.as_ref();
         let plan = state.ns.plan_found(parent, name, found, &dirty, asked, Time::now())?;
         let ino = plan.ino;
@@ -273,7 +274,7 @@ impl Core {
         if state.ns.inode(dir)?.seen.map(|s| s.key) != Some(listing.stamp.key) {
             return Err(Errno::ESTALE);
         }
-        let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
+        let dirty = |ino| state.is_dirty(ino) || state.quiet.contains(&ino) || self.is_busy(ino);
         let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, asked, Time::now())?;
         self.apply_found(state, plan);
         if listing.settled {

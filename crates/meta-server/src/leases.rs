@@ -35,9 +35,9 @@ pub fn now_ms() -> u64 {
 /// The leases of a service.
 #[derive(Debug)]
 pub struct Desk {
-    leases: Mutex<Leases>,
+    pub(crate) leases: Mutex<Leases>,
     /// Something was returned, or ended.
-    returned: Notify,
+    pub(crate) returned: Notify,
     recalls: AtomicU64,
     /// The last number when the desk was last looked over, and when that was.
     looked: Mutex<(LeaseSeq, u64)>,
@@ -61,6 +61,8 @@ const FULL: u32 = 2;
 pub struct Owed {
     inos: Vec<Ino>,
     upto: LeaseSeq,
+    /// On which stream it is given.
+    to: Option<StreamId>,
 }
 
 impl Desk {
@@ -137,7 +139,8 @@ impl Desk {
 
     fn until(&self, owed: &Owed, now: u64) -> Option<u64> {
         let leases = self.leases.lock();
-        owed.inos.iter().filter_map(|ino| leases.owed(*ino, owed.upto, now)).max()
+        let until = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now);
+        owed.inos.iter().filter_map(until).max()
     }
 
     /// Ends what has run out. Returns the streams that must end, because they are heard and do not
@@ -230,7 +233,7 @@ pub fn subjects(op: &Op) -> Vec<Ino> {
     }
 }
 
-fn told(result: &OpResult) -> Vec<Ino> {
+pub fn told(result: &OpResult) -> Vec<Ino> {
     let ino = |attr: &pb::Attr| Ino(attr.ino);
     match result {
         Ok(Some(Body::Entry(e))) => e.attr.iter().map(ino).collect(),
@@ -310,6 +313,9 @@ impl Core {
             return None;
         }
         let inode = state.ns.get(ino)?;
+        if state.quiet_node(ino).is_some_and(|holder| holder != node) {
+            return None;
+        }
         let version = state.files.get(&ino).map_or(0, |f| f.version().0);
         let compared = inode.home == Home::Own;
         let (seq, too_many) = if inode.kind == FileKind::Regular && wish >= FULL {
@@ -355,7 +361,7 @@ impl Core {
         recalls.into_iter().for_each(|recall| self.send_recall(recall));
     }
 
-    fn send_recall(&self, recall: Recall) {
+    pub(crate) fn send_recall(&self, recall: Recall) {
         self.desk.recalls.fetch_add(1, Relaxed);
         let what = pb::Recall { ino: recall.ino.0, seq: recall.seq.0 };
         let notice = pb::Notice { what: Some(pb::notice::What::Recall(what)) };
@@ -363,16 +369,23 @@ impl Core {
     }
 
     /// What the answer to an operation waits for; `None`: nothing.
-    pub fn owed(&self, mut inos: Vec<Ino>, subjects: &[Ino], result: &OpResult) -> Option<Owed> {
+    pub fn owed(
+        &self,
+        to: StreamId,
+        mut inos: Vec<Ino>,
+        subjects: &[Ino],
+        result: &OpResult,
+    ) -> Option<Owed> {
         let leases = self.desk.leases.lock();
         if leases.owing() == 0 {
             return None;
         }
         inos.extend_from_slice(subjects);
         inos.extend(told(result));
-        let owed = Owed { inos, upto: leases.last() };
+        let owed = Owed { inos, upto: leases.last(), to: Some(to) };
         let now = now_ms();
-        owed.inos.iter().any(|i| leases.owed(*i, owed.upto, now).is_some()).then_some(owed)
+        let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();
+        owed.inos.iter().any(is_owed).then_some(owed)
     }
 }
 
@@ -385,6 +398,10 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             FileOp::Detach(..) | FileOp::Flushed(..) | FileOp::Changes(_) | FileOp::Guesses(_) => {
                 (Vec::new(), true)
             }
+            FileOp::Quiet(_, None) | FileOp::QuietState(_) => (Vec::new(), true),
+            // Whoever may write quietly must be the only one who believes anything.
+            FileOp::Quiet(_, Some(_)) => (vec![*ino], true),
+            FileOp::Lapse | FileOp::Lose(_) | FileOp::TakeBack(_) => (vec![*ino], true),
             FileOp::State(_)
             | FileOp::Attach(..)
             | FileOp::Claim(..)

@@ -124,6 +124,7 @@ impl Server {
             uptime_ms: core.stats.uptime_ms(),
             leases,
             recalls,
+            quiet: state.quiet.len() as u64,
         }
     }
 

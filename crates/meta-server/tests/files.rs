@@ -120,7 +120,7 @@ async fn a_deleted_file_lives_while_it_is_open() {
     assert_eq!(a.attr(ino).await.unwrap().nlink, 0);
     a.attach(ino, 0, 3).await;
     assert_eq!(a.begin(ino, 0, 3).await.err(), Some(Errno::ENOENT), "nobody needs it there");
-    a.ask(Op::Release(pb::Release { ino })).await.unwrap();
+    a.ask(Op::Release(pb::Release { ino, settles: false })).await.unwrap();
     assert_eq!(a.attr(ino).await.err(), Some(Errno::ESTALE));
 }
 
@@ -317,7 +317,7 @@ fn random_op(seed: &mut u64, dirs: &[u64], inos: &[u64]) -> Op {
         }),
         5 => Op::Link(pb::Link { ino, new_parent, new_name, ..Default::default() }),
         6 => Op::Open(pb::Open { ino, truncate: at.is_multiple_of(8), ..Default::default() }),
-        7 => Op::Release(pb::Release { ino }),
+        7 => Op::Release(pb::Release { ino, settles: false }),
         8 | 9 => Op::Attach(pb::Attach { ino, ranges, ..Default::default() }),
         10 => Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
         11 => Op::ReadDir(pb::ReadDir { ino: parent, ..Default::default() }),

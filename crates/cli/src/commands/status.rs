@@ -128,6 +128,7 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "rpc": reply.rpc,
         "leases": reply.leases,
         "recalls": reply.recalls,
+        "quiet": reply.quiet,
         "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
     })
 }
@@ -232,7 +233,8 @@ fn service_screen(status: &Value) -> String {
     row("up", format!("{} s", up.as_secs()));
     row("requests", counts(&status["rpc"]));
     let (held, recalls) = (text(status, "leases"), text(status, "recalls"));
-    row("leases", format!("{held} held, {recalls} called back"));
+    let quiet = text(status, "quiet");
+    row("leases", format!("{held} held, {recalls} called back, {quiet} of quiet writes"));
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
@@ -257,8 +259,11 @@ fn supervisor(status: &Value) -> String {
 
 /// What was not asked.
 fn leases(of: &Value) -> String {
-    let (held, recalled) = (text(of, "held"), text(of, "recalled"));
-    format!("{held} held, {recalled} called back, {} questions answered", text(of, "answered"))
+    let [held, recalled, answered, quiet, told] =
+        ["held", "recalled", "answered", "quiet", "told"].map(|key| text(of, key));
+    format!(
+        "{held} held, {recalled} called back, {answered} questions answered, {quiet} writes told in {told} requests"
+    )
 }
 
 /// Which way opens went, and what keeps all of them from going past the daemon.

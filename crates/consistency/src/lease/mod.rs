@@ -20,6 +20,10 @@
 //! * **Streams.** Leases belong to one stream between node and service. A stream that breaks ends
 //!   nothing: the node may still trust it, so the time must run out. A node drops all leases before
 //!   it says its first word on a new stream, and that word tells the service so.
+//! * **Quiet writes.** The only node that has a file open can be lent the right to write to it without
+//!   telling ([`QuietWrites`]). The right ends with the lease that it came with, and that is
+//!   returned only when all was told. What the service makes of a holder that is lost is in
+//!   [`crate::ownership`].
 //! * **Restart.** A service that was restarted does not know the leases of before. Every node of
 //!   its journal that it has not heard yet counts as a holder of everything, for one lease time.
 
@@ -27,12 +31,16 @@ mod known;
 #[cfg(test)]
 mod known_tests;
 mod node;
+mod quiet;
+#[cfg(test)]
+mod quiet_tests;
 mod service;
 #[cfg(test)]
 mod tests;
 
 pub use known::{Asked, Change, Found, Known, Outcome, Told};
 pub use node::{FileLease, Grant, Trust};
+pub use quiet::{Held, QuietWrites, Untold};
 pub use service::{Leases, Party, Recall, StreamId};
 
 /// Numbers grants and recalls, in one order for all files of a service.

@@ -281,6 +281,47 @@ impl Leases {
         held.into_iter().map(|(stream, seq)| self.call_back(stream, ino, seq)).collect()
     }
 
+    /// A node must tell all that it did to an inode without telling, whatever leases it holds: each
+    /// stream on which it may still trust something owes, until it says that it has. Whether it
+    /// was called back before does not matter; it is not called twice for nothing.
+    pub fn demand(&mut self, ino: Ino, node: NodeId, now: u64) -> Vec<Recall> {
+        self.contended.insert(ino, now.saturating_add(self.duration / PAUSE_PARTS));
+        let trusting = |s: &Stream| s.node == node && now <= s.until();
+        let streams = self.streams.iter().filter(|(_, s)| trusting(s) && !owes(s, ino));
+        let ids: Vec<StreamId> = streams.map(|(id, _)| *id).collect();
+        let mut recalls = Vec::new();
+        for id in ids {
+            let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
+            let held = held.iter().find(|(s, _)| *s == id).map(|(_, seq)| *seq);
+            let is_open = self.streams.get(&id).is_some_and(|s| s.open);
+            match held {
+                Some(held) => recalls.push(self.call_back(id, ino, held)),
+                None if is_open => {
+                    let seq = self.owe(id, ino);
+                    recalls.push(Recall { stream: id, node, ino, seq });
+                }
+                None => drop(self.owe(id, ino)),
+            }
+        }
+        recalls
+    }
+
+    /// Until when a node may trust what it was granted on some stream; `None`: it cannot any more.
+    #[must_use]
+    pub fn trusted_until(&self, node: NodeId, now: u64) -> Option<u64> {
+        let its = self.streams.values().filter(|s| s.node == node).map(Stream::until);
+        its.filter(|until| now <= *until).max()
+    }
+
+    /// True when the stream can be lent an inode alone: leases are granted on it, nobody of before a
+    /// restart is left, and nobody else asked for it a moment ago.
+    #[must_use]
+    pub fn lends_alone(&self, id: StreamId, ino: Ino, now: u64) -> bool {
+        self.unknown == 0
+            && self.streams.get(&id).is_some_and(|s| s.open && s.duration > 0)
+            && self.contended.get(&ino).is_none_or(|until| now >= *until)
+    }
+
     /// What is left of before a restart cannot be told, only waited for.
     fn change_unknown(&mut self, ino: Ino, by: Option<StreamId>) {
         let by = by.and_then(|id| self.streams.get(&id)).map(|s| s.node);
@@ -332,12 +373,19 @@ impl Leases {
     /// owes.
     #[must_use]
     pub fn owed(&self, ino: Ino, upto: LeaseSeq, now: u64) -> Option<u64> {
+        self.owed_to(ino, upto, None, now)
+    }
+
+    /// The same as far as an answer on the stream `to` waits for it: not for what that stream owes
+    /// itself, which may be returned only after the answer.
+    #[must_use]
+    pub fn owed_to(&self, ino: Ino, upto: LeaseSeq, to: Option<StreamId>, now: u64) -> Option<u64> {
         if self.owed == 0 {
             return None;
         }
         let owed = self.files.get(&ino).map_or(&[][..], |f| &f.owed);
         let until = |(id, _): &(StreamId, LeaseSeq)| self.streams.get(id).map(Stream::until);
-        let owed = owed.iter().filter(|(_, seq)| *seq <= upto);
+        let owed = owed.iter().filter(|(id, seq)| *seq <= upto && Some(*id) != to);
         owed.filter_map(until).filter(|until| now <= *until).max()
     }
 

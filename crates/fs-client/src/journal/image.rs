@@ -189,6 +189,9 @@ pub enum Record {
     Again(Ino, Vec<ByteRange>, Version),
     /// Claimed bytes that turned out to be others'.
     Refused(Ino, Vec<ByteRange>),
+    /// Bytes may be written here from now on, as of this version, without a record of them; empty:
+    /// not any more.
+    Window(Ino, ByteRange, Version),
 }
 
 /// Largest offset of a file.
@@ -216,7 +219,7 @@ impl Record {
             }
             Record::Flushed(_, r) => r.iter().all(|(r, _)| sound(*r)),
             Record::Extents(_, r, ..) => r.iter().all(|(r, _)| sound(*r)),
-            Record::Appended(_, r, ..) => sound(*r),
+            Record::Appended(_, r, ..) | Record::Window(_, r, _) => sound(*r),
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
@@ -244,6 +247,7 @@ impl Record {
             | Record::Extents(ino, ..)
             | Record::Guessed(ino, ..)
             | Record::Again(ino, ..)
+            | Record::Window(ino, ..)
             | Record::Refused(ino, _) => Some(*ino),
         }
     }
@@ -260,6 +264,8 @@ pub struct Note {
     pub appending: bool,
     /// It has no name: see [`Record::Nameless`].
     pub nameless: bool,
+    /// What is in the cache file here may have been written although it is not held.
+    pub window: Option<ByteRange>,
     held: Extents<Held>,
 }
 
@@ -272,6 +278,7 @@ impl Note {
             known: Version::ZERO,
             appending: false,
             nameless: false,
+            window: None,
             held: Extents::new(),
         }
     }
@@ -323,6 +330,20 @@ impl Note {
         let had = self.len();
         self.change(ByteRange::new(len, u64::MAX), |_| None);
         had - self.len()
+    }
+
+    /// What a cache file of this length has in the window was written.
+    pub fn fill_window(&mut self, len: u64) {
+        let Some(window) = self.window else { return };
+        let there = window.intersect(ByteRange::new(0, len));
+        self.put_missing(there);
+    }
+
+    fn put_missing(&mut self, range: ByteRange) {
+        for gap in self.not_held(range) {
+            self.held.insert(gap, Held::new(Kept::Written));
+        }
+        self.header.size = self.header.size.max(range.end());
     }
 
     /// Replaces what is held.
@@ -440,7 +461,8 @@ impl Image {
             about => {
                 let Some(ino) = about.ino() else { return };
                 let Some(note) = self.files.get_mut(&ino) else { return };
-                if apply_to(note, about) && note.is_empty() && !note.appending {
+                let less = apply_to(note, about);
+                if less && note.is_empty() && !note.appending && note.window.is_none() {
                     self.remove(ino);
                 }
             }
@@ -462,6 +484,7 @@ impl Image {
             let chunks = chunks.chain(held.is_empty().then(Vec::new));
             out.extend(chunks.map(|c| Record::Extents(ino, c, note.known, note.appending)));
             out.extend(note.nameless.then_some(Record::Nameless(ino)));
+            out.extend(note.window.map(|w| Record::Window(ino, w, note.known)));
         }
         out
     }
@@ -499,6 +522,11 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
                     Kept::Written => Some(h),
                 });
             }
+        }
+        Record::Window(_, window, known) => {
+            note.window = Some(*window).filter(|w| !w.is_empty());
+            note.known = note.known.max(*known);
+            return note.window.is_none();
         }
         Record::Appending(_) => note.appending = true,
         Record::Nameless(_) => note.nameless = true,

@@ -125,6 +125,7 @@ impl Node {
         let file = self.file_or_new(ino, self.rules.job());
         let _turn = file.turn.lock().await;
         self.publish_unseen(&file).await?;
+        self.end_quiet_in_turn(&file).await?;
         let done = self.send_attr(ino, args).await?;
         let map = match done.map {
             Some(map) => map,

@@ -94,6 +94,10 @@ impl Node {
         let _touching = truncate.then(|| self.note_touching(&file));
         // What is written past the daemon must be this node's before others' bytes are shown.
         self.publish_unseen(&file).await?;
+        match truncate {
+            true => self.end_quiet_in_turn(&file).await?,
+            false => drop(self.tell_owed_in_turn(&file).await?),
+        }
         let mut again = Again::within(self.deadline());
         loop {
             let known = file.state.read().view.known_version();
@@ -316,10 +320,11 @@ impl Node {
             file.set_in_use(false);
             self.let_go(file.ino);
         }
+        let settles = last && self.close_quiet_in_turn(file).await;
         if !registered {
             return;
         }
-        match self.meta.release(file.ino).await {
+        match self.meta.release(file.ino, settles).await {
             // It had no name left and this was the last who used it.
             Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),

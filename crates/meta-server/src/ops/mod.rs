@@ -98,6 +98,7 @@ impl Call {
                 Some(Ok(None))
             }
             Op::Returned(r) => {
+                self.core.quiet_returned(self.who.node, self.stream, r);
                 self.core.desk.returned(self.stream, r);
                 Some(Ok(None))
             }
