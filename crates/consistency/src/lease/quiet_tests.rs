@@ -422,7 +422,7 @@ impl Job {
         for (b, acked) in acked.iter().enumerate() {
             let range = ByteRange::at(b as u64, 1);
             let owner = self.file.owned_in(range).next().map(|o| o.node.0 as usize - 1);
-            let dirty = self.nodes[n].view.unattached(range).first().is_some();
+            let dirty = !self.nodes[n].view.unattached(range).is_empty();
             let shown = match owner {
                 // A write of its own that is under way, or failed.
                 _ if dirty && !self.nodes[n].knows_its_bytes(self.now) => continue,
