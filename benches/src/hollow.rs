@@ -316,7 +316,11 @@ impl Filesystem for Files {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.after(false, || Op::Release(pb::Release { ino: i.0 }), |_, _| reply.ok());
+        self.after(
+            false,
+            || Op::Release(pb::Release { ino: i.0, settles: false }),
+            |_, _| reply.ok(),
+        );
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
