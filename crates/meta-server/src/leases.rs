@@ -61,7 +61,7 @@ const FULL: u32 = 2;
 pub struct Owed {
     inos: Vec<Ino>,
     upto: LeaseSeq,
-    /// On which stream it is given.
+    /// What this stream owes is returned only after the answer.
     to: Option<StreamId>,
 }
 
@@ -371,7 +371,7 @@ impl Core {
     /// What the answer to an operation waits for; `None`: nothing.
     pub fn owed(
         &self,
-        to: StreamId,
+        to: Option<StreamId>,
         mut inos: Vec<Ino>,
         subjects: &[Ino],
         result: &OpResult,
@@ -382,7 +382,7 @@ impl Core {
         }
         inos.extend_from_slice(subjects);
         inos.extend(told(result));
-        let owed = Owed { inos, upto: leases.last(), to: Some(to) };
+        let owed = Owed { inos, upto: leases.last(), to };
         let now = now_ms();
         let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();
         owed.inos.iter().any(is_owed).then_some(owed)

@@ -230,6 +230,12 @@ fn named(op: &Op) -> Option<u64> {
     }
 }
 
+/// With this a node tells what it must before it returns a lease of the inode. (It believes nothing of
+/// the inode meanwhile.)
+pub fn tells_first(op: &Op) -> bool {
+    matches!(op, Op::Attach(a) if a.settles)
+}
+
 /// What can be done again when its answer would tell too little.
 pub fn can_be_repeated(op: &Op) -> bool {
     matches!(op, Op::Lookup(_) | Op::ReadDir(_))

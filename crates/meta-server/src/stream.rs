@@ -13,7 +13,7 @@ use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
 use crate::ops::copies::{forget_kept_by, forget_orphans, leave_ghost};
 use crate::ops::{Call, Fast, OpError, OpResult};
-use crate::quiet::can_be_repeated;
+use crate::quiet::{can_be_repeated, tells_first};
 use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
 use ebb_consistency::StreamId;
@@ -444,6 +444,7 @@ impl Stream {
             return self.after_settling(quiet, call, op, tell);
         }
         let name = crate::stats::name(&op);
+        let to = tells_first(&op).then_some(self.serial);
         let again = can_be_repeated(&op).then(|| op.clone());
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
@@ -456,7 +457,7 @@ impl Stream {
                     return self.after_settling(quiet, call, op, tell);
                 }
                 leases::put(lease, &mut result);
-                let owed = self.core.owed(self.serial, changed, &subjects, &result);
+                let owed = self.core.owed(to, changed, &subjects, &result);
                 let answer = reply(call.id, result);
                 let Some(owed) = owed else {
                     finish(&call, tell, &answer);
@@ -485,10 +486,7 @@ impl Stream {
                     }
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
                     leases::put(lease, &mut result);
-                    let owed = call
-                        .core
-                        .owed(call.stream, changed, &subjects, &result)
-                        .unwrap_or_default();
+                    let owed = call.core.owed(to, changed, &subjects, &result).unwrap_or_default();
                     let answer = reply(call.id, result);
                     drop(permit);
                     answer_later(call, tell, answer, owed, out).await;

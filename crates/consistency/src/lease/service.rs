@@ -376,8 +376,7 @@ impl Leases {
         self.owed_to(ino, upto, None, now)
     }
 
-    /// The same as far as an answer on the stream `to` waits for it: not for what that stream owes
-    /// itself, which may be returned only after the answer.
+    /// The same without what the stream `to` owes, which it returns only after the answer that waits.
     #[must_use]
     pub fn owed_to(&self, ino: Ino, upto: LeaseSeq, to: Option<StreamId>, now: u64) -> Option<u64> {
         if self.owed == 0 {
