@@ -3,7 +3,7 @@
 #
 #   make demo    two nodes on this machine, each step explained (under two minutes once built)
 #   make test    all tests, on real mounts
-#   make test-past   those on mounts once more, with --io-path auto
+#   make test-past   those on mounts once more, with --io-path auto; some also with --tracker off
 #   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
 #                break; another cluster after every n rounds
 #   make bench   the benchmarks
@@ -36,6 +36,9 @@ test: build
 test-past: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release -p ebb-tests --no-fail-fast
+	EBB_TEST_TRACKER=off EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
+	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx \
+	    --test passthrough --test passthrough_edges --test passthrough_kill
 
 # SECONDS is the shell's own name for its age: only a value from the command line counts.
 chaos: build

@@ -11,9 +11,37 @@ use std::path::Path;
 const FILE_BYTES: usize = 64 << 20;
 const NEW_BYTES: usize = 32 << 20;
 const LOCAL_BYTES: usize = 32 << 20;
+/// How often an open file is written over in a round.
+const PASSES: usize = 4;
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
+}
+
+/// Opens a file with content, writes records over all of it, and closes it.
+fn rewrite(path: &Path, record: usize) -> f64 {
+    let data = vec![0xa5; record];
+    rate(|| {
+        let file = OpenOptions::new().write(true).open(path).expect("open");
+        for at in (0..LOCAL_BYTES).step_by(record) {
+            file.write_all_at(&data, at as u64).expect("write");
+        }
+        drop(file);
+        LOCAL_BYTES as f64 / MIB
+    })
+}
+
+/// Writes records over all of an open file, several times.
+fn overwrite(file: &File, record: usize) -> f64 {
+    let data = vec![0xa6; record];
+    rate(|| {
+        for _ in 0..PASSES {
+            for at in (0..LOCAL_BYTES).step_by(record) {
+                file.write_all_at(&data, at as u64).expect("write");
+            }
+        }
+        (PASSES * LOCAL_BYTES) as f64 / MIB
+    })
 }
 
 /// Every record of a local file that is opened for reading alone.
@@ -94,8 +122,41 @@ fn past_the_daemon(report: &mut Report) {
             );
         }
     }
-    let opens = &cluster.nodes()[0].status()["opens"];
-    println!("opens: {opens}");
+    let node = cluster.node(0);
+    rewriting(report, &bare_dir.path().join("again"), &node.path("again"));
+    let opens = |when: &str| println!("{when}: opens {}", node.status()["opens"]);
+    opens("before an open file is written over");
+    overwriting(report, &bare_dir.path().join("again"), &node.path("again"));
+    opens("after it");
+    println!("tracker: {}", node.status()["tracker"]);
+}
+
+/// The same file, opened once for all of it.
+fn overwriting(report: &mut Report, bare: &Path, mount: &Path) {
+    let (bare, mount) = (open(bare), open(mount));
+    for size in [4, 8, 64, 1024] {
+        report.compare(
+            format!("session: overwrite an open file {size} KiB records"),
+            "MiB/s",
+            || overwrite(&bare, size << 10),
+            || overwrite(&mount, size << 10),
+        );
+    }
+}
+
+/// A file with content that is opened, written over and closed.
+fn rewriting(report: &mut Report, bare: &Path, mount: &Path) {
+    for path in [bare, mount] {
+        std::fs::write(path, vec![0x5a; LOCAL_BYTES]).expect("write");
+    }
+    for size in [4, 8, 64, 1024] {
+        report.compare(
+            format!("session: rewrite {size} KiB records"),
+            "MiB/s",
+            || rewrite(bare, size << 10),
+            || rewrite(mount, size << 10),
+        );
+    }
 }
 
 /// A file that another node wrote, read for the first time: through its cache and the network.

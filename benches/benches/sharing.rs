@@ -11,7 +11,7 @@ use std::sync::Barrier;
 
 const WRITERS: usize = 4;
 /// What each node writes, about.
-const NODE_BYTES: usize = 8 << 20;
+const NODE_BYTES: usize = 32 << 20;
 /// Of a file of one node.
 const SOLE_BYTES: usize = 8 << 20;
 const READ_BYTES: usize = 16 << 20;

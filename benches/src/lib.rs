@@ -1,6 +1,9 @@
 //! What the benchmarks share: interleaved rounds, medians with their spread, one table and one
 //! CSV file. Every figure stands beside one of the bare directory from the same run.
 
+pub mod asking;
+pub mod crew;
+pub mod hollow;
 pub mod timeline;
 
 use std::fmt::Write as _;
@@ -108,7 +111,6 @@ impl Report {
         mut bare: impl FnMut() -> f64,
         mut mount: impl FnMut() -> f64,
     ) {
-        let what = what.into();
         bare();
         mount();
         let mut values = (Vec::new(), Vec::new());
@@ -116,14 +118,25 @@ impl Report {
             values.0.push(bare());
             values.1.push(mount());
         }
-        let row = Row { what, unit, bare: Spread::of(values.0), mount: Spread::of(values.1) };
+        self.add(what, unit, values.0, values.1);
+    }
+
+    /// A line of what was measured in turn elsewhere.
+    pub fn add(
+        &mut self,
+        what: impl Into<String>,
+        unit: &'static str,
+        bare: Vec<f64>,
+        mount: Vec<f64>,
+    ) {
+        let row = Row { what: what.into(), unit, bare: Spread::of(bare), mount: Spread::of(mount) };
         println!("{}", line(&row));
         self.rows.push(row);
     }
 
     /// Prints the heading.
     pub fn head(&self, bare: &str, mount: &str) {
-        println!("{:<44}{:>12}{:>12}{:>8}  spread", self.name, bare, mount, "ratio");
+        println!("{:<72}{:>12}{:>12}{:>8}  spread", self.name, bare, mount, "ratio");
     }
 
     /// Writes `out/NAME.csv`.
@@ -154,7 +167,7 @@ impl Report {
 
 fn line(r: &Row) -> String {
     format!(
-        "{:<44}{:>12.0}{:>12.0}{:>8.3}  [{:.0}..{:.0}] {}",
+        "{:<72}{:>12.0}{:>12.0}{:>8.3}  [{:.0}..{:.0}] {}",
         r.what,
         r.bare.median,
         r.mount.median,

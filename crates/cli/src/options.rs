@@ -139,6 +139,12 @@ pub struct MountOptions {
     /// [default: daemon]
     #[arg(long, value_name = "WAY")]
     pub io_path: Option<String>,
+    /// With --io-path auto or passthrough: whether the kernel is asked to tell which bytes are written
+    /// past the daemon, so that files with content can be, too: auto (where it can: ext4 or xfs, root,
+    /// Linux 6.12), on (a machine that cannot is an error) or off (what was written is looked for)
+    /// [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub tracker: Option<String>,
     /// Config file (TOML) [default: $EBB_CONFIG, else ~/.config/ebb/config.toml if present]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -180,6 +186,7 @@ impl MountOptions {
             ("restart-timeout", self.restart_timeout),
             ("naive", self.naive.then(|| "true".to_owned())),
             ("io-path", self.io_path),
+            ("tracker", self.tracker),
         ];
         let rules = (!self.rule.is_empty()).then_some(("rule", self.rule));
         let one = |(key, value): (_, Option<String>)| value.map(|v| (key, vec![v]));

@@ -83,6 +83,7 @@ impl Plan {
             fuse_threads: required(settings, "fuse-threads")?,
             naive: required(settings, "naive")?,
             io_path: from_word(&required::<String>(settings, "io-path")?)?,
+            tracker: from_word(&required::<String>(settings, "tracker")?)?,
             replicas: required(settings, "replicas")?,
             backing,
             mountpoint,

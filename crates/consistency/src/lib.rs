@@ -29,10 +29,13 @@ pub mod view;
 
 pub use base::{StoredChanges, StoredGuesses};
 pub use claim::Claim;
-pub use lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
+pub use lease::{
+    Asked, Change, FileLease, Found, Grant, Held, Known, LeaseSeq, Leases, Outcome, Party,
+    QuietWrites, Recall, StreamId, Told, Trust, Untold,
+};
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
-pub use ownership::{FileState, MapAnswer, NotFlushed, Owned};
+pub use ownership::{FileState, MapAnswer, NotFlushed, Owned, Quiet, QuietState};
 pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};

@@ -26,7 +26,11 @@ use ebb_types::{ByteRange, NodeId, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
+#[path = "quiet.rs"]
+mod quiet;
+
 pub use crate::tree::Owned;
+pub use quiet::{Quiet, QuietState};
 
 /// Up to so many entries, an answer speaks of the whole file, whatever was asked.
 pub const WHOLE_ANSWER_ENTRIES: usize = 64;
@@ -73,6 +77,8 @@ pub struct FileState {
     changes: BaseChanges,
     /// What was published last by a guess; stored apart.
     guesses: Guesses,
+    /// Who may write without telling; stored apart.
+    quiet: QuietState,
     tree: OwnershipTree,
 }
 
@@ -99,6 +105,7 @@ impl FileState {
             base_len: size,
             changes: BaseChanges::new(first),
             guesses: Guesses::default(),
+            quiet: QuietState::default(),
             tree: OwnershipTree::new(),
         }
     }
@@ -419,6 +426,7 @@ impl FileState {
     /// them from it asks the backing. (For a node that comes back with such bytes nothing was
     /// overtaken: what is marked is when they were published.)
     pub fn node_gone(&mut self, node: NodeId) -> Vec<ByteRange> {
+        self.lose_quiet(node);
         let (flushed, lost): (Vec<Owned>, Vec<Owned>) =
             self.tree.iter().filter(|o| o.node == node).partition(|o| o.flushed);
         let version = self.give_to_backing(&flushed);
@@ -510,6 +518,7 @@ impl TryFrom<Stored> for FileState {
             base_len: s.base_len,
             changes: BaseChanges::new(s.base_version),
             guesses: Guesses::default(),
+            quiet: QuietState::default(),
             tree: OwnershipTree::try_from(s.owned)?,
         })
     }

@@ -13,6 +13,9 @@ use crate::view::FileView;
 use ebb_types::Version;
 use std::fmt;
 
+/// Most bytes that are copied when a file with content is opened to be written past the daemon.
+const TWIN_BYTES_MAX: u64 = 64 << 20;
+
 /// What an open wants to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -68,6 +71,8 @@ pub struct Circumstances<'a> {
     /// The disk of the cache ends where the buffer does, or soon after: nothing else stops a writer
     /// past the daemon.
     pub confined: bool,
+    /// The kernel tells which bytes are written past the daemon, so that nobody has to look for them.
+    pub told: bool,
     /// What is open past the daemon keeps so much in the buffer that no more should be.
     pub pinned: bool,
 }
@@ -93,7 +98,8 @@ pub enum Reason {
     OtherOpens,
     /// Some bytes are not in the cache.
     NotLocal,
-    /// It is to be written and has content already.
+    /// It is to be written and has content already, and nobody tells of writes past the daemon, or
+    /// too much of it is other nodes' or the backing's.
     NotEmpty,
     /// Other nodes have it open, and the model lets an open file see their bytes.
     Shared,
@@ -165,7 +171,7 @@ impl fmt::Display for Reason {
 pub enum IoPath {
     /// Past the daemon, which need not know of reads.
     Read,
-    /// Past the daemon; what is written is found in the cache file afterwards.
+    /// Past the daemon; what is written the kernel tells, or it is found in the cache file afterwards.
     Write,
     /// Through the daemon.
     Daemon(Reason),
@@ -190,6 +196,10 @@ pub fn decide(view: &FileView, of: &Circumstances<'_>) -> IoPath {
         (Beside::Nobody, true) => first_writer(view, of).map_or(IoPath::Write, IoPath::Daemon),
         (_, false) => IoPath::Read,
         (Beside::Writers, true) => IoPath::Write,
+        (_, true) if of.told => match against_model(of).or_else(|| first_writer(view, of)) {
+            None => IoPath::Write,
+            Some(reason) => IoPath::DaemonBeside(reason),
+        },
         (_, true) => IoPath::DaemonBeside(Reason::NotEmpty),
     }
 }
@@ -213,7 +223,7 @@ fn first_reader(view: &FileView, of: &Circumstances<'_>) -> IoPath {
 /// What speaks against writing past the daemon.
 fn first_writer(view: &FileView, of: &Circumstances<'_>) -> Option<Reason> {
     let alone = of.sole && of.leased;
-    if view.known_version() == Version::ZERO || !view.is_blank() {
+    if view.known_version() == Version::ZERO || !(view.is_blank() || may_be_rewritten(view, of)) {
         Some(Reason::NotEmpty)
     } else if !(alone || shared_claims_are_exact(of.model)) {
         Some(Reason::ModelAsks)
@@ -225,9 +235,18 @@ fn first_writer(view: &FileView, of: &Circumstances<'_>) -> Option<Reason> {
         Some(Reason::CacheSize)
     } else if of.crowded {
         Some(Reason::BufferNearlyFull)
+    } else if of.pinned && !view.is_blank() {
+        Some(Reason::BufferPinned)
     } else {
         None
     }
+}
+
+/// A file with content may be written past the daemon where the writes are told of. What was lost of
+/// that is looked for as in any other file, so that others' bytes need a twin from the beginning:
+/// not more of them than can be copied in an instant.
+fn may_be_rewritten(view: &FileView, of: &Circumstances<'_>) -> bool {
+    of.told && view.is_complete() && view.borrowed_bytes() <= TWIN_BYTES_MAX
 }
 
 /// An open file comes to see what others wrote at a call that programs make often. Everything

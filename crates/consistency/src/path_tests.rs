@@ -43,6 +43,7 @@ fn usual<'a>(model: &'a Model, access: Access) -> Circumstances<'a> {
         obstacle: None,
         crowded: false,
         confined: true,
+        told: false,
         pinned: false,
     }
 }
@@ -135,7 +136,7 @@ fn later_opens_are_of_the_kind_of_the_first() {
         let model = model(name);
         for kind in ["unknown", "blank", "own", "cached", "base", "theirs"] {
             for access in [Access::Read, Access::Write, Access::ReadWrite] {
-                for bits in 0..128u32 {
+                for bits in 0..256u32 {
                     let on = |bit: u32| bits & (1 << bit) != 0;
                     let of = |beside| Circumstances {
                         beside,
@@ -146,6 +147,7 @@ fn later_opens_are_of_the_kind_of_the_first() {
                         obstacle: on(4).then_some(Reason::Privilege),
                         confined: !on(5),
                         pinned: on(6),
+                        told: on(7),
                         ..usual(&model, access)
                     };
                     let view = view(kind);
@@ -162,6 +164,65 @@ fn later_opens_are_of_the_kind_of_the_first() {
         }
     }
     assert!(seen.iter().all(|n| *n > 20), "both happen: {seen:?}");
+}
+
+/// Writes that are told of may go over what is there; the rest of what speaks against a writer stays.
+#[test]
+fn files_with_content_are_rewritten_where_writes_are_told_of() {
+    use Access::*;
+    use IoPath::{Daemon, DaemonBeside};
+    use Reason::*;
+    let table = [
+        ("session", "unknown", Daemon(NotEmpty)),
+        ("session", "blank", IoPath::Write),
+        ("session", "own", IoPath::Write),
+        ("session", "cached", IoPath::Write),
+        ("session", "base", Daemon(NotEmpty)),
+        ("session", "theirs", Daemon(NotEmpty)),
+        ("mpiio", "own", Daemon(Shared)),
+        ("commit", "own", Daemon(ModelAsks)),
+        ("posix", "own", Daemon(ModelAsks)),
+    ];
+    for (name, kind, expected) in table {
+        let model = model(name);
+        for access in [Write, ReadWrite] {
+            let told = Circumstances { told: true, ..usual(&model, access) };
+            assert_eq!(decide(&view(kind), &told), expected, "{name}, {kind} file");
+            let beside = Circumstances { beside: Beside::Readers, ..told };
+            let expected = match expected {
+                Daemon(reason) => DaemonBeside(reason),
+                write => write,
+            };
+            assert_eq!(decide(&view(kind), &beside), expected, "{name}, {kind} file, readers");
+        }
+    }
+    let session = model("session");
+    let told = Circumstances { told: true, ..usual(&session, Write) };
+    let pinned = Circumstances { pinned: true, ..told };
+    assert_eq!(decide(&view("own"), &pinned), Daemon(BufferPinned));
+    assert_eq!(decide(&view("blank"), &pinned), IoPath::Write, "it keeps nothing yet");
+    let unconfined = Circumstances { confined: false, ..told };
+    assert_eq!(decide(&view("own"), &unconfined), Daemon(CacheSize));
+}
+
+/// A twin of others' bytes is made at the open: of few.
+#[test]
+fn large_files_of_others_are_not_rewritten_past_the_daemon() {
+    let session = model("session");
+    let told = Circumstances { told: true, ..usual(&session, Access::Write) };
+    for (len, expected) in
+        [(TWIN_BYTES_MAX, IoPath::Write), (TWIN_BYTES_MAX + 1, IoPath::Daemon(Reason::NotEmpty))]
+    {
+        let file = FileState::new(len);
+        let mut view = FileView::new(ME);
+        let answer = file.query(ByteRange::ALL, Version::ZERO);
+        view.apply(&answer);
+        let all = ByteRange::new(0, len);
+        view.fetched(all, answer.version);
+        assert_eq!(decide(&view, &told), expected);
+        view.write(all);
+        assert_eq!(decide(&view, &told), IoPath::Write, "own bytes need none");
+    }
 }
 
 /// Who writes past the daemon leaves only guesses behind: these must be exact.

@@ -1,7 +1,7 @@
 //! The explorer can fail: every planted bug is caught by a program that is race-free and, without
 //! the bug, right. One line per bug: where it is caught.
 
-use ebb_consistency::explore::{Bounds, Fault, Program, explore, is_race_free, replay};
+use ebb_consistency::explore::{Bounds, Fault, Program, Telling, explore, is_race_free, replay};
 use ebb_consistency::{Model, ModelTable};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn model(name: &str) -> Arc<Model> {
 const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, read 0..1";
 
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 39] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 40] = {
     use Fault::*;
     [
         (
@@ -201,6 +201,12 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 39] = {
             "base 0 | 0: write 0..1, write 2..3, close | 1: write 1..2, restart, open, read 1..2",
         ),
         (
+            LossNotTold,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, close, send 0 | 1: recv 0, open, read 0..1",
+        ),
+        (
             AgainNotNoted,
             "session",
             [1, 0, 0],
@@ -223,6 +229,7 @@ fn every_planted_bug_is_caught() {
                 | Fault::ForgetRecalls
         );
         let bounds = match leases {
+            _ if fault == Fault::LossNotTold => Bounds::told(flushes, Telling::Losing),
             _ if fault.is_past() => Bounds::past(flushes),
             true => Bounds::leased(flushes, evictions, aheads),
             false => Bounds::split(flushes, evictions, aheads),

@@ -5,7 +5,7 @@
 //! and `=2` (for a night) look at more programs and let the actors begin more often.
 
 use ebb_consistency::claim::shared_claims_are_exact;
-use ebb_consistency::explore::{Bounds, Program, explore, generate, is_race_free};
+use ebb_consistency::explore::{Bounds, Program, Telling, explore, generate, is_race_free};
 use ebb_consistency::{Model, ModelTable};
 use std::sync::Arc;
 
@@ -136,6 +136,32 @@ fn writers_past_the_daemon() {
         if depth() > 1 {
             let longer = zeroed(generate::handoffs(&model, 4, false), 16);
             assert!(all(&model, &longer, 11, Bounds::past(0)) > 1000);
+        }
+    }
+}
+
+/// The same where the kernel tells some nodes or all of them what was written, and where it now and
+/// then loses some of it.
+#[test]
+fn writers_past_the_daemon_that_are_told_of() {
+    for (i, model) in past_models().iter().enumerate() {
+        for (k, telling) in [Telling::Some, Telling::All, Telling::Losing].into_iter().enumerate() {
+            let zeroed = |programs: Vec<Program>, choices: usize| -> Vec<Program> {
+                let blank = |p: &Program| (0..choices).map(|w| generate::blank(p, w)).collect();
+                programs.iter().flat_map(|p| -> Vec<Program> { blank(p) }).collect()
+            };
+            let pairs = zeroed(generate::handoffs(model, 2, true), 4);
+            assert!(all(model, &pairs, stride([3, 1, 1]), Bounds::told(0, telling)) > 20);
+            assert!(all(model, &pairs, stride([11, 1, 1]), Bounds::told(1, telling)) > 5);
+            let triples = zeroed(generate::handoffs(model, 3, true), 8);
+            // Other programs for each of them.
+            let rest: Vec<_> = triples.iter().skip(i + 2 * k).cloned().collect();
+            assert!(all(model, &rest, stride([29, 3, 1]), Bounds::told(0, telling)) > 50);
+            assert!(all(model, &rest, stride([307, 17, 1]), Bounds::told(1, telling)) > 5);
+            let crowded: Vec<_> = triples.iter().map(generate::crowded).collect();
+            assert!(all(model, &crowded, stride([97, 7, 1]), Bounds::told(0, telling)) > 10);
+            let died: Vec<_> = pairs.iter().flat_map(generate::interrupted).collect();
+            assert!(all(model, &died, stride([127, 5, 1]), Bounds::told(0, telling)) > 5);
         }
     }
 }

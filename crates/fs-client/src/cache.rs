@@ -16,6 +16,11 @@ pub struct CacheDir {
     data: PathBuf,
 }
 
+/// The length of a cache file in a cache directory; 0: there is none.
+pub(crate) fn len_in(root: &Path, ino: Ino) -> u64 {
+    CacheDir { data: root.join("data") }.len(ino).unwrap_or(0)
+}
+
 impl CacheDir {
     /// Opens or makes `root/data`.
     pub fn open(root: &Path) -> io::Result<CacheDir> {

@@ -33,6 +33,19 @@ pub enum IoMode {
     Daemon,
 }
 
+/// Whether the kernel is asked to tell what is written past the daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrackerMode {
+    /// Where it can.
+    #[default]
+    Auto,
+    /// The same; a machine that cannot is an error.
+    On,
+    /// Never: what was written is looked for.
+    Off,
+}
+
 /// When dirty bytes go to the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -163,6 +176,9 @@ pub struct MountConfig {
     /// Whether reads and writes may pass the daemon.
     #[serde(default)]
     pub io_path: IoMode,
+    /// Whether the kernel is asked to tell what is written past the daemon.
+    #[serde(default)]
+    pub tracker: TrackerMode,
     /// On how many nodes unflushed bytes are: 1, or 2 (also with a partner).
     #[serde(default = "one")]
     pub replicas: u32,

@@ -6,7 +6,7 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
-use crate::config::{FlushIo, FlushPolicy, IoMode, MountConfig, Verify};
+use crate::config::{FlushIo, FlushPolicy, IoMode, MountConfig, TrackerMode, Verify};
 use crate::control::Outcome;
 use crate::control_server;
 use crate::drain::Drain;
@@ -32,7 +32,7 @@ use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
 use std::net::ToSocketAddrs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -275,7 +275,7 @@ fn start(
         None => None,
     };
     let mut left = leftover::of(&config)?;
-    let inherited = inheritance(heir.as_deref(), &mut left)?;
+    let inherited = inheritance(heir.as_deref(), &config.cache, &mut left)?;
     let cache = CacheDir::open(&config.cache)
         .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
     let backing: Arc<dyn Backend> =
@@ -287,7 +287,10 @@ fn start(
     let peer_address = listener.local_addr().map_err(local("peer socket"))?;
     let config = MountConfig { listen: peer_address.to_string(), ..config };
     let life = incarnation();
-    let empty = inherited.is_none() && left.is_empty() && !replica::are_left_in(&config.cache);
+    let empty = inherited.is_none()
+        && left.is_empty()
+        && !left.has_windows()
+        && !replica::are_left_in(&config.cache);
     let options = ConnectOptions {
         incarnation: life,
         heir_of: inherited.as_ref().map(|i| i.lives.clone()).unwrap_or_default(),
@@ -333,6 +336,8 @@ fn start(
         takeover::go_on(runtime, &node, heir, inherited)?;
     }
     runtime.block_on(node.publish_what_was_begun());
+    node.begun.send_replace(true);
+    runtime.spawn(Node::keep_telling(Arc::downgrade(&node)));
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))
@@ -374,6 +379,7 @@ fn start(
 /// What a daemon before this one left to it, with the end of its journal.
 fn inheritance(
     heir: Option<&Heirloom>,
+    cache: &Path,
     left: &mut leftover::Leftover,
 ) -> Result<Option<Inheritance>, RunError> {
     let inherited = match heir {
@@ -381,6 +387,7 @@ fn inheritance(
         None => None,
     };
     if let Some(inherited) = &inherited {
+        *left = leftover::read_noted(cache)?;
         left.go_on(&crate::journal::records(&inherited.records));
     }
     Ok(inherited)
@@ -414,6 +421,9 @@ fn open_doors(
     mounted.probe(&daemon.node);
     if let (IoMode::Passthrough, Some(why)) = (config.io_path, daemon.node.paths.obstacle()) {
         return Err(RunError::Config(format!("--io-path passthrough is not possible here: {why}")));
+    }
+    if let (TrackerMode::On, Err(why)) = (config.tracker, daemon.node.paths.telling.state()) {
+        return Err(RunError::Config(format!("--tracker on is not possible here: {why}")));
     }
     daemon.node.activity.add_source(Arc::new(Bypass(Arc::downgrade(&daemon.node))));
     let pid = std::process::id();
@@ -590,6 +600,7 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
     let left = node.dirty_files();
     let waiting = runtime.block_on(node.waiting_copies());
     if left.is_empty() && waiting.bytes == 0 {
+        runtime.block_on(node.tell_everything());
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {
             tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
         }

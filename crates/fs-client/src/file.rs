@@ -11,7 +11,7 @@ use crate::journal::Home;
 use crate::leases::Published;
 use crate::passing::Passing;
 use ebb_backend::BackingFile;
-use ebb_consistency::{FileLease, FileView, Model};
+use ebb_consistency::{FileLease, FileView, Model, QuietWrites};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
@@ -47,6 +47,8 @@ pub struct State {
     pub orphan: bool,
     /// What need not be asked.
     pub lease: FileLease,
+    /// What need not be told.
+    pub quiet: QuietWrites,
     /// This node's last publication of it.
     pub published: Published,
     /// Lock owners that have locked it from this node (to be released at their close).
@@ -145,6 +147,7 @@ impl CachedFile {
                 under: None,
                 orphan: false,
                 lease: FileLease::default(),
+                quiet: QuietWrites::default(),
                 published: Published::default(),
                 lock_owners: Vec::new(),
                 passing: None,
@@ -277,6 +280,7 @@ impl CachedFile {
         }
         let range = stored;
         state.view.write(range);
+        state.quiet.wrote_aloud(range);
         state.mtime = Some(Time::now());
         Ok(range)
     }
@@ -289,6 +293,7 @@ impl CachedFile {
         // What is ours is in the cache file, zeros too: readers of it expect every byte.
         cache::extend(&cache, range.end())?;
         state.view.write(range);
+        state.quiet.wrote_aloud(range);
         state.mtime = Some(Time::now());
         Ok(())
     }
@@ -331,7 +336,7 @@ pub enum Place {
 }
 
 /// Writes as much as goes; says how much that was and what stopped it.
-fn write_most(file: &File, data: &[u8], offset: u64) -> (usize, Option<std::io::Error>) {
+pub(crate) fn write_most(file: &File, data: &[u8], offset: u64) -> (usize, Option<std::io::Error>) {
     let mut done = 0;
     while done < data.len() {
         match file.write_at(&data[done..], offset + done as u64) {

@@ -2,8 +2,9 @@
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
+use crate::ops::sync::is_gone;
 use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
-use ebb_meta_client::{Backing, CallError};
+use ebb_meta_client::{Backing, CallError, FlushGrant};
 use ebb_types::{ByteRange, Errno, Ino};
 use futures_util::future::join_all;
 use std::sync::{Arc, Weak};
@@ -27,11 +28,6 @@ impl NodeSource {
 
 fn explained(operation: &'static str, e: &CallError) -> FlushError {
     FlushError::Service { operation, errno: e.errno, text: e.to_string() }
-}
-
-/// The file has lost its last name; ESTALE: and its last user, so that the service forgot it.
-fn is_gone(errno: Errno) -> bool {
-    matches!(errno, Errno::ENOENT | Errno::ESTALE)
 }
 
 fn service(operation: &'static str, errno: Errno) -> FlushError {
@@ -128,7 +124,9 @@ impl Node {
         if wanted.is_empty() {
             return Ok(None);
         }
-        let granted = match self.patient_meta().flush_begin(ino, &wanted).await {
+        let answer = self.patient_meta().flush_begin(ino, &wanted).await;
+        note_granted(&file, &wanted, answer.as_ref().ok());
+        let granted = match answer {
             Ok(granted) => granted,
             Err(e) if is_gone(e.errno) => {
                 self.unlinked(&file, e.errno);
@@ -172,6 +170,12 @@ impl Node {
         };
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
         let file = self.file(grant.ino);
+        if let Some(file) = &file
+            && (!done || ended.is_ok())
+        {
+            let ranges: Vec<ByteRange> = grant.ranges.iter().map(|(r, _)| *r).collect();
+            file.state.write().quiet.end_flush(&ranges);
+        }
         if let Some(file) = file.as_ref().filter(|_| !grant.ranges.is_empty()) {
             file.state.write().home.changed();
         }
@@ -231,9 +235,24 @@ impl Node {
     }
 }
 
-/// The first dirty ranges from `from` on, at most `most` bytes of them, and where to go on.
+/// What was picked is flushed only as far as it was granted.
+fn note_granted(file: &CachedFile, wanted: &[ByteRange], granted: Option<&FlushGrant>) {
+    let quiet = &mut file.state.write().quiet;
+    let granted = granted.map_or(&[][..], |g| &g.ranges);
+    quiet.begin_flush(&granted.iter().map(|o| o.range).collect::<Vec<_>>());
+    quiet.end_flush(wanted);
+}
+
+/// The first dirty ranges from `from` on, at most `most` bytes of them, and where to go on. From now
+/// on they count as being flushed.
 fn pick(file: &CachedFile, from: u64, most: u64) -> (Vec<ByteRange>, Option<u64>) {
-    let state = file.state.read();
+    let mut state = file.state.write();
+    let picked = pick_from(&state, from, most);
+    state.quiet.begin_flush(&picked.0);
+    picked
+}
+
+fn pick_from(state: &State, from: u64, most: u64) -> (Vec<ByteRange>, Option<u64>) {
     let mut picked: Vec<ByteRange> = Vec::new();
     let mut bytes = 0;
     for (range, _) in state.view.unflushed(ByteRange::from(from)) {

@@ -1,5 +1,5 @@
-//! What this node need not ask: the leases of its files, where they meet the model, the service
-//! and the mount. The rules are in [`ebb_consistency::lease`]; when a lease is of use, the model's
+//! What this node need not ask of its files' bytes: leases, where they meet the model, the service
+//! and the mount. (Names and attributes: [`crate::known`].) The rules are in [`ebb_consistency::lease`]; when a lease is of use, the model's
 //! row says.
 //!
 //! A recall takes the lease away under the file's state lock and is answered at once: whoever
@@ -11,22 +11,9 @@
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
-use ebb_consistency::{Grant, LeaseSeq, SyncEvent};
-use ebb_meta_client::now_ms;
+use ebb_consistency::{Asked, Grant, LeaseSeq, SyncEvent};
 use ebb_types::{Attr, ByteRange, Errno, Ino, Time};
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
-
-/// Attributes of a file that others can change on the backing are good for so long; the service
-/// compares them as often.
-const FRESH_MS: u64 = 1000;
-
-/// A request on its way that may bring a lease.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
-    epoch: u64,
-    /// What the node knew of its own changes of the attributes.
-    changes: u64,
-}
 
 /// Counters of leases.
 #[derive(Debug, Default)]
@@ -37,8 +24,10 @@ pub struct LeaseCounts {
     pub recalled: AtomicU64,
     /// Questions that a lease answered.
     pub answered: AtomicU64,
-    /// The newest recall of a file that was not known here: no grant before it is good.
-    floor: AtomicU64,
+    /// Writes that were not told at once.
+    pub quiet: AtomicU64,
+    /// How often such writes were told.
+    pub told: AtomicU64,
     /// What this node published.
     pub(crate) publications: Publications,
 }
@@ -78,11 +67,23 @@ pub struct Published {
     mtime: Option<Time>,
 }
 
+impl Published {
+    /// True when this node has published something of the file.
+    pub(crate) fn is_some(&self) -> bool {
+        self.number > 0
+    }
+}
+
 impl Node {
     /// What this node sees as the attributes of an inode whose published ones are `attr`: so the
     /// service answered a question that was asked when there had been `asked` publications.
     pub(crate) async fn seen(&self, asked: u64, attr: Attr) -> Result<Attr, Errno> {
         if let Some(file) = self.file(attr.ino) {
+            let attr = if self.tell_if_owed(&file).await? {
+                self.meta.getattr(attr.ino).await?
+            } else {
+                attr
+            };
             return Ok(self.seen_with(&file, &file.state.read(), asked, attr));
         }
         if self.leases.publications.of_forgotten.load(Acquire) <= asked {
@@ -95,7 +96,13 @@ impl Node {
     /// Published attributes together with what is written here and not published yet, or was published
     /// after they were asked for. (The state after the own publication is one that the service had
     /// meanwhile: asking again would be no better, and could go on for ever beside a busy writer.)
-    fn seen_with(&self, file: &CachedFile, state: &State, asked: u64, mut attr: Attr) -> Attr {
+    pub(crate) fn seen_with(
+        &self,
+        file: &CachedFile,
+        state: &State,
+        asked: u64,
+        mut attr: Attr,
+    ) -> Attr {
         let newer = Some(state.published).filter(|p| p.number > asked);
         let asks = state.model.on(SyncEvent::Stat).query.is_some();
         attr.size = match newer {
@@ -111,32 +118,17 @@ impl Node {
         attr
     }
 
-    /// A ticket for a request about a file, if a lease is of use.
-    pub(crate) fn ticket(&self, state: &State) -> Option<Ticket> {
-        if !state.model.wants_leases() {
-            return None;
-        }
-        let changes = state.lease.changes();
-        self.meta.trust().map(|epoch| Ticket { epoch, changes })
+    /// For a request about the map of a file, if a lease of it is of use.
+    pub(crate) fn ticket(&self, state: &State) -> Option<Asked> {
+        if state.model.wants_leases() { self.asking() } else { None }
     }
 
-    /// Takes a grant in; `attributes` when its answer told them and they are in `state`.
-    pub(crate) fn take_grant(
-        &self,
-        state: &mut State,
-        ticket: Option<Ticket>,
-        grant: Option<Grant>,
-        attributes: bool,
-    ) {
-        let (Some(ticket), Some(grant)) = (ticket, grant) else { return };
-        let asked_at = attributes.then_some(ticket.changes);
-        if state.lease.granted(grant, ticket.epoch, now_ms(), asked_at) {
+    /// Takes the grant of a file's map in. A recall finds the file here, whoever just asks about it.
+    pub(crate) fn take_grant(&self, state: &mut State, asked: Option<Asked>, grant: Option<Grant>) {
+        let (Some(asked), Some(grant)) = (asked, grant) else { return };
+        if state.model.wants_leases() && state.lease.granted(grant, asked.epoch()) {
             self.leases.granted.fetch_add(1, Relaxed);
         }
-    }
-
-    fn above_floor(&self, state: &State) -> bool {
-        state.lease.is_after(LeaseSeq(self.leases.floor.load(Acquire)))
     }
 
     fn hit(&self, leased: bool) -> bool {
@@ -149,26 +141,14 @@ impl Node {
     /// True when the map that this node knows needs no question.
     pub(crate) fn map_is_leased(&self, state: &State) -> bool {
         // First what needs no clock: most files of most models have none.
-        let some = self.above_floor(state);
+        let some = state.lease.is_some();
         self.hit(some && state.lease.covers_map(self.meta.trust(), state.view.known_version()))
     }
 
     /// True when one more open of a file that is open here needs no question.
     pub(crate) fn open_is_leased(&self, state: &State) -> bool {
-        let some = self.above_floor(state);
+        let some = state.lease.is_some();
         self.hit(some && state.lease.covers_open(self.meta.trust(), state.view.known_version()))
-    }
-
-    /// The attributes of a file, if they need no question.
-    pub(crate) fn leased_attr(&self, ino: Ino) -> Option<Attr> {
-        let file = self.file(ino)?;
-        let state = file.state.read();
-        let some = self.above_floor(&state);
-        let trust = self.meta.trust();
-        let good = some && state.lease.covers_attributes(trust, now_ms(), FRESH_MS);
-        let attr = state.attr.filter(|_| self.hit(good))?;
-        // What is known under a lease has this node's publications.
-        Some(self.seen_with(&file, &state, u64::MAX, attr))
     }
 
     /// Who owns these bytes? Asked only when no lease says that nothing has changed.
@@ -177,23 +157,8 @@ impl Node {
         if leased { Ok(()) } else { self.query(file, range).await }
     }
 
-    /// The attributes of an inode from the service, with a lease of them when that is of use.
-    pub(crate) async fn ask_attr(&self, ino: Ino) -> Result<Attr, Errno> {
-        let file = self.file(ino);
-        let ticket = file.as_ref().and_then(|f| self.ticket(&f.state.read()));
-        let (Some(file), Some(_)) = (file, ticket) else { return self.meta.getattr(ino).await };
-        let (attr, grant) = self.meta.getattr_leased(ino, true).await?;
-        let mut state = file.state.write();
-        if ticket.is_some_and(|t| t.changes == state.lease.changes()) {
-            state.attr = Some(attr);
-            self.take_grant(&mut state, ticket, grant, true);
-        }
-        Ok(attr)
-    }
-
     /// This node has published bytes: what it knows of the attributes is what the service has now.
     pub(crate) fn attr_published(&self, state: &mut State, size: u64, mtime: Option<Time>) {
-        state.lease.attributes_known();
         state.published = Published {
             number: self.leases.publications.next(),
             mtime: mtime.or(state.published.mtime),
@@ -205,34 +170,41 @@ impl Node {
         }
     }
 
-    /// This node sets attributes: what it knows of them, or is being told, is no good.
-    pub(crate) fn attr_changes(&self, ino: Ino) {
-        if let Some(file) = self.file(ino) {
-            file.state.write().lease.attributes_change();
-        }
-    }
-
-    /// The service calls leases of a file back.
-    pub(crate) fn recalled(&self, ino: Ino, seq: LeaseSeq) {
+    /// The service calls leases of an inode back. True when they can be returned at once.
+    pub(crate) fn recalled(&self, ino: Ino, seq: LeaseSeq) -> bool {
         self.leases.recalled.fetch_add(1, Relaxed);
-        match self.file(ino) {
-            Some(file) => file.state.write().lease.recall(seq),
-            // Somebody may just be opening it.
-            None => drop(self.leases.floor.fetch_max(seq.0, AcqRel)),
+        self.known.recall(ino, seq);
+        if !self.has_begun() {
+            self.return_once_begun(ino, seq);
+            return false;
         }
+        let Some(file) = self.file(ino) else { return true };
+        let tells = {
+            let mut state = file.state.write();
+            state.lease.recall(seq);
+            state.quiet.recall(seq);
+            state.quiet.has_untold()
+        };
+        if tells {
+            self.return_once_told(file, seq);
+        }
+        !tells
     }
 
     /// A file is forgotten here: its lease is of no use.
     pub(crate) fn return_lease(&self, file: &CachedFile) {
         if let Some(seq) = file.state.write().lease.give_up() {
+            // The attributes are known under the same one.
+            self.known.give_up(file.ino, seq);
             self.meta.return_lease(file.ino, seq);
         }
     }
 
-    /// How many leases this node holds.
+    /// How many leases of maps this node holds, and how many names and attributes it knows.
     #[must_use]
     pub fn leases_held(&self) -> usize {
         let trust = self.meta.trust();
-        self.all_files().iter().filter(|f| f.state.read().lease.holds(trust)).count()
+        let files = self.all_files();
+        self.known.len() + files.iter().filter(|f| f.state.read().lease.holds(trust)).count()
     }
 }

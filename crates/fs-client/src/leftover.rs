@@ -36,6 +36,25 @@ impl Leftover {
         self.found().is_none_or(|f| f.image.unflushed().next().is_none())
     }
 
+    /// True when the daemon may have been about to write without a note.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.found().is_some_and(|f| f.image.files().any(|(_, note)| note.window.is_some()))
+    }
+
+    /// What the cache files have where the daemon wrote without notes was written. After a boot
+    /// nothing shows that it is what was written.
+    fn with_windows(mut self, cache: &Path) -> Leftover {
+        if let Some(found) = self.0.as_mut().filter(|f| !f.rebooted) {
+            let windows = found.image.files().filter(|(_, note)| note.window.is_some());
+            for (ino, mut note) in windows.map(|(i, n)| (i, n.clone())).collect::<Vec<_>>() {
+                note.fill_window(crate::cache::len_in(cache, ino));
+                found.image.insert(ino, note);
+            }
+        }
+        self
+    }
+
     /// The name of its node.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
@@ -123,6 +142,11 @@ pub(crate) fn label(ino: Ino, note: &Note) -> String {
 
 /// Reads what is left in a cache directory.
 pub fn read(cache: &Path) -> Result<Leftover, RunError> {
+    read_noted(cache).map(|left| left.with_windows(cache))
+}
+
+/// The same as far as it is noted: whoever goes on for the dead daemon has heard of every write.
+pub(crate) fn read_noted(cache: &Path) -> Result<Leftover, RunError> {
     journal::read(cache, false).map(Leftover).map_err(|e| {
         let cache = cache.display();
         RunError::Config(format!(
@@ -134,7 +158,8 @@ pub fn read(cache: &Path) -> Result<Leftover, RunError> {
 
 /// The same past a damaged record, for those who know what they do.
 pub fn read_past_damage(cache: &Path) -> Result<Leftover, RunError> {
-    journal::read(cache, true).map(Leftover).map_err(|e| RunError::Config(e.to_string()))
+    let left = journal::read(cache, true).map_err(|e| RunError::Config(e.to_string()))?;
+    Ok(Leftover(left).with_windows(cache))
 }
 
 /// What is left for a daemon of this configuration: an error when it may not take it over. To be

@@ -9,10 +9,12 @@ use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
+use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::ops::room::Room;
 use crate::passing::Paths;
+use crate::quiet::QuietFiles;
 use crate::replica::Replicas;
 use crate::rules::Rules;
 use crate::virtual_files::{self, VirtualFile};
@@ -28,6 +30,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// An operation that still held a file when the kernel forgot it has ended by then.
 const FORGET_AGAIN: Duration = Duration::from_millis(100);
@@ -67,6 +70,8 @@ pub struct Node {
     pub metrics: Metrics,
     /// Counters of what was not asked.
     pub leases: LeaseCounts,
+    /// Names and attributes that need not be asked for.
+    pub known: KnownNames,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -81,6 +86,10 @@ pub struct Node {
     pub placed: OnceLock<HashMap<u64, Placed>>,
     /// What is stuck.
     pub watchdog: Watchdog,
+    /// Files that are written without telling.
+    pub(crate) quiet_files: QuietFiles,
+    /// What a daemon before this one left is published.
+    pub(crate) begun: watch::Sender<bool>,
     /// The whole daemon; set once it runs.
     pub daemon: OnceLock<Weak<Daemon>>,
     /// What is in the buffer, and which of it goes first.
@@ -139,6 +148,7 @@ impl Node {
             activity: parts.activity,
             metrics: Metrics::default(),
             leases: LeaseCounts::default(),
+            known: KnownNames::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
@@ -146,6 +156,8 @@ impl Node {
             heir: OnceLock::new(),
             placed: OnceLock::new(),
             watchdog: Watchdog::default(),
+            quiet_files: QuietFiles::default(),
+            begun: watch::Sender::new(false),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: DirtyList::default(),
@@ -154,9 +166,7 @@ impl Node {
         });
         let this = Arc::downgrade(&node);
         node.meta.on_recall(Box::new(move |ino, seq| {
-            if let Some(node) = this.upgrade() {
-                node.recalled(ino, seq);
-            }
+            this.upgrade().is_none_or(|node| node.recalled(ino, seq))
         }));
         node
     }
@@ -276,6 +286,7 @@ impl Node {
 
     /// Gives a file up for good: it was unlinked and nobody has it open.
     pub fn discard(&self, ino: Ino) {
+        self.known.drop_inode(ino);
         let mut shard = self.shard(ino).write();
         let unused = shard.get(&ino).is_some_and(|f| f.state.read().opens == 0);
         if unused {
@@ -294,6 +305,7 @@ impl Node {
     /// The kernel holds no reference to the inode any more: what has no local bytes is dropped,
     /// and of what has some it is found out whether it was unlinked.
     pub fn forget(&self, ino: Ino) {
+        self.known.drop_inode(ino);
         let mut shard = self.shard(ino).write();
         let Some(file) = shard.get(&ino) else { return };
         // Whoever is about to open it holds it as well; then it stays.

@@ -97,6 +97,22 @@ impl Node {
         }
     }
 
+    /// This node may be about to write quietly there.
+    pub(crate) fn note_window(&self, file: &CachedFile, state: &State, window: ByteRange) {
+        if let Some(journal) = self.journal().filter(|_| !state.orphan) {
+            let record = Record::Window(file.ino, window, state.view.known_version());
+            journal.push_about(file.ino, || header(state), &record);
+        }
+    }
+
+    /// It does not write quietly any more.
+    pub(crate) fn note_no_window(&self, file: &CachedFile) {
+        if let Some(journal) = self.journal() {
+            let none = ByteRange::new(0, 0);
+            journal.push_if_known(file.ino, &Record::Window(file.ino, none, Version::ZERO));
+        }
+    }
+
     /// It succeeded.
     pub(crate) fn note_attached(
         &self,

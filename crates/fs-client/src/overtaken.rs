@@ -145,7 +145,7 @@ impl There<'_> {
     }
 
     async fn ask(&self, owner: NodeId, range: ByteRange) -> Result<Vec<u8>, Errno> {
-        let address = self.node.address_of(owner).await?;
+        let address = self.node.address_of(owner).await?.ok_or(Errno::EHOSTUNREACH)?;
         let request = ReadRequest::of_owner(self.ino, vec![range]);
         match self.node.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => Ok(bytes.to_vec()),
@@ -161,7 +161,7 @@ impl There<'_> {
     /// The service counts whoever reads the backing as having the file open.
     async fn leave(&self) {
         let is_open = self.file.state.read().backing.is_some();
-        if is_open && let Err(e) = self.node.meta.release(self.ino).await {
+        if is_open && let Err(e) = self.node.meta.release(self.ino, false).await {
             tracing::debug!(ino = %self.ino, error = %e, "not released");
         }
     }

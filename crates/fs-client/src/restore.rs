@@ -38,10 +38,11 @@ use crate::home::Whereabouts;
 use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
 use crate::overtaken::{Silent, look_again};
-use ebb_consistency::{FileView, MapAnswer, Owned};
+use ebb_consistency::{FileView, MapAnswer, Owned, QuietWrites};
 use ebb_meta_client::{Changes, QueryRequest};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use rangemap::RangeSet;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
@@ -244,6 +245,27 @@ fn unless_deleted(node: &Node, ino: Ino, e: Errno) -> Result<(), Errno> {
     }
 }
 
+/// What became this node's when it was given up, and is not in the cache file, was never written:
+/// the service takes it back when it hears what was.
+fn without_unwritten(
+    judged: Vec<(ByteRange, Verdict, Option<Held>)>,
+    window: ByteRange,
+) -> Vec<(ByteRange, Verdict, Option<Held>)> {
+    let mut out = Vec::with_capacity(judged.len());
+    for (range, verdict, held) in judged {
+        if verdict != Verdict::Lost {
+            out.push((range, verdict, held));
+            continue;
+        }
+        let before =
+            ByteRange::new(range.start(), range.end().min(window.start().max(range.start())));
+        let after = ByteRange::new(range.start().max(window.end().min(range.end())), range.end());
+        let rest = [before, after].into_iter().filter(|r| !r.is_empty());
+        out.extend(rest.map(|r| (r, verdict, held)));
+    }
+    out
+}
+
 fn ranges_of<'a>(
     judged: &'a [(ByteRange, Verdict, Option<Held>)],
     wanted: impl Fn(Verdict) -> bool + 'a,
@@ -285,6 +307,13 @@ async fn one(
         tracing::error!(path = label, bytes = missing, "the cache file is shorter than it was");
         done.lost.push((label.clone(), missing));
     }
+    let window = note.as_ref().and_then(|n| n.window);
+    let mut since = Cow::Borrowed(since);
+    if let Some(note) = note.as_ref().filter(|n| n.window.is_some() && rebooted) {
+        // Nothing shows that what is in the window is what was written there.
+        node.meta.tell_quiet(ino, true).await?;
+        since = Cow::Owned(node.meta.query_changes(ino, note.known).await?);
+    }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
     let heir = open.is_some();
@@ -305,6 +334,9 @@ async fn one(
     if judged.iter().any(|(_, v, _)| *v == Verdict::Again) {
         tracing::error!(path = label, "own bytes were not published again");
         return Err(Errno::EPROTO);
+    }
+    if let Some(window) = window.filter(|_| !rebooted) {
+        judged = without_unwritten(judged, window);
     }
     let judged = look_again(node, ino, judged, answer, &since.guessed, &mut done.silent).await?;
     let back = ranges_of(&judged, |v| v == Verdict::GiveBack);
@@ -339,6 +371,9 @@ async fn one(
         .collect();
     let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
     if owned.is_empty() && dirty.is_empty() {
+        if window.is_some() {
+            node.meta.tell_quiet(ino, false).await?;
+        }
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
@@ -360,6 +395,9 @@ async fn one(
             state.home = Whereabouts::restored(note.header.home.clone());
             state.under.clone_from(&note.header.under);
             state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
+        }
+        if let Some(note) = note.as_ref().filter(|n| n.window.is_some()) {
+            state.quiet = QuietWrites::inherited(&dirty, note.known);
         }
         state.attr = Some(attr);
         state.orphan = nameless;

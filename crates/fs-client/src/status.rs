@@ -3,6 +3,7 @@
 use crate::config::IoMode;
 use crate::ledger::Ledger;
 use crate::node::Node;
+use crate::passing::{Passing, Track};
 use crate::replica::CopyStatus;
 use ebb_flusher::{Engine, StopLatency, Working};
 use serde::Serialize;
@@ -43,6 +44,10 @@ pub struct Status {
     pub opens: BTreeMap<String, u64>,
     /// What keeps every file of this mount from being passed through, if anything.
     pub io_path_obstacle: Option<String>,
+    /// Whether the kernel tells what is written past the daemon: "on", or why not.
+    pub tracker: String,
+    /// How often it did not tell all of it.
+    pub tracker_losses: u64,
     /// Files that are open now; at most as many as fit on a screen or two.
     pub io_paths: Vec<OpenPath>,
     pub rpc: BTreeMap<String, u64>,
@@ -137,6 +142,10 @@ pub struct Leases {
     pub recalled: u64,
     /// Questions that a lease answered.
     pub answered: u64,
+    /// Writes that were not told at once.
+    pub quiet: u64,
+    /// How often the service was told of such writes, or asked for the right to them.
+    pub told: u64,
 }
 
 /// An open file and the way of its reads and writes.
@@ -145,6 +154,10 @@ pub struct Leases {
 pub struct OpenPath {
     pub path: String,
     pub io_path: String,
+    /// How writes past the daemon are found out, where there may be some: "told" by the kernel, or
+    /// "looked-for".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writes: Option<&'static str>,
     pub handles: u64,
 }
 
@@ -152,12 +165,15 @@ pub struct OpenPath {
 const OPEN_PATHS_MAX: usize = 100;
 
 fn open_paths(node: &Node) -> Vec<OpenPath> {
-    let mut counted: BTreeMap<(String, String), u64> = BTreeMap::new();
+    let mut counted: BTreeMap<(String, String, Option<&str>), u64> = BTreeMap::new();
     for handle in node.handles.all_files().into_iter().take(OPEN_PATHS_MAX) {
         let way = crate::passing::name(handle.path);
-        *counted.entry((handle.file.label(), way)).or_default() += 1;
+        let tracked = |p: &Passing| p.track.as_ref().map(Track::is_told);
+        let told = handle.file.state.read().passing.as_ref().and_then(tracked);
+        let writes = told.map(|told| if told { "told" } else { "looked-for" });
+        *counted.entry((handle.file.label(), way, writes)).or_default() += 1;
     }
-    let one = |((path, io_path), handles)| OpenPath { path, io_path, handles };
+    let one = |((path, io_path, writes), handles)| OpenPath { path, io_path, writes, handles };
     counted.into_iter().map(one).collect()
 }
 
@@ -262,6 +278,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         open_files: node.handles.open_files(),
         opens: node.paths.counts(),
         io_path_obstacle: node.paths.obstacle().map(|r| r.name().to_string()),
+        tracker: node.paths.telling.state().err().unwrap_or("on").to_string(),
+        tracker_losses: node.paths.telling.losses(),
         io_paths: open_paths(node),
         rpc: node.meta.stats().calls.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
         leases: Leases {
@@ -269,6 +287,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             granted: node.leases.granted.load(Relaxed),
             recalled: node.leases.recalled.load(Relaxed),
             answered: node.leases.answered.load(Relaxed),
+            quiet: node.leases.quiet.load(Relaxed),
+            told: node.leases.told.load(Relaxed),
         },
         peers,
         errors,

@@ -66,14 +66,17 @@ fn client_frames() {
             new_parent: 2,
             new_name: b"b".to_vec(),
             flags: 0,
+            lease: 1,
+            ino: 5,
+            new_ino: 6,
         }),
         Op::SetLock(pb::SetLock { ino: 9, range: Some(range(0, u64::MAX)), ..Default::default() }),
-        Op::Append(pb::Append { ino: 9, len: 100, mtime: time, copies: 3, not_below: 7 }),
+        Op::Append(pb::Append { ino: 9, len: 100, mtime: time, copies: 3, not_below: 7, lease: 1 }),
         Op::Query(pb::Query {
             ino: 9,
             range: Some(range(5, 6)),
             known_version: 4,
-            lease: true,
+            lease: 2,
             changed_after: Some(3),
         }),
     ];
@@ -112,14 +115,26 @@ fn server_frames() {
         changed: vec![range(1, 2)],
         guessed: vec![range(1, 2)],
     };
+    let dir = Some(pb::Told { attr, lease: map.lease, ino: 7, complete: true });
     let bodies = [
-        Body::Entry(pb::Entry { attr, map: Some(map.clone()), lease: map.lease }),
+        Body::Entry(pb::Entry {
+            attr,
+            map: Some(map.clone()),
+            lease: map.lease,
+            dir,
+            new_dir: dir,
+            gone: 5,
+        }),
         Body::Map(map.clone()),
         Body::Attached(pb::Attached {
             version: 3,
             map: Some(map),
             size: 100,
             contested: vec![range(1, 2)],
+            attr,
+            lease: Some(pb::Lease { seq: 6, version: 9, compared: true }),
+            quiet_end: 1 << 20,
+            overtaken: vec![range(3, 4)],
         }),
     ];
     let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };

@@ -2,9 +2,9 @@
 
 use crate::client::{CallError, MetaClient};
 use crate::driver::LEFT;
-use crate::map::{Mapped, map_from_pb, owned_from_pb};
-use crate::names::{attr_for, attr_of, expect_body};
-use ebb_consistency::Owned;
+use crate::map::{Mapped, grant_from_pb, map_from_pb, owned_from_pb};
+use crate::names::{Wish, attr_for, attr_of, expect_body, told_attr};
+use ebb_consistency::{Owned, Told};
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
@@ -60,7 +60,8 @@ pub struct QueryRequest {
 impl QueryRequest {
     fn to_pb(self) -> pb::Query {
         let range = Some(range_to_pb(self.range));
-        let (known_version, lease) = (self.known.0, self.lease);
+        let lease = if self.lease { Wish::Full } else { Wish::No }.to_pb();
+        let known_version = self.known.0;
         pb::Query { ino: self.ino.0, range, known_version, lease, changed_after: None }
     }
 }
@@ -98,6 +99,23 @@ pub struct AttachRequest {
     pub then_query: Option<QueryRequest>,
     /// Epoch under which the partner has these bytes; 0: nowhere.
     pub copies: u64,
+    /// A lease of the attributes.
+    pub lease: Wish,
+    /// All that was written quietly and not told yet, where that may be.
+    pub quietly: Option<Quietly>,
+}
+
+/// What a node tells of bytes that it wrote without telling.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quietly {
+    /// Which ones; together with those of the request that is all.
+    pub ranges: Vec<ByteRange>,
+    /// The version of the file when it was granted.
+    pub since: Version,
+    /// How far it would like to write so from now on; 0: not.
+    pub wish: u64,
+    /// What there was is lost.
+    pub lost: bool,
 }
 
 /// What [`MetaClient::attach`] and [`MetaClient::append`] give.
@@ -111,6 +129,12 @@ pub struct Attached {
     pub map: Option<Mapped>,
     /// The guessed and repeated bytes that were not attached.
     pub contested: Vec<ByteRange>,
+    /// The attributes now, under a lease.
+    pub told: Option<Told>,
+    /// With that lease this node may write quietly as far as here; 0: it may not.
+    pub quiet_end: u64,
+    /// Bytes written quietly that others have changed since.
+    pub overtaken: Vec<ByteRange>,
 }
 
 /// Permission to write bytes to the backing.
@@ -126,6 +150,14 @@ pub struct FlushGrant {
     pub size: u64,
     /// What the file may be given before its sync: these are the last bytes that it lacks.
     pub shape: Option<Attr>,
+}
+
+impl Opened {
+    /// What it tells under a lease.
+    #[must_use]
+    pub fn told(&self) -> Option<Told> {
+        told_attr(self.attr, self.map.lease)
+    }
 }
 
 /// What became of a flush.
@@ -172,7 +204,9 @@ fn place_from_pb(d: pb::Description) -> Place {
     Place { path: d.path, model: d.model }
 }
 
-fn attached_from_pb(attached: pb::Attached) -> Result<Attached, Errno> {
+fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno> {
+    let attr = attached.attr.map(|attr| attr_for(ino, Some(attr))).transpose()?;
+    let told = attr.and_then(|attr| told_attr(attr, attached.lease.map(grant_from_pb)));
     if attached.version == 0 || attached.size > i64::MAX as u64 {
         return Err(Errno::EPROTO);
     }
@@ -181,6 +215,9 @@ fn attached_from_pb(attached: pb::Attached) -> Result<Attached, Errno> {
         size: attached.size,
         map: attached.map.map(map_from_pb).transpose()?,
         contested: attached.contested.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
+        quiet_end: if told.is_some() { attached.quiet_end } else { 0 },
+        told,
+        overtaken: attached.overtaken.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
     })
 }
 
@@ -199,9 +236,9 @@ impl MetaClient {
         write: bool,
         truncate: bool,
         known: Version,
-        lease: bool,
+        lease: Wish,
     ) -> Result<Opened, Errno> {
-        let known_version = known.0;
+        let (known_version, lease) = (known.0, lease.to_pb());
         let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version, lease });
         let opened = expect_body!(self.call(op).await?, Opened);
         attr_for(ino, opened.attr)?;
@@ -214,9 +251,10 @@ impl MetaClient {
         Ok(place_from_pb(expect_body!(reply, Description)))
     }
 
-    /// The last local handle was closed.
-    pub async fn release(&self, ino: Ino) -> Result<(), Errno> {
-        self.call(Op::Release(pb::Release { ino: ino.0 })).await.map(drop)
+    /// The last local handle was closed. `settles`: nothing is written quietly any more, and all of it
+    /// was told.
+    pub async fn release(&self, ino: Ino, settles: bool) -> Result<(), Errno> {
+        self.call(Op::Release(pb::Release { ino: ino.0, settles })).await.map(drop)
     }
 
     /// Who owns these bytes?
@@ -241,6 +279,7 @@ impl MetaClient {
 
     /// Makes this node the owner of bytes.
     pub async fn attach(&self, attach: &AttachRequest) -> Result<Attached, Errno> {
+        let quietly = attach.quietly.as_ref();
         let op = Op::Attach(pb::Attach {
             ino: attach.ino.0,
             ranges: attach.ranges.iter().copied().map(range_to_pb).collect(),
@@ -252,11 +291,26 @@ impl MetaClient {
             again: attach.again.iter().copied().map(range_to_pb).collect(),
             copies: attach.copies,
             known: attach.known.0,
+            lease: attach.lease.to_pb(),
+            quiet: quietly
+                .map_or(&[][..], |q| &q.ranges)
+                .iter()
+                .copied()
+                .map(range_to_pb)
+                .collect(),
+            quiet_since: quietly.map_or(0, |q| q.since.0),
+            settles: quietly.is_some(),
+            quiet_wish: quietly.map_or(0, |q| q.wish),
+            quiet_lost: quietly.is_some_and(|q| q.lost),
         });
-        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        let attached = attached_from_pb(attach.ino, expect_body!(self.call(op).await?, Attached))?;
         // Nothing else was asked for, so nothing else can be refused.
         let refused = |c: &ByteRange| within(&attach.guessed, *c) || within(&attach.again, *c);
         if !attached.contested.iter().all(refused) {
+            return Err(Errno::EPROTO);
+        }
+        let quiet = quietly.map_or(&[][..], |q| &q.ranges);
+        if !attached.overtaken.iter().all(|o| within(quiet, *o)) {
             return Err(Errno::EPROTO);
         }
         // Without the answer the view would keep an old map and take it for the new one.
@@ -264,6 +318,17 @@ impl MetaClient {
             return Err(Errno::EPROTO);
         }
         Ok(attached)
+    }
+
+    /// Nothing more is written quietly to a file; `lost`: what was is lost, otherwise all of it was told.
+    pub async fn tell_quiet(&self, ino: Ino, lost: bool) -> Result<(), Errno> {
+        let op = Op::Attach(pb::Attach {
+            ino: ino.0,
+            settles: true,
+            quiet_lost: lost,
+            ..pb::Attach::default()
+        });
+        attached_from_pb(ino, expect_body!(self.call(op).await?, Attached)).map(drop)
     }
 
     /// Publishes bytes again where they are this node's, flushed or not, and answers the map of the whole
@@ -284,6 +349,8 @@ impl MetaClient {
             durable: false,
             then_query: Some(whole),
             copies: 0,
+            lease: Wish::No,
+            quietly: None,
         };
         Ok(self.attach(&request).await?.map.ok_or(Errno::EPROTO)?.map)
     }
@@ -303,7 +370,7 @@ impl MetaClient {
             renew: true,
             ..pb::Attach::default()
         });
-        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        let attached = attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?;
         attached.map.map(|mapped| mapped.map).ok_or(Errno::EPROTO)
     }
 
@@ -317,10 +384,11 @@ impl MetaClient {
         mtime: Time,
         copies: u64,
         not_below: u64,
+        lease: Wish,
     ) -> Result<Attached, Errno> {
-        let mtime = Some(time_to_pb(mtime));
-        let op = Op::Append(pb::Append { ino: ino.0, len, mtime, copies, not_below });
-        let attached = attached_from_pb(expect_body!(self.call(op).await?, Attached))?;
+        let (mtime, lease) = (Some(time_to_pb(mtime)), lease.to_pb());
+        let op = Op::Append(pb::Append { ino: ino.0, len, mtime, copies, not_below, lease });
+        let attached = attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?;
         if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
     }
 
@@ -342,7 +410,7 @@ impl MetaClient {
     ) -> Result<Version, Errno> {
         let ranges = ranges.iter().copied().map(range_to_pb).collect();
         let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
-        Ok(attached_from_pb(expect_body!(self.call(op).await?, Attached))?.version)
+        Ok(attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?.version)
     }
 
     /// Who has copies of these unowned bytes; what nobody has (with `take`: all) is this node's to

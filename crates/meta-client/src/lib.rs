@@ -25,14 +25,17 @@ mod trust;
 
 pub use bytes::{
     AttachRequest, Attached, Backing, Changes, FlushDone, FlushGrant, Materialized, Opened, Place,
-    QueryRequest,
+    QueryRequest, Quietly,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use copies::{Adopted, Holding, Pairs};
 pub use driver::Event;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
 pub use map::{Mapped, map_from_pb};
-pub use names::{DirEntry, DirPage, Made, MakeRequest, SetAttr, SetAttrDone, SetTime};
+pub use names::{
+    DirEntry, DirPage, LookedUp, Made, MakeRequest, New, Renamed, SetAttr, SetAttrDone, SetTime,
+    Wish,
+};
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
 pub use session::{ConnectError, ConnectOptions};
 pub use trust::{OnRecall, now_ms};

@@ -3,7 +3,7 @@
 use crate::bytes::{Opened, opened_from_pb};
 use crate::client::MetaClient;
 use crate::map::{Mapped, grant_from_pb, map_from_pb};
-use ebb_consistency::Grant;
+use ebb_consistency::{Found, Grant, Told};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, time_to_pb};
@@ -52,6 +52,8 @@ pub struct SetAttrDone {
     pub attr: Attr,
     /// Whose the bytes are after a change of size.
     pub map: Option<Mapped>,
+    /// A lease of the attributes.
+    pub lease: Option<Grant>,
 }
 
 /// A new inode under a new name.
@@ -75,6 +77,48 @@ pub struct MakeRequest {
     pub target: Vec<u8>,
     /// Open it in the same step (regular files).
     pub open: bool,
+    /// Leases of the directory and the new inode.
+    pub lease: Wish,
+}
+
+/// What lease a request asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// None.
+    #[default]
+    No,
+    /// One where it seems to pay.
+    Light,
+    /// Where it is about a file: one in any case.
+    Full,
+}
+
+impl Wish {
+    pub(crate) fn to_pb(self) -> u32 {
+        match self {
+            Wish::No => 0,
+            Wish::Light => 1,
+            Wish::Full => 2,
+        }
+    }
+}
+
+/// What [`MetaClient::look_up`] gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookedUp {
+    /// Of the inode that the name means; none: it is not there.
+    pub attr: Option<Attr>,
+    /// Everything that was told under a lease.
+    pub told: Vec<Told>,
+}
+
+/// What a change of names gives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Renamed {
+    /// Everything that was told under a lease.
+    pub told: Vec<Told>,
+    /// The inode whose last name it was, when it is no more.
+    pub gone: Option<Ino>,
 }
 
 /// What [`MetaClient::make`] gives.
@@ -83,9 +127,18 @@ pub struct MakeRequest {
 #[allow(clippy::large_enum_variant)]
 pub enum Made {
     /// The inode is there.
-    Made(Attr),
+    Made(Attr, New),
     /// And open.
-    Opened(Opened),
+    Opened(Opened, New),
+}
+
+/// What came with a new inode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct New {
+    /// Everything that was told under a lease.
+    pub told: Vec<Told>,
+    /// It is a directory of which all names are known: there are none.
+    pub empty: Option<Grant>,
 }
 
 /// One name of a directory.
@@ -106,6 +159,8 @@ pub struct DirPage {
     pub end: bool,
     /// The directory that this one is in.
     pub parent: Ino,
+    /// A lease of its names.
+    pub lease: Option<Grant>,
 }
 
 /// A body of the kind that was asked for; anything else is not the protocol.
@@ -133,24 +188,62 @@ fn name_pb(name: &Name) -> Vec<u8> {
     name.as_bytes().to_vec()
 }
 
+/// What an answer tells of an inode, when it comes with a lease.
+pub(crate) fn told_attr(attr: Attr, lease: Option<Grant>) -> Option<Told> {
+    lease.map(|grant| Told { ino: attr.ino, grant, attr: Some(attr), found: None })
+}
+
+/// What an answer tells of a directory and of `name` in it. `looked`: the name was looked for.
+fn told_dir(
+    dir: Ino,
+    name: &Name,
+    looked: bool,
+    told: Option<pb::Told>,
+) -> Result<Option<Told>, Errno> {
+    let Some(pb::Told { attr, lease: Some(lease), ino, complete }) = told else { return Ok(None) };
+    let attr = attr.map(|attr| attr_for(dir, Some(attr))).transpose()?;
+    let ino = (ino != 0).then_some(Ino(ino));
+    let complete = (looked && ino.is_none()).then_some(complete);
+    let found = Some(Found { name: name.clone(), ino, complete });
+    Ok(Some(Told { ino: dir, grant: grant_from_pb(lease), attr, found }))
+}
+
 impl MetaClient {
+    /// What `name` means in `parent`, and leases of both.
+    pub async fn look_up(&self, parent: Ino, name: &Name, lease: Wish) -> Result<LookedUp, Errno> {
+        let (name_, lease) = (name_pb(name), lease.to_pb());
+        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_, lease });
+        let entry = expect_body!(self.call(op).await?, Entry);
+        let dir = told_dir(parent, name, true, entry.dir)?;
+        let Some(attr) = entry.attr else {
+            let absent =
+                dir.as_ref().and_then(|d| d.found.as_ref()).is_some_and(|f| f.ino.is_none());
+            let told = dir.into_iter().collect();
+            return if absent { Ok(LookedUp { attr: None, told }) } else { Err(Errno::EPROTO) };
+        };
+        let attr = attr_of(Some(attr))?;
+        let child = told_attr(attr, entry.lease.map(grant_from_pb));
+        Ok(LookedUp { attr: Some(attr), told: child.into_iter().chain(dir).collect() })
+    }
+
     /// The inode that `name` means in `parent`.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
-        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_pb(name) });
+        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_pb(name), lease: 0 });
         attr_of(expect_body!(self.call(op).await?, Entry).attr)
     }
 
     /// Its attributes, with the published size.
     pub async fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
-        self.getattr_leased(ino, false).await.map(|(attr, _)| attr)
+        self.getattr_leased(ino, Wish::No).await.map(|(attr, _)| attr)
     }
 
     /// The same, with a lease when one is wanted and granted.
     pub async fn getattr_leased(
         &self,
         ino: Ino,
-        lease: bool,
+        lease: Wish,
     ) -> Result<(Attr, Option<Grant>), Errno> {
+        let lease = lease.to_pb();
         let reply = self.call(Op::GetAttr(pb::GetAttr { ino: ino.0, lease })).await?;
         let entry = expect_body!(reply, Entry);
         Ok((attr_for(ino, entry.attr)?, entry.lease.map(grant_from_pb)))
@@ -158,6 +251,16 @@ impl MetaClient {
 
     /// Changes attributes.
     pub async fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<SetAttrDone, Errno> {
+        self.setattr_leased(ino, set, Wish::No).await
+    }
+
+    /// The same, with a lease when one is wanted and granted.
+    pub async fn setattr_leased(
+        &self,
+        ino: Ino,
+        set: &SetAttr,
+        lease: Wish,
+    ) -> Result<SetAttrDone, Errno> {
         let op = Op::SetAttr(pb::SetAttr {
             ino: ino.0,
             mode: set.mode,
@@ -167,10 +270,12 @@ impl MetaClient {
             atime: set.atime.map(SetTime::to_pb),
             mtime: set.mtime.map(SetTime::to_pb),
             kill_priv: set.kill_priv,
+            lease: lease.to_pb(),
         });
         let entry = expect_body!(self.call(op).await?, Entry);
         let map = entry.map.map(map_from_pb).transpose()?;
-        Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map })
+        let lease = entry.lease.map(grant_from_pb);
+        Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map, lease })
     }
 
     /// Makes an inode.
@@ -184,29 +289,67 @@ impl MetaClient {
             rdev: make.rdev,
             target: make.target.clone(),
             open: make.open,
+            lease: make.lease.to_pb(),
         });
+        let told = |attr, lease, dir| {
+            let dir = told_dir(make.parent, &make.name, false, dir)?;
+            Ok::<_, Errno>(told_attr(attr, lease).into_iter().chain(dir).collect())
+        };
         let made = match self.call(op).await? {
-            Some(Body::Entry(entry)) if !make.open => Made::Made(attr_of(entry.attr)?),
-            Some(Body::Opened(opened)) if make.open => Made::Opened(opened_from_pb(opened)?),
+            Some(Body::Entry(entry)) if !make.open => {
+                let attr = attr_of(entry.attr)?;
+                let told = told(attr, entry.lease.map(grant_from_pb), entry.dir)?;
+                let empty =
+                    entry.new_dir.filter(|d| d.complete && attr.kind == FileKind::Directory);
+                let empty = empty.and_then(|d| d.lease).map(grant_from_pb);
+                Made::Made(attr, New { told, empty })
+            }
+            Some(Body::Opened(mut opened)) if make.open => {
+                let dir = opened.dir.take();
+                let opened = opened_from_pb(opened)?;
+                let told = told(opened.attr, opened.map.lease, dir)?;
+                Made::Opened(opened, New { told, empty: None })
+            }
             _ => return Err(Errno::EPROTO),
         };
-        let (Made::Made(attr) | Made::Opened(Opened { attr, .. })) = &made;
+        let (Made::Made(attr, _) | Made::Opened(Opened { attr, .. }, _)) = &made;
         if attr.kind == make.kind { Ok(made) } else { Err(Errno::EPROTO) }
     }
 
     /// Takes a name away from a file.
     pub async fn unlink(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
-        self.remove(parent, name, false).await
+        self.remove(parent, name, false, Wish::No, None).await.map(drop)
     }
 
     /// Removes an empty directory.
     pub async fn rmdir(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
-        self.remove(parent, name, true).await
+        self.remove(parent, name, true, Wish::No, None).await.map(drop)
     }
 
-    async fn remove(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
-        let op = Op::Unlink(pb::Unlink { parent: parent.0, name: name_pb(name), dir });
-        self.call(op).await.map(drop)
+    /// Takes a name away, of a directory with `dir`. `believed`: what it means as far as is known.
+    pub async fn remove(
+        &self,
+        parent: Ino,
+        name: &Name,
+        dir: bool,
+        lease: Wish,
+        believed: Option<Ino>,
+    ) -> Result<Renamed, Errno> {
+        let op = Op::Unlink(pb::Unlink {
+            parent: parent.0,
+            name: name_pb(name),
+            dir,
+            lease: lease.to_pb(),
+            ino: believed.map_or(0, |i| i.0),
+        });
+        match self.call(op).await? {
+            None => Ok(Renamed::default()),
+            Some(Body::Entry(entry)) => {
+                let told = told_dir(parent, name, false, entry.dir)?.into_iter().collect();
+                Ok(Renamed { told, gone: (entry.gone != 0).then_some(Ino(entry.gone)) })
+            }
+            _ => Err(Errno::EPROTO),
+        }
     }
 
     /// Renames; `flags` as in renameat2(2).
@@ -216,20 +359,61 @@ impl MetaClient {
         to: (Ino, &Name),
         flags: u32,
     ) -> Result<(), Errno> {
+        self.rename_leased(from, to, flags, Wish::No, [None, None]).await.map(drop)
+    }
+
+    /// The same, with leases of the directories. `believed`: what the names mean as far as is known.
+    pub async fn rename_leased(
+        &self,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
+        flags: u32,
+        lease: Wish,
+        believed: [Option<Ino>; 2],
+    ) -> Result<Renamed, Errno> {
+        let [ino, new_ino] = believed.map(|ino| ino.map_or(0, |i| i.0));
         let op = Op::Rename(pb::Rename {
             parent: from.0.0,
             name: name_pb(from.1),
             new_parent: to.0.0,
             new_name: name_pb(to.1),
             flags,
+            lease: lease.to_pb(),
+            ino,
+            new_ino,
         });
-        self.call(op).await.map(drop)
+        match self.call(op).await? {
+            None => Ok(Renamed::default()),
+            Some(Body::Entry(entry)) => {
+                let (dir, new_dir) = (entry.dir, entry.new_dir);
+                let old = told_dir(from.0, from.1, false, dir)?;
+                let new = told_dir(to.0, to.1, false, new_dir)?;
+                let gone = (entry.gone != 0).then_some(Ino(entry.gone));
+                Ok(Renamed { told: old.into_iter().chain(new).collect(), gone })
+            }
+            _ => Err(Errno::EPROTO),
+        }
     }
 
     /// Gives an inode another name.
     pub async fn link(&self, ino: Ino, parent: Ino, name: &Name) -> Result<Attr, Errno> {
-        let op = Op::Link(pb::Link { ino: ino.0, new_parent: parent.0, new_name: name_pb(name) });
-        attr_for(ino, expect_body!(self.call(op).await?, Entry).attr)
+        self.link_leased(ino, parent, name, Wish::No).await.map(|(attr, _)| attr)
+    }
+
+    /// The same, with leases of the inode and the directory.
+    pub async fn link_leased(
+        &self,
+        ino: Ino,
+        parent: Ino,
+        name: &Name,
+        lease: Wish,
+    ) -> Result<(Attr, Vec<Told>), Errno> {
+        let (new_name, lease) = (name_pb(name), lease.to_pb());
+        let op = Op::Link(pb::Link { ino: ino.0, new_parent: parent.0, new_name, lease });
+        let entry = expect_body!(self.call(op).await?, Entry);
+        let attr = attr_for(ino, entry.attr)?;
+        let told = told_attr(attr, entry.lease.map(grant_from_pb));
+        Ok((attr, told.into_iter().chain(told_dir(parent, name, false, entry.dir)?).collect()))
     }
 
     /// At most `limit` names that follow `after` (none: from the beginning).
@@ -239,8 +423,20 @@ impl MetaClient {
         after: Option<&Name>,
         limit: u32,
     ) -> Result<DirPage, Errno> {
+        self.readdir_leased(ino, after, limit, Wish::No).await
+    }
+
+    /// The same, with a lease of the directory.
+    pub async fn readdir_leased(
+        &self,
+        ino: Ino,
+        after: Option<&Name>,
+        limit: u32,
+        lease: Wish,
+    ) -> Result<DirPage, Errno> {
         let after = after.map(name_pb).unwrap_or_default();
-        let reply = self.call(Op::ReadDir(pb::ReadDir { ino: ino.0, after, limit })).await?;
+        let lease = lease.to_pb();
+        let reply = self.call(Op::ReadDir(pb::ReadDir { ino: ino.0, after, limit, lease })).await?;
         let page = expect_body!(reply, DirPage);
         let entry = |item: pb::DirItem| {
             let name = Name::new(&item.name).map_err(|_| Errno::EPROTO)?;
@@ -251,7 +447,8 @@ impl MetaClient {
         if page.parent == 0 || (entries.is_empty() && !page.end) {
             return Err(Errno::EPROTO);
         }
-        Ok(DirPage { entries, end: page.end, parent: Ino(page.parent) })
+        let lease = page.lease.map(grant_from_pb);
+        Ok(DirPage { entries, end: page.end, parent: Ino(page.parent), lease })
     }
 
     /// Where a symlink points.

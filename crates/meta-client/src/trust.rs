@@ -8,9 +8,11 @@ use ebb_wire::pb::{self, request::Op};
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// Told of a recall: the inode, and the number below which grants end. Must not wait.
-pub type OnRecall = Box<dyn Fn(Ino, LeaseSeq) + Send + Sync>;
+/// Told of a recall: the inode, and the number below which grants end. Must not wait. False: something
+/// must be told first, and then [`MetaClient::return_recalled`] is called.
+pub type OnRecall = Box<dyn Fn(Ino, LeaseSeq) -> bool + Send + Sync>;
 
 /// Milliseconds that pass also while the machine sleeps.
 #[must_use]
@@ -38,12 +40,12 @@ impl Trusting {
 }
 
 impl Inner {
-    /// A lease is called back: it is dropped, and returned at once.
+    /// A lease is called back: it is dropped, and returned at once if nothing must be told first.
     pub fn recalled(&self, recall: &pb::Recall) {
-        if let Some(on_recall) = self.trusting.on_recall.get() {
-            on_recall(Ino(recall.ino), LeaseSeq(recall.seq));
+        let (ino, seq) = (Ino(recall.ino), LeaseSeq(recall.seq));
+        if self.trusting.on_recall.get().is_none_or(|on_recall| on_recall(ino, seq)) {
+            self.give_back(ino, seq);
         }
-        self.give_back(Ino(recall.ino), LeaseSeq(recall.seq));
     }
 
     fn give_back(&self, ino: Ino, seq: LeaseSeq) {
@@ -64,6 +66,20 @@ impl MetaClient {
     #[must_use]
     pub fn trust(&self) -> Option<u64> {
         self.inner.trusting.trust.lock().epoch(now_ms())
+    }
+
+    /// The number of the connection that answers come on now.
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.inner.sessions.load(Relaxed)
+    }
+
+    /// What a lease that was called back on this connection covered has been told. On another one
+    /// its number means nothing.
+    pub fn return_recalled(&self, connection: u64, ino: Ino, seq: LeaseSeq) {
+        if self.connection() == connection {
+            self.inner.give_back(ino, seq);
+        }
     }
 
     /// A lease is given up without being asked.

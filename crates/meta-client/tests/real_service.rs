@@ -5,7 +5,7 @@
 
 use ebb_meta_client::{
     AttachRequest, ConnectError, ConnectOptions, Event, LockKind, LockRequest, Made, MakeRequest,
-    MetaClient, Opened, QueryRequest, SetAttr, SetTime, service_status,
+    MetaClient, Opened, QueryRequest, SetAttr, SetTime, Wish, service_status,
 };
 use ebb_meta_server::{Config, Server};
 use ebb_transport::Token;
@@ -93,12 +93,13 @@ fn make(at: &str, kind: FileKind, open: bool) -> MakeRequest {
         rdev: 0,
         target: if kind == FileKind::Symlink { b"file".to_vec() } else { Vec::new() },
         open,
+        lease: Wish::No,
     }
 }
 
 async fn create(client: &MetaClient, at: &str) -> Opened {
     match client.make(&make(at, FileKind::Regular, true)).await.unwrap() {
-        Made::Opened(opened) => opened,
+        Made::Opened(opened, _) => opened,
         made => panic!("{made:?}"),
     }
 }
@@ -114,6 +115,8 @@ fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
         durable: false,
         then_query: None,
         copies: 0,
+        lease: Wish::No,
+        quietly: None,
     }
 }
 
@@ -131,11 +134,11 @@ async fn names_and_attributes() {
     assert_eq!((file.attr.uid, file.attr.perm, file.map.map.size), (1000, 0o644, 0));
     let again = client.make(&make("file", FileKind::Regular, true)).await;
     assert_eq!(again, Err(Errno::EEXIST));
-    let Made::Made(dir) = client.make(&make("dir", FileKind::Directory, false)).await.unwrap()
+    let Made::Made(dir, _) = client.make(&make("dir", FileKind::Directory, false)).await.unwrap()
     else {
         panic!()
     };
-    let Made::Made(link) = client.make(&make("sym", FileKind::Symlink, false)).await.unwrap()
+    let Made::Made(link, _) = client.make(&make("sym", FileKind::Symlink, false)).await.unwrap()
     else {
         panic!()
     };
@@ -194,7 +197,7 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     let (one, two) = (running.connect("n1").await, running.connect("node2").await);
     assert_ne!(one.node_id(), two.node_id());
     let ino = create(&one, "shared").await.attr.ino;
-    let opened = two.open(ino, true, false, Version::ZERO, false).await.unwrap();
+    let opened = two.open(ino, true, false, Version::ZERO, Wish::No).await.unwrap();
     assert_eq!(opened.map.map.size, 0);
 
     one.attach(&attach(ino, 0, 100)).await.unwrap();
@@ -212,7 +215,7 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     let same = one.query(QueryRequest { known: map.version, ..query }).await.unwrap();
     assert!(same.map.unchanged && same.map.ranges.is_empty());
 
-    let appended = one.append(ino, 50, Time::now(), 0, 0).await.unwrap();
+    let appended = one.append(ino, 50, Time::now(), 0, 0, Wish::No).await.unwrap();
     assert_eq!(appended.size, 150);
     one.sync_meta().await.unwrap();
 
@@ -236,7 +239,7 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     one.detach(ino, &[ByteRange::new(0, 40)]).await.unwrap();
     let map = two.query(query).await.unwrap().map;
     assert_eq!(map.ranges.first().unwrap().range, ByteRange::new(40, 60));
-    one.release(ino).await.unwrap();
+    one.release(ino, false).await.unwrap();
     running.stop().await;
 }
 
@@ -396,7 +399,7 @@ fn changes(client: &MetaClient, file: Ino) -> Vec<tokio::task::JoinHandle<Result
             makes.make(&make("dir", FileKind::Directory, false)).await.map(|_| 0)
         }),
         tokio::spawn(async move {
-            appends.append(file, 1000, Time::now(), 0, 0).await.map(|done| done.size)
+            appends.append(file, 1000, Time::now(), 0, 0, Wish::No).await.map(|done| done.size)
         }),
         tokio::spawn(async move {
             let linked = links.link(file, Ino::ROOT, &name("hard")).await;
@@ -479,7 +482,7 @@ async fn claims_take_nothing_from_others() {
     let opened = create(&one, "claimed").await;
     assert!(opened.sole, "it was just made");
     let ino = opened.attr.ino;
-    assert!(!two.open(ino, true, false, Version::ZERO, false).await.unwrap().sole);
+    assert!(!two.open(ino, true, false, Version::ZERO, Wish::No).await.unwrap().sole);
 
     let range = ByteRange::new;
     let claims = |guessed: &[ByteRange], again: &[ByteRange]| AttachRequest {
@@ -496,7 +499,7 @@ async fn claims_take_nothing_from_others() {
     let late = two.attach(&claims(&[range(0, 4096)], &[range(8192, 9000)])).await.unwrap();
     let theirs = [range(0, 100), range(200, 4096), range(8192, 9000)];
     assert_eq!((late.version, late.contested), (again.version.next(), theirs.to_vec()));
-    two.release(ino).await.unwrap();
-    assert!(one.open(ino, false, false, Version::ZERO, false).await.unwrap().sole);
+    two.release(ino, false).await.unwrap();
+    assert!(one.open(ino, false, false, Version::ZERO, Wish::No).await.unwrap().sole);
     running.stop().await;
 }

@@ -103,7 +103,9 @@ async fn errnos_and_nonsense_come_back_as_errors() {
     assert_eq!((error.errno, error.to_string().as_str()), (Errno::EROFS, "/backing is read-only"));
     let call = {
         let client = client.clone();
-        tokio::spawn(async move { client.open(Ino(7), false, false, Version::ZERO, false).await })
+        tokio::spawn(async move {
+            client.open(Ino(7), false, false, Version::ZERO, ebb_meta_client::Wish::No).await
+        })
     };
     let (id, _) = peer.next().await;
     let escape = pb::Opened {

@@ -16,6 +16,7 @@ use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
 use crate::striping::Stripes;
+use ebb_consistency::StreamId;
 use ebb_namespace::locks::{Granted, Ticket};
 use ebb_namespace::{Home, Inode, Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId};
@@ -61,6 +62,8 @@ pub struct Core {
     pub backing: Arc<Backing>,
     grants: Mutex<Grants>,
     grants_changed: Notify,
+    /// With which lease the right to write quietly went to whom. A leaf as well.
+    pub quiet_grants: Mutex<HashMap<Ino, (StreamId, u64)>>,
     /// When an inode was last compared with the backing.
     checked: Mutex<HashMap<(Ino, Checked), Instant>>,
     waiting: Mutex<HashMap<Ticket, oneshot::Sender<LockResult>>>,
@@ -127,6 +130,7 @@ impl Core {
             copies: Mutex::default(),
             grants: Mutex::default(),
             grants_changed: Notify::new(),
+            quiet_grants: Mutex::default(),
             checked: Mutex::default(),
             waiting: Mutex::default(),
             tickets: AtomicU64::new(1),
@@ -167,6 +171,7 @@ impl Core {
             }
             if let Entry::Ns(Record::Free { ino }) = entry {
                 self.copies.lock().forget(*ino);
+                self.quiet_grants.lock().remove(ino);
                 let mut checked = self.checked.lock();
                 checked.remove(&(*ino, Checked::Attributes));
                 checked.remove(&(*ino, Checked::Names));

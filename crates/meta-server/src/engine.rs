@@ -56,6 +56,7 @@ impl Core {
         inode.home == Home::Own
             && !inode.due
             && !state.is_dirty(inode.ino)
+            && !state.quiet.contains(&inode.ino)
             && !self.is_busy(inode.ino)
     }
 
@@ -168,11 +169,11 @@ impl Core {
             // Another directory is there now; whoever asks for it will find that out.
             return Err(Errno::ESTALE);
         }
-        let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
+        let dirty = |ino| state.is_dirty(ino) || state.quiet.contains(&ino) || self.is_busy(ino);
         let found = look.found.as_ref();
         let plan = state.ns.plan_found(parent, name, found, &dirty, asked, Time::now())?;
         let ino = plan.ino;
-        self.apply_local(state, plan);
+        self.apply_found(state, plan);
         if look.found.is_none() {
             if look.settled {
                 state.ns.note_absent(parent, name, look.stamp);
@@ -228,7 +229,7 @@ impl Core {
         let _turn = self.turn().await;
         let mut state = self.state();
         let plan = state.ns.plan_root_found(&found, asked, Time::now())?;
-        self.apply_local(&mut state, plan);
+        self.apply_found(&mut state, plan);
         self.note_checked(Ino::ROOT, Checked::Attributes);
         Ok(())
     }
@@ -273,9 +274,9 @@ impl Core {
         if state.ns.inode(dir)?.seen.map(|s| s.key) != Some(listing.stamp.key) {
             return Err(Errno::ESTALE);
         }
-        let dirty = |ino| state.is_dirty(ino) || self.is_busy(ino);
+        let dirty = |ino| state.is_dirty(ino) || state.quiet.contains(&ino) || self.is_busy(ino);
         let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, asked, Time::now())?;
-        self.apply_local(state, plan);
+        self.apply_found(state, plan);
         if listing.settled {
             state.ns.note_listed(dir, listing.stamp);
         } else {
@@ -286,6 +287,11 @@ impl Core {
     }
 
     // ---- plans -------------------------------------------------------------------------------
+
+    /// Applies what was found on the backing.
+    fn apply_found(&self, state: &mut State, plan: Plan) {
+        crate::leases::finding(|| self.apply_local(state, plan));
+    }
 
     /// Applies a plan that does nothing on the backing.
     pub fn apply_local(&self, state: &mut State, plan: Plan) {

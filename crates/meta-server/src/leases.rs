@@ -10,13 +10,13 @@ use crate::ops::OpResult;
 use crate::sessions::Who;
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{LeaseSeq, Leases, Party, Recall, StreamId};
-use ebb_namespace::{Home, Record};
+use ebb_namespace::{Home, Record, Seen};
 use ebb_types::{FileKind, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
 use parking_lot::Mutex;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -35,9 +35,9 @@ pub fn now_ms() -> u64 {
 /// The leases of a service.
 #[derive(Debug)]
 pub struct Desk {
-    leases: Mutex<Leases>,
+    pub(crate) leases: Mutex<Leases>,
     /// Something was returned, or ended.
-    returned: Notify,
+    pub(crate) returned: Notify,
     recalls: AtomicU64,
     /// The last number when the desk was last looked over, and when that was.
     looked: Mutex<(LeaseSeq, u64)>,
@@ -45,16 +45,24 @@ pub struct Desk {
 
 /// An operation, as far as the leases that it ends are concerned.
 pub struct Asking {
-    /// Who knows what is changed, because the answer tells it.
-    knows: Option<Party>,
+    stream: StreamId,
+    /// Inodes of which the asker believes nothing until it is answered, and then what it is told.
+    knows: Vec<Ino>,
+    /// What is being changed is what others did on the backing.
+    finding: Cell<bool>,
     changed: RefCell<Vec<Ino>>,
 }
+
+/// A lease in any case, where leases of a file's map are of use.
+const FULL: u32 = 2;
 
 /// What an answer must wait for.
 #[derive(Debug, Default)]
 pub struct Owed {
     inos: Vec<Ino>,
     upto: LeaseSeq,
+    /// What this stream owes is returned only after the answer.
+    to: Option<StreamId>,
 }
 
 impl Desk {
@@ -111,7 +119,7 @@ impl Desk {
         self.returned.notify_waiters();
     }
 
-    /// What the node held of a file is void.
+    /// What the node held of an inode is void.
     pub fn returned(&self, stream: StreamId, op: &pb::Returned) {
         self.leases.lock().returned(stream, Ino(op.ino), LeaseSeq(op.seq));
         self.returned.notify_waiters();
@@ -131,7 +139,8 @@ impl Desk {
 
     fn until(&self, owed: &Owed, now: u64) -> Option<u64> {
         let leases = self.leases.lock();
-        owed.inos.iter().filter_map(|ino| leases.owed(*ino, owed.upto, now)).max()
+        let until = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now);
+        owed.inos.iter().filter_map(until).max()
     }
 
     /// Ends what has run out. Returns the streams that must end, because they are heard and do not
@@ -155,10 +164,10 @@ fn party(who: Who) -> Party {
 }
 
 impl Asking {
-    /// An operation of `who`. Of some the answer tells the node all that is changed.
-    pub fn new(who: Who, op: &Op) -> Asking {
-        let told = matches!(op, Op::Attach(_) | Op::Append(_) | Op::SetAttr(_) | Op::Open(_));
-        Asking { knows: told.then(|| party(who)), changed: RefCell::default() }
+    /// An operation that came on this stream.
+    pub fn new(stream: StreamId, op: &Op) -> Asking {
+        let (finding, changed) = Default::default();
+        Asking { stream, knows: knows(op), finding, changed }
     }
 
     /// Runs what is done at once; also which files were changed in a way that concerned others.
@@ -176,40 +185,105 @@ fn changed() -> Vec<Ino> {
     ASKING.with(|asking| asking.changed.take())
 }
 
-/// The file whose state an answer tells.
-pub fn subject(op: &Op) -> Option<Ino> {
+/// Changes that were found on the backing: whoever asks does not know of them.
+pub fn finding<T>(work: impl FnOnce() -> T) -> T {
+    let set = |to: bool| ASKING.try_with(|asking| asking.finding.replace(to)).unwrap_or(false);
+    let before = set(true);
+    let done = work();
+    set(before);
+    done
+}
+
+fn inos<const N: usize>(list: [u64; N]) -> Vec<Ino> {
+    list.into_iter().filter(|ino| *ino != 0).map(Ino).collect()
+}
+
+fn knows(op: &Op) -> Vec<Ino> {
     match op {
-        Op::Query(q) => Some(Ino(q.ino)),
-        Op::GetAttr(g) => Some(Ino(g.ino)),
-        Op::SetAttr(s) => Some(Ino(s.ino)),
-        Op::Open(o) => Some(Ino(o.ino)),
-        Op::Attach(a) => Some(Ino(a.ino)),
-        Op::Append(a) => Some(Ino(a.ino)),
-        _ => None,
+        Op::Attach(a) => inos([a.ino]),
+        Op::Append(a) => inos([a.ino]),
+        Op::SetAttr(s) => inos([s.ino]),
+        Op::Open(o) => inos([o.ino]),
+        // Nobody looks at what nobody has open.
+        Op::Release(r) => inos([r.ino]),
+        Op::Make(m) if m.lease > 0 => inos([m.parent]),
+        Op::Unlink(u) if u.lease > 0 => inos([u.parent, u.ino]),
+        Op::Rename(r) if r.lease > 0 => inos([r.parent, r.new_parent, r.ino, r.new_ino]),
+        Op::Link(l) if l.lease > 0 => inos([l.ino, l.new_parent]),
+        _ => Vec::new(),
     }
 }
 
-fn told(result: &OpResult) -> Option<Ino> {
+/// The inodes whose state an answer tells, also when it is an error.
+pub fn subjects(op: &Op) -> Vec<Ino> {
+    match op {
+        Op::Query(q) => inos([q.ino]),
+        Op::GetAttr(g) => inos([g.ino]),
+        Op::SetAttr(s) => inos([s.ino]),
+        Op::Open(o) => inos([o.ino]),
+        Op::Attach(a) => inos([a.ino]),
+        Op::Append(a) => inos([a.ino]),
+        Op::Lookup(l) => inos([l.parent]),
+        Op::ReadDir(r) => inos([r.ino]),
+        Op::Make(m) => inos([m.parent]),
+        Op::Unlink(u) => inos([u.parent]),
+        Op::Rename(r) => inos([r.parent, r.new_parent]),
+        Op::Link(l) => inos([l.ino, l.new_parent]),
+        _ => Vec::new(),
+    }
+}
+
+pub fn told(result: &OpResult) -> Vec<Ino> {
+    let ino = |attr: &pb::Attr| Ino(attr.ino);
     match result {
-        Ok(Some(Body::Entry(e))) => e.attr.map(|a| Ino(a.ino)),
-        _ => None,
+        Ok(Some(Body::Entry(e))) => e.attr.iter().map(ino).collect(),
+        Ok(Some(Body::Opened(o))) => o.attr.iter().map(ino).collect(),
+        Ok(Some(Body::DirPage(p))) => {
+            p.items.iter().filter_map(|i| i.attr.as_ref().map(ino)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 
-fn wants_lease(op: &Op) -> Option<Ino> {
-    match op {
-        Op::Query(q) if q.lease => Some(Ino(q.ino)),
-        Op::GetAttr(g) if g.lease => Some(Ino(g.ino)),
-        Op::Open(o) if o.lease => Some(Ino(o.ino)),
-        _ => None,
+fn wish(op: &Op) -> Option<(Ino, u32)> {
+    let (ino, wish) = match op {
+        Op::Query(q) => (q.ino, q.lease),
+        Op::GetAttr(g) => (g.ino, g.lease),
+        Op::Open(o) => (o.ino, o.lease),
+        Op::ReadDir(r) => (r.ino, r.lease),
+        _ => return None,
+    };
+    (wish > 0).then_some((Ino(ino), wish))
+}
+
+/// An answer that is given again: what was granted with it belongs to the stream of the first time,
+/// and what it told may have changed since.
+pub fn without_leases(mut answer: pb::Reply) -> pb::Reply {
+    match &mut answer.body {
+        Some(Body::Map(map)) => map.lease = None,
+        Some(Body::Entry(e)) => (e.lease, e.dir, e.new_dir) = (None, None, None),
+        Some(Body::DirPage(page)) => page.lease = None,
+        Some(Body::Attached(attached)) => attached.lease = None,
+        Some(Body::Opened(opened)) => {
+            opened.dir = None;
+            if let Some(map) = &mut opened.map {
+                map.lease = None;
+            }
+        }
+        _ => {}
     }
+    answer
 }
 
 /// Puts a grant into the answer that it belongs to.
 pub fn put(lease: Option<pb::Lease>, result: &mut OpResult) {
+    if lease.is_none() {
+        return;
+    }
     match result {
         Ok(Some(Body::Map(map))) => map.lease = lease,
         Ok(Some(Body::Entry(entry))) => entry.lease = lease,
+        Ok(Some(Body::DirPage(page))) => page.lease = lease,
         Ok(Some(Body::Opened(opened))) => {
             if let Some(map) = &mut opened.map {
                 map.lease = lease;
@@ -221,13 +295,37 @@ pub fn put(lease: Option<pb::Lease>, result: &mut OpResult) {
 
 impl Core {
     /// Grants the lease that an operation asks for. Before the operation looks at the state.
-    pub fn grant(&self, stream: StreamId, op: &Op) -> Option<pb::Lease> {
-        let ino = wants_lease(op)?;
-        let state = self.state();
-        let inode = state.ns.get(ino).filter(|i| i.kind == FileKind::Regular)?;
-        let version = state.files.get(&ino)?.version().0;
+    pub fn grant(&self, who: Who, stream: StreamId, op: &Op) -> Option<pb::Lease> {
+        let (ino, wish) = wish(op)?;
+        self.lend(&self.state(), who.node, stream, ino, wish)
+    }
+
+    /// Grants a lease of what is told from this state, with a number of now.
+    pub fn lend(
+        &self,
+        state: &State,
+        node: NodeId,
+        stream: StreamId,
+        ino: Ino,
+        wish: u32,
+    ) -> Option<pb::Lease> {
+        if wish == 0 {
+            return None;
+        }
+        let inode = state.ns.get(ino)?;
+        if state.quiet_node(ino).is_some_and(|holder| holder != node) {
+            return None;
+        }
+        let version = state.files.get(&ino).map_or(0, |f| f.version().0);
         let compared = inode.home == Home::Own;
-        let (seq, too_many) = self.desk.leases.lock().grant(stream, ino)?;
+        let (seq, too_many) = if inode.kind == FileKind::Regular && wish >= FULL {
+            self.desk.leases.lock().grant(stream, ino)?
+        } else if state.ns.is_open_by_others(ino, node) {
+            // Where several write, each of them would be called back for every write of the others.
+            return None;
+        } else {
+            self.desk.leases.lock().grant_lightly(stream, ino, now_ms())?
+        };
         too_many.into_iter().for_each(|recall| self.send_recall(recall));
         Some(pb::Lease { seq: seq.0, version, compared })
     }
@@ -240,17 +338,21 @@ impl Core {
         for entry in entries {
             let (inos, told) = concerned(state, entry);
             for ino in inos {
-                self.call_back_file(ino, told);
+                self.call_back_inode(ino, told);
             }
         }
     }
 
-    fn call_back_file(&self, ino: Ino, told: bool) {
-        let knows = ASKING.try_with(|asking| asking.knows).ok().flatten().filter(|_| told);
+    fn call_back_inode(&self, ino: Ino, told: bool) {
+        let knows = |a: &Asking| told && !a.finding.get() && a.knows.contains(&ino);
+        // What others did on the backing is nobody's change here.
+        let by = |a: &Asking| (!a.finding.get()).then_some(a.stream);
+        let (by, knows) = ASKING.try_with(|a| (by(a), knows(a))).unwrap_or_default();
+        let now = now_ms();
         let (recalls, owed) = {
             let mut leases = self.desk.leases.lock();
-            let recalls = leases.change(ino, knows);
-            (recalls, leases.owed(ino, leases.last(), now_ms()).is_some())
+            let recalls = leases.change(ino, by, knows, now);
+            (recalls, leases.owed(ino, leases.last(), now).is_some())
         };
         if owed {
             // Without an operation (housekeeping) nobody waits.
@@ -259,7 +361,7 @@ impl Core {
         recalls.into_iter().for_each(|recall| self.send_recall(recall));
     }
 
-    fn send_recall(&self, recall: Recall) {
+    pub(crate) fn send_recall(&self, recall: Recall) {
         self.desk.recalls.fetch_add(1, Relaxed);
         let what = pb::Recall { ino: recall.ino.0, seq: recall.seq.0 };
         let notice = pb::Notice { what: Some(pb::notice::What::Recall(what)) };
@@ -269,20 +371,26 @@ impl Core {
     /// What the answer to an operation waits for; `None`: nothing.
     pub fn owed(
         &self,
+        to: Option<StreamId>,
         mut inos: Vec<Ino>,
-        subject: Option<Ino>,
+        subjects: &[Ino],
         result: &OpResult,
     ) -> Option<Owed> {
-        inos.extend(subject.into_iter().chain(told(result)));
         let leases = self.desk.leases.lock();
-        let owed = Owed { inos, upto: leases.last() };
+        if leases.owing() == 0 {
+            return None;
+        }
+        inos.extend_from_slice(subjects);
+        inos.extend(told(result));
+        let owed = Owed { inos, upto: leases.last(), to };
         let now = now_ms();
-        owed.inos.iter().any(|i| leases.owed(*i, owed.upto, now).is_some()).then_some(owed)
+        let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();
+        owed.inos.iter().any(is_owed).then_some(owed)
     }
 }
 
-/// The files whose map or attributes an entry changes, and whether the answer to the operation
-/// tells them.
+/// The inodes of which an entry changes what leases cover, and whether the answer to the operation
+/// tells whoever says so.
 fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
     match entry {
         Entry::File(ino, op) => match op {
@@ -290,6 +398,10 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             FileOp::Detach(..) | FileOp::Flushed(..) | FileOp::Changes(_) | FileOp::Guesses(_) => {
                 (Vec::new(), true)
             }
+            FileOp::Quiet(_, None) | FileOp::QuietState(_) => (Vec::new(), true),
+            // Whoever may write quietly must be the only one who believes anything.
+            FileOp::Quiet(_, Some(_)) => (vec![*ino], true),
+            FileOp::Lapse | FileOp::Lose(_) | FileOp::TakeBack(_) => (vec![*ino], true),
             FileOp::State(_)
             | FileOp::Attach(..)
             | FileOp::Claim(..)
@@ -299,18 +411,23 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             | FileOp::Lost(_)
             | FileOp::DetachAnew(..) => (vec![*ino], true),
         },
-        Entry::Ns(Record::Attr { ino, .. }) => (vec![*ino], true),
-        // A file that comes to the backing is one that others can change from then on.
-        Entry::Ns(Record::Base { ino, .. } | Record::Home { ino, .. } | Record::Free { ino }) => {
-            (vec![*ino], false)
+        Entry::Ns(Record::Attr { ino, .. } | Record::Free { ino }) => (vec![*ino], true),
+        // What comes to the backing is something that others can change from then on.
+        Entry::Ns(Record::Home { ino, home }) => (vec![*ino], *home != Home::Own),
+        Entry::Ns(Record::Base { ino, .. }) => (vec![*ino], false),
+        Entry::Ns(Record::Seen { ino, seen }) if looks_different(state, *ino, seen.as_ref()) => {
+            (vec![*ino], true)
         }
         Entry::Ns(Record::Dentry { parent, name, ino, .. }) => {
             let before = state.ns.dentry(*parent, name).ok().flatten().map(|d| d.ino);
-            (before.into_iter().chain([*ino]).collect(), false)
+            (before.into_iter().chain([*ino, *parent]).collect(), true)
         }
         Entry::Ns(Record::NoDentry { parent, name }) => {
             let before = state.ns.dentry(*parent, name).ok().flatten().map(|d| d.ino);
-            (before.into_iter().collect(), false)
+            (before.into_iter().chain([*parent]).collect(), true)
+        }
+        Entry::Ns(Record::Covers { key, .. }) => {
+            (state.ns.by_key(*key).into_iter().collect(), false)
         }
         // Bytes that only this node had are nowhere now.
         Entry::NodeLeft(node) => {
@@ -319,4 +436,12 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
         }
         _ => (Vec::new(), false),
     }
+}
+
+/// Of the object on the backing, `stat` shows the number of names and a directory's size.
+fn looks_different(state: &State, ino: Ino, seen: Option<&Seen>) -> bool {
+    let shown = |s: &Seen| (s.nlink, s.size);
+    let Some(inode) = state.ns.get(ino) else { return false };
+    let (old, new) = (inode.seen.as_ref().map(shown), seen.map(shown));
+    if inode.is_dir() { old != new } else { old.map(|o| o.0) != new.map(|n| n.0) }
 }

@@ -21,6 +21,7 @@ mod ops;
 #[cfg(test)]
 mod overlay_tests;
 mod peek;
+mod quiet;
 mod rounds;
 mod server;
 mod sessions;

@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::doors::{Doors, Visitor};
 use crate::stream;
 use ebb_transport::{Token, admin};
+use ebb_types::NodeId;
 use ebb_wire::pb;
 use ebb_wire::pb::metadata_server::{Metadata, MetadataServer};
 use std::pin::Pin;
@@ -123,7 +124,15 @@ impl Server {
             uptime_ms: core.stats.uptime_ms(),
             leases,
             recalls,
+            quiet: state.quiet.len() as u64,
         }
+    }
+
+    /// Answers one request of a node that has a stream, without that stream. Only benches do so, which
+    /// compare the stream with calls; nobody is asked for a proof.
+    #[doc(hidden)]
+    pub async fn answer(&self, node: NodeId, request: pb::Request) -> Option<pb::Reply> {
+        stream::answer(Arc::clone(&self.core), node, request).await
     }
 
     /// Compacts the journal, brings it to stable storage and closes it. Blocks; nothing can be

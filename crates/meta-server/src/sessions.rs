@@ -150,6 +150,14 @@ impl Sessions {
         expired
     }
 
+    /// The stream that is a node's now.
+    pub fn stream_of(&self, node: NodeId) -> Option<(Who, StreamId)> {
+        let inner = self.inner.lock();
+        let session = inner.get(&node)?;
+        let serial = session.stream.as_ref()?.serial;
+        Some((Who { node, incarnation: session.incarnation }, serial))
+    }
+
     /// Sends a recall, if this is still the node's stream. What is recalled from an older one ends
     /// with its time, or with the first word on the new one.
     pub fn notify(&self, node: NodeId, serial: StreamId, recall: pb::Notice) {

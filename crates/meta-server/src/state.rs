@@ -2,12 +2,12 @@
 //! which are applied and journalled together. Replay applies the same entries.
 
 use crate::begun::Begun;
-use ebb_consistency::{FileState, Owned, StoredChanges, StoredGuesses};
+use ebb_consistency::{FileState, Owned, QuietState, StoredChanges, StoredGuesses};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// One change. A journal record is a list of them that belong together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,6 +96,16 @@ pub enum FileOp {
     Claim(NodeId, Vec<ByteRange>, Vec<ByteRange>),
     /// Follows `State` in a snapshot.
     Guesses(Box<StoredGuesses>),
+    /// The node may write quietly as far as this; `None`: not any more.
+    Quiet(NodeId, Option<u64>),
+    /// The node that may is given up.
+    Lapse,
+    /// What this node wrote quietly will never be told.
+    Lose(NodeId),
+    /// It is back and has told what it wrote.
+    TakeBack(NodeId),
+    /// Follows `State` in a snapshot.
+    QuietState(Box<QuietState>),
 }
 
 /// A node as the journal keeps it.
@@ -195,6 +205,8 @@ pub struct State {
     pub orphaned: BTreeMap<u64, Orphaned>,
     /// The next epoch of copies.
     pub next_epoch: u64,
+    /// The files that some node may write quietly.
+    pub quiet: BTreeSet<Ino>,
 }
 
 /// The journal says something that cannot be.
@@ -216,6 +228,7 @@ impl State {
             pairs: BTreeMap::new(),
             orphaned: BTreeMap::new(),
             next_epoch: 1,
+            quiet: BTreeSet::new(),
         }
     }
 
@@ -268,6 +281,8 @@ impl State {
                 self.pairs.remove(node);
                 self.orphaned.retain(|_, o| o.owner != *node && o.partner != *node);
                 self.files.values_mut().for_each(|f| drop(f.node_gone(*node)));
+                let files = &self.files;
+                self.quiet.retain(|ino| files.get(ino).is_some_and(|f| f.quiet().is_some()));
             }
             Entry::NextNode(next) => self.next_node = self.next_node.max(*next),
             Entry::Lock(ino, space, lock) => self.locks.force(*ino, *space, *lock),
@@ -306,6 +321,7 @@ impl State {
             Record::Base { ino, len } => drop(self.need(*ino)?.base_changed(*len)),
             Record::Free { ino } => {
                 self.files.remove(ino);
+                self.quiet.remove(ino);
                 self.models.remove(ino);
                 self.locks.drop_file(*ino);
             }
@@ -339,8 +355,26 @@ impl State {
             FileOp::Lost(node) => drop(file.node_gone(*node)),
             FileOp::Truncate(len) => drop(file.truncate(*len)),
             FileOp::Flushed(node, owned) => drop(file.mark_flushed(*node, owned)),
+            FileOp::Quiet(node, Some(end)) => file.lend_quiet(*node, *end),
+            FileOp::Quiet(node, None) => file.end_quiet(*node),
+            FileOp::Lapse => drop(file.lapse()),
+            FileOp::Lose(node) => file.lose_quiet(*node),
+            FileOp::TakeBack(node) => drop(file.take_back(*node)),
+            FileOp::QuietState(stored) => file.restore_quiet(stored),
         }
+        match file.quiet() {
+            Some(_) => self.quiet.insert(ino),
+            None => self.quiet.remove(&ino),
+        };
         Ok(())
+    }
+
+    /// The node that may write a file quietly.
+    pub fn quiet_node(&self, ino: Ino) -> Option<NodeId> {
+        if self.quiet.is_empty() {
+            return None;
+        }
+        self.files.get(&ino)?.quiet().map(|q| q.node)
     }
 
     /// The whole state as entries: applied to an empty state they give an equal one.
@@ -360,6 +394,8 @@ impl State {
             out.extend(changes.map(|c| Entry::File(*ino, FileOp::Changes(c))));
             let guesses = file.stored_guesses().map(Box::new);
             out.extend(guesses.map(|g| Entry::File(*ino, FileOp::Guesses(g))));
+            let quiet = file.stored_quiet().map(Box::new);
+            out.extend(quiet.map(|q| Entry::File(*ino, FileOp::QuietState(q))));
         }
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();

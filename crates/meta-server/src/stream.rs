@@ -13,15 +13,17 @@ use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
 use crate::ops::copies::{forget_kept_by, forget_orphans, leave_ghost};
 use crate::ops::{Call, Fast, OpError, OpResult};
+use crate::quiet::{can_be_repeated, tells_first};
 use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
 use ebb_consistency::StreamId;
 use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
-use ebb_types::{Errno, Incarnation};
+use ebb_types::{Errno, Incarnation, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -66,6 +68,18 @@ pub async fn serve(
     core.desk.left(serial);
     core.sessions.detach(who.node, serial);
     tracing::debug!(node = %who.node, "stream ended");
+}
+
+/// One request of a node that has a stream, answered as there, but on its own.
+pub async fn answer(core: Arc<Core>, node: NodeId, request: pb::Request) -> Option<pb::Reply> {
+    let (who, serial) = core.sessions.stream_of(node)?;
+    let (out, mut answers) = mpsc::channel(1);
+    let mut stream = Stream { core, who, serial, out, slow: Arc::new(Semaphore::new(1)) };
+    stream.requests(vec![request]).await;
+    match answers.recv().await? {
+        Out::Replies(mut replies) => replies.pop(),
+        Out::Notice(_) => None,
+    }
 }
 
 struct Greeted {
@@ -245,7 +259,11 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     if let Some(ghost) = ghost {
         tracing::warn!(name = hello.node, lost = %ghost, "back without its cache");
         core.give_up(ghost);
+        core.lose_quiet_of(ghost);
         core.sessions.remove(ghost);
+    }
+    if replaced && hello.empty {
+        core.lose_quiet_of(id);
     }
     match (replaced, heir) {
         (true, false) => core.give_up(id),
@@ -329,6 +347,7 @@ fn reply(id: u64, result: OpResult) -> pb::Reply {
     }
 }
 
+#[derive(Clone)]
 struct Stream {
     core: Arc<Core>,
     who: Who,
@@ -420,15 +439,25 @@ impl Stream {
         tell: Option<watch::Sender<Option<pb::Reply>>>,
         replies: &mut Vec<pb::Reply>,
     ) {
+        let quiet = self.core.quiet_before(call.who.node, &op);
+        if !quiet.is_empty() {
+            return self.after_settling(quiet, call, op, tell);
+        }
         let name = crate::stats::name(&op);
-        let subject = leases::subject(&op);
-        let lease = self.core.grant(self.serial, &op);
-        let asking = Asking::new(self.who, &op);
+        let to = tells_first(&op).then_some(self.serial);
+        let again = can_be_repeated(&op).then(|| op.clone());
+        let subjects = leases::subjects(&op);
+        let lease = self.core.grant(self.who, self.serial, &op);
+        let asking = Asking::new(self.serial, &op);
         let (fast, changed) = asking.at_once(|| call.fast(op));
         match fast {
             Fast::Done(mut result) => {
+                if let Some((op, quiet)) = self.core.told_too_little(call.who.node, again, &result)
+                {
+                    return self.after_settling(quiet, call, op, tell);
+                }
                 leases::put(lease, &mut result);
-                let owed = self.core.owed(changed, subject, &result);
+                let owed = self.core.owed(to, changed, &subjects, &result);
                 let answer = reply(call.id, result);
                 let Some(owed) = owed else {
                     finish(&call, tell, &answer);
@@ -447,19 +476,45 @@ impl Stream {
             Fast::Slow(op) => {
                 let slow = Arc::clone(&self.slow);
                 let Ok(permit) = slow.acquire_owned().await else { return };
-                let out = self.out.clone();
+                let (out, this) = (self.out.clone(), self.clone());
                 tokio::spawn(async move {
-                    let asking = Asking::new(call.who, &op);
+                    let asking = Asking::new(call.stream, &op);
                     let (mut result, changed) = asking.later(call.slow(op)).await;
+                    let node = call.who.node;
+                    if let Some((op, quiet)) = call.core.told_too_little(node, again, &result) {
+                        return this.after_settling(quiet, call, op, tell);
+                    }
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
                     leases::put(lease, &mut result);
-                    let owed = call.core.owed(changed, subject, &result).unwrap_or_default();
+                    let owed = call.core.owed(to, changed, &subjects, &result).unwrap_or_default();
                     let answer = reply(call.id, result);
                     drop(permit);
                     answer_later(call, tell, answer, owed, out).await;
                 });
             }
         }
+    }
+}
+
+impl Stream {
+    /// Does an operation once the nodes that may have written to these inodes quietly have told.
+    fn after_settling(
+        &self,
+        inos: Vec<Ino>,
+        call: Call,
+        op: Op,
+        tell: Option<watch::Sender<Option<pb::Reply>>>,
+    ) {
+        let this = self.clone();
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            this.core.settle_quiet(call.who.node, &inos).await;
+            let mut replies = Vec::new();
+            this.start(call, op, tell, &mut replies).await;
+            if !replies.is_empty() {
+                send(&this.core, &this.out, replies).await;
+            }
+        });
+        tokio::spawn(work);
     }
 }
 
@@ -479,8 +534,9 @@ async fn answer_later(
 /// Remembers an answer and tells whoever asked again meanwhile.
 fn finish(call: &Call, tell: Option<watch::Sender<Option<pb::Reply>>>, answer: &pb::Reply) {
     if let Some(tell) = tell {
-        call.core.sessions.remember(call.who, answer);
-        tell.send_replace(Some(answer.clone()));
+        let again = leases::without_leases(answer.clone());
+        call.core.sessions.remember(call.who, &again);
+        tell.send_replace(Some(again));
     }
 }
 

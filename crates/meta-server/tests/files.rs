@@ -120,7 +120,7 @@ async fn a_deleted_file_lives_while_it_is_open() {
     assert_eq!(a.attr(ino).await.unwrap().nlink, 0);
     a.attach(ino, 0, 3).await;
     assert_eq!(a.begin(ino, 0, 3).await.err(), Some(Errno::ENOENT), "nobody needs it there");
-    a.ask(Op::Release(pb::Release { ino })).await.unwrap();
+    a.ask(Op::Release(pb::Release { ino, settles: false })).await.unwrap();
     assert_eq!(a.attr(ino).await.err(), Some(Errno::ESTALE));
 }
 
@@ -219,7 +219,8 @@ async fn a_drain_says_what_is_done_and_what_is_not() {
     a.attach(dirty, 0, 9).await;
     let set = pb::SetAttr { ino: sparse, size: Some(1 << 20), ..Default::default() };
     a.ask(Op::SetAttr(set)).await.unwrap();
-    let link = pb::Link { ino: empty, new_parent: ROOT, new_name: b"same".to_vec() };
+    let link =
+        pb::Link { ino: empty, new_parent: ROOT, new_name: b"same".to_vec(), ..Default::default() };
     a.ask(Op::Link(link)).await.unwrap();
     let long_ago = pb::TimeSet { now: false, time: Some(pb::Time { sec: 86400, nsec: 5 }) };
     let set = pb::SetAttr { ino: dir, mtime: Some(long_ago), ..Default::default() };
@@ -303,16 +304,25 @@ fn random_op(seed: &mut u64, dirs: &[u64], inos: &[u64]) -> Op {
             ..Default::default()
         }),
         2 => Op::Make(pb::Make { parent, name, mode: libc::S_IFDIR | 0o755, ..Default::default() }),
-        3 => Op::Unlink(pb::Unlink { parent, name, dir: at.is_multiple_of(4) }),
-        4 => Op::Rename(pb::Rename { parent, name, new_parent, new_name, flags: (at % 3) as u32 }),
-        5 => Op::Link(pb::Link { ino, new_parent, new_name }),
+        3 => {
+            Op::Unlink(pb::Unlink { parent, name, dir: at.is_multiple_of(4), ..Default::default() })
+        }
+        4 => Op::Rename(pb::Rename {
+            parent,
+            name,
+            new_parent,
+            new_name,
+            flags: (at % 3) as u32,
+            ..Default::default()
+        }),
+        5 => Op::Link(pb::Link { ino, new_parent, new_name, ..Default::default() }),
         6 => Op::Open(pb::Open { ino, truncate: at.is_multiple_of(8), ..Default::default() }),
-        7 => Op::Release(pb::Release { ino }),
+        7 => Op::Release(pb::Release { ino, settles: false }),
         8 | 9 => Op::Attach(pb::Attach { ino, ranges, ..Default::default() }),
         10 => Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
         11 => Op::ReadDir(pb::ReadDir { ino: parent, ..Default::default() }),
         12 => Op::Materialize(pb::Materialize { limit: 3 }),
-        _ => Op::Lookup(pb::Lookup { parent, name }),
+        _ => Op::Lookup(pb::Lookup { parent, name, ..Default::default() }),
     }
 }
 
@@ -369,7 +379,8 @@ async fn a_part_file_that_got_its_name_unnoted_is_found_at_the_next_start() {
     let dir = a.make(ROOT, "d", libc::S_IFDIR | 0o755).await.unwrap();
     let file = a.create(dir, "f").await;
     a.attach(file, 0, 5).await;
-    let link = pb::Link { ino: file, new_parent: dir, new_name: b"g".to_vec() };
+    let link =
+        pb::Link { ino: file, new_parent: dir, new_name: b"g".to_vec(), ..Default::default() };
     a.ask(Op::Link(link)).await.unwrap();
     let grant = a.begin(file, 0, 5).await.unwrap();
     write_granted(&backing, &grant, b'a');

@@ -111,6 +111,7 @@ async fn bad_requests_change_nothing() {
                 flags: 7,
                 new_parent: ROOT,
                 new_name: b"g".to_vec(),
+                ..Default::default()
             }),
             Errno::EINVAL,
         ),
@@ -121,13 +122,33 @@ async fn bad_requests_change_nothing() {
                 flags: 0,
                 new_parent: d,
                 new_name: b"g".to_vec(),
+                ..Default::default()
             }),
             Errno::EINVAL,
         ),
-        (Op::Link(pb::Link { ino: d, new_parent: ROOT, new_name: b"l".to_vec() }), Errno::EPERM),
+        (
+            Op::Link(pb::Link {
+                ino: d,
+                new_parent: ROOT,
+                new_name: b"l".to_vec(),
+                ..Default::default()
+            }),
+            Errno::EPERM,
+        ),
         (Op::ReadLink(pb::ReadLink { ino: f }), Errno::EINVAL),
-        (Op::ReadDir(pb::ReadDir { ino: f, after: vec![], limit: 0 }), Errno::ENOTDIR),
-        (Op::ReadDir(pb::ReadDir { ino: ROOT, after: b"..".to_vec(), limit: 0 }), Errno::EINVAL),
+        (
+            Op::ReadDir(pb::ReadDir { ino: f, after: vec![], limit: 0, ..Default::default() }),
+            Errno::ENOTDIR,
+        ),
+        (
+            Op::ReadDir(pb::ReadDir {
+                ino: ROOT,
+                after: b"..".to_vec(),
+                limit: 0,
+                ..Default::default()
+            }),
+            Errno::EINVAL,
+        ),
         (lock(f, 1, 9, false), Errno::EINVAL),
         (lock(999, 1, 1, true), Errno::ESTALE),
         (Op::Hello(pb::Hello::default()), Errno::EPROTO),
@@ -165,7 +186,8 @@ async fn nothing_leads_out_of_the_backing() {
         a.attach(f, 0, 4).await;
         assert!(a.begin(f, 0, 4).await.is_err());
     }
-    let unlink = pb::Unlink { parent: d, name: b"secret".to_vec(), dir: false };
+    let unlink =
+        pb::Unlink { parent: d, name: b"secret".to_vec(), dir: false, ..Default::default() };
     assert!(a.ask(Op::Unlink(unlink)).await.is_err());
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
     assert_eq!(std::fs::read(outside.join("secret")).unwrap(), b"s");

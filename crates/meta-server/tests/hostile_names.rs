@@ -41,20 +41,42 @@ fn with_name(name: &[u8], file: u64, dir: u64) -> Vec<Op> {
     };
     let rename = |parent, name: &[u8], new_parent, new_name: &[u8]| {
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
-        Op::Rename(pb::Rename { parent, name, new_parent, new_name, flags: 0 })
+        Op::Rename(pb::Rename {
+            parent,
+            name,
+            new_parent,
+            new_name,
+            flags: 0,
+            ..Default::default()
+        })
     };
     vec![
-        Op::Lookup(pb::Lookup { parent: ROOT, name: name.clone() }),
+        Op::Lookup(pb::Lookup { parent: ROOT, name: name.clone(), ..Default::default() }),
         make(libc::S_IFREG, b""),
         make(libc::S_IFDIR, b""),
         make(libc::S_IFLNK, b"target"),
         make(libc::S_IFIFO, b""),
-        Op::Unlink(pb::Unlink { parent: ROOT, name: name.clone(), dir: false }),
-        Op::Unlink(pb::Unlink { parent: ROOT, name: name.clone(), dir: true }),
+        Op::Unlink(pb::Unlink {
+            parent: ROOT,
+            name: name.clone(),
+            dir: false,
+            ..Default::default()
+        }),
+        Op::Unlink(pb::Unlink {
+            parent: ROOT,
+            name: name.clone(),
+            dir: true,
+            ..Default::default()
+        }),
         rename(ROOT, &name, ROOT, b"new"),
         rename(ROOT, b"f", ROOT, &name),
         rename(ROOT, b"f", dir, &name),
-        Op::Link(pb::Link { ino: file, new_parent: ROOT, new_name: name.clone() }),
+        Op::Link(pb::Link {
+            ino: file,
+            new_parent: ROOT,
+            new_name: name.clone(),
+            ..Default::default()
+        }),
     ]
 }
 
@@ -95,7 +117,7 @@ async fn bad_names_are_refused_in_every_message() {
             assert!(answer.is_err(), "{shown}: {answer:?}");
         }
         // A place in a directory may be any name, also one that is no more; not a path.
-        let after = pb::ReadDir { ino: ROOT, after: name.clone(), limit: 0 };
+        let after = pb::ReadDir { ino: ROOT, after: name.clone(), limit: 0, ..Default::default() };
         let answer = a.ask(Op::ReadDir(after)).await;
         let is_name = name.is_empty() || name.starts_with(b".ebb-part-");
         assert_eq!(answer.is_ok(), is_name, "{:.40}", String::from_utf8_lossy(&name));

@@ -33,7 +33,7 @@ async fn join(service: &Service, name: &str, incarnation: u64) -> Node {
 }
 
 async fn query(node: &mut Node, ino: u64) -> pb::Lease {
-    match node.ask(Op::Query(pb::Query { ino, lease: true, ..Default::default() })).await {
+    match node.ask(Op::Query(pb::Query { ino, lease: 2, ..Default::default() })).await {
         Ok(Some(Body::Map(map))) => map.lease.expect("a lease"),
         other => panic!("{other:?}"),
     }
@@ -91,8 +91,13 @@ async fn names_and_attributes_are_part_of_it() {
         Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
         Op::SetAttr(pb::SetAttr { ino, size: Some(5), ..Default::default() }),
         Op::Append(pb::Append { ino, len: 3, ..Default::default() }),
-        Op::Link(pb::Link { ino, new_parent: ROOT, new_name: b"g".to_vec() }),
-        Op::Unlink(pb::Unlink { parent: ROOT, name: b"g".to_vec(), dir: false }),
+        Op::Link(pb::Link { ino, new_parent: ROOT, new_name: b"g".to_vec(), ..Default::default() }),
+        Op::Unlink(pb::Unlink {
+            parent: ROOT,
+            name: b"g".to_vec(),
+            dir: false,
+            ..Default::default()
+        }),
         Op::Open(pb::Open { ino, truncate: true, ..Default::default() }),
     ] {
         query(&mut b, ino).await;
@@ -171,4 +176,93 @@ async fn after_a_restart_changes_wait_for_the_nodes_of_before_or_a_lease() {
     b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
     a.ask(attach(ino)).await.unwrap();
     assert!(start.elapsed() < TRUST / 2, "everybody is there: {:?}", start.elapsed());
+}
+
+fn look_up(name: &str) -> Op {
+    Op::Lookup(pb::Lookup { parent: ROOT, name: name.into(), lease: 1 })
+}
+
+fn make(name: &str) -> Op {
+    let mode = 0o100_644;
+    Op::Make(pb::Make { parent: ROOT, name: name.into(), mode, lease: 1, ..Default::default() })
+}
+
+fn entry(reply: pb::Reply) -> pb::Entry {
+    match reply.body {
+        Some(Body::Entry(entry)) if reply.errno == 0 => entry,
+        other => panic!("{} {other:?}", reply.errno),
+    }
+}
+
+#[tokio::test]
+async fn a_name_is_made_when_everybody_knows_that_it_is_not_absent_any_more() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let mut c = join(&service, "c", 1).await;
+    let asked = b.send(look_up("f")).await;
+    let absent = entry(b.wait(asked).await);
+    let dir = absent.dir.expect("a lease of the directory");
+    assert_eq!((absent.attr, dir.ino), (None, 0));
+    let lease = dir.lease.expect("a lease");
+    let made = a.send(make("f")).await;
+    assert!(a.is_quiet(made).await, "acknowledged although b may take it for absent");
+    let called = recall(&mut b).await;
+    assert!(called.ino == ROOT && called.seq > lease.seq);
+    // Nor does anybody hear of it who looks, at the name or at the directory.
+    let looks = [c.send(look_up("f")).await, c.send(list()).await];
+    for look in looks {
+        assert!(c.is_quiet(look).await, "c hears of what b does not know");
+    }
+    b.ask(Op::Returned(pb::Returned { ino: ROOT, seq: called.seq })).await.unwrap();
+    let made = entry(a.wait(made).await);
+    let ino = made.attr.expect("made").ino;
+    assert_eq!(entry(c.wait(looks[0]).await).attr.map(|attr| attr.ino), Some(ino));
+    assert_eq!(c.wait(looks[1]).await.errno, 0);
+}
+
+fn list() -> Op {
+    Op::ReadDir(pb::ReadDir { ino: ROOT, ..Default::default() })
+}
+
+#[tokio::test]
+async fn own_changes_are_told_and_recall_nothing_but_only_when_they_say_so() {
+    let service = service().await;
+    let mut a = join(&service, "a", 1).await;
+    let asked = a.send(look_up("f")).await;
+    let lease = entry(a.wait(asked).await).dir.and_then(|d| d.lease).expect("a lease");
+    let asked = a.send(make("f")).await;
+    let made = entry(a.wait(asked).await);
+    let (dir, attr) = (made.dir.expect("the directory as it is now"), made.attr.expect("made"));
+    assert!(dir.ino == attr.ino && dir.lease.is_some_and(|l| l.seq > lease.seq));
+    assert_eq!(dir.attr.map(|attr| attr.ino), Some(ROOT));
+    // Of this inode the node believes nothing meanwhile; of that one it does not say so.
+    for (name, says) in [("f", true), ("g", false)] {
+        if !says {
+            let asked = a.send(make(name)).await;
+            entry(a.wait(asked).await);
+        }
+        let ino = if says { attr.ino } else { 0 };
+        let unlink = pb::Unlink { parent: ROOT, name: name.into(), lease: 1, ino, dir: false };
+        let unlink = a.send(Op::Unlink(unlink)).await;
+        assert_eq!(a.is_quiet(unlink).await, !says, "{name}");
+        if !says {
+            let called = recall(&mut a).await;
+            a.ask(Op::Returned(pb::Returned { ino: called.ino, seq: called.seq })).await.unwrap();
+        }
+        let gone = entry(a.wait(unlink).await);
+        assert_eq!(gone.dir.map(|d| d.ino), Some(0));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_given_again_brings_no_lease() {
+    let service = service().await;
+    let mut a = join(&service, "a", 1).await;
+    let made = a.send(make("f")).await;
+    let first = entry(a.wait(made).await);
+    assert!(first.lease.is_some() && first.dir.is_some());
+    a.send_as(made, make("f")).await;
+    let again = entry(a.wait(made).await);
+    assert_eq!(again.attr.map(|a| a.ino), first.attr.map(|a| a.ino), "it was done once");
+    assert_eq!((again.lease, again.dir), (None, None));
 }

@@ -147,6 +147,11 @@ impl Builder {
         {
             options.extend(["--io-path".to_owned(), way]);
         }
+        if let Ok(when) = std::env::var("EBB_TEST_TRACKER")
+            && !options.iter().any(|o| o == "--tracker")
+        {
+            options.extend(["--tracker".to_owned(), when]);
+        }
         // EBB_SUPERVISED=1 runs any test with supervisors, also those that are not about them.
         if !self.supervised && std::env::var_os("EBB_SUPERVISED").is_none() {
             options.splice(0..0, ["--supervise".to_owned(), "off".to_owned()]);

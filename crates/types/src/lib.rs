@@ -4,6 +4,7 @@
 
 pub mod attr;
 pub mod errno;
+pub mod extents;
 pub mod ids;
 pub mod name;
 pub mod range;
@@ -12,6 +13,7 @@ pub mod units;
 
 pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
+pub use extents::Extents;
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use name::Name;
 pub use range::{ByteRange, in_steps};

@@ -128,6 +128,7 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "rpc": reply.rpc,
         "leases": reply.leases,
         "recalls": reply.recalls,
+        "quiet": reply.quiet,
         "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
     })
 }
@@ -202,6 +203,9 @@ fn mount_screen(status: &Value) -> String {
     row("requests", counts(&status["rpc"]));
     row("leases", leases(&status["leases"]));
     row("opens", opens(status));
+    if let Some(tracker) = tracker(status) {
+        row("tracker", tracker);
+    }
     if let Some(copies) = copies(&status["copies"]) {
         row("copies", copies);
     }
@@ -229,7 +233,8 @@ fn service_screen(status: &Value) -> String {
     row("up", format!("{} s", up.as_secs()));
     row("requests", counts(&status["rpc"]));
     let (held, recalls) = (text(status, "leases"), text(status, "recalls"));
-    row("leases", format!("{held} held, {recalls} called back"));
+    let quiet = text(status, "quiet");
+    row("leases", format!("{held} held, {recalls} called back, {quiet} of quiet writes"));
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
@@ -254,8 +259,11 @@ fn supervisor(status: &Value) -> String {
 
 /// What was not asked.
 fn leases(of: &Value) -> String {
-    let (held, recalled) = (text(of, "held"), text(of, "recalled"));
-    format!("{held} held, {recalled} called back, {} questions answered", text(of, "answered"))
+    let [held, recalled, answered, quiet, told] =
+        ["held", "recalled", "answered", "quiet", "told"].map(|key| text(of, key));
+    format!(
+        "{held} held, {recalled} called back, {answered} questions answered, {quiet} writes told in {told} requests"
+    )
 }
 
 /// Which way opens went, and what keeps all of them from going past the daemon.
@@ -264,6 +272,18 @@ fn opens(status: &Value) -> String {
         Value::String(why) => format!("{} (no passthrough: {why})", counts(&status["opens"])),
         _ => counts(&status["opens"]),
     }
+}
+
+/// Whether the kernel tells what is written past the daemon, where anything is.
+fn tracker(status: &Value) -> Option<String> {
+    let (Value::Null, Value::String(state)) = (&status["io_path_obstacle"], &status["tracker"])
+    else {
+        return None;
+    };
+    Some(match status["tracker_losses"].as_u64() {
+        Some(n) if n > 0 => format!("{state} (files whose writes had to be looked for: {n})"),
+        _ => state.clone(),
+    })
 }
 
 /// The most frequent of what was counted.
@@ -342,6 +362,9 @@ mod tests {
         }
         let daemon = json!({"opens": {"daemon:kernel": 1}, "io_path_obstacle": "kernel"});
         assert!(mount_screen(&daemon).contains("daemon:kernel 1 (no passthrough: kernel)"));
+        let told = json!({"tracker": "on", "tracker_losses": 2});
+        let expected = "on (files whose writes had to be looked for: 2)";
+        assert!(mount_screen(&told).contains(expected));
         assert!(screen.lines().count() < 24);
         assert!(mount_screen(&json!({})).contains("errors"));
         assert!(service_screen(&json!({"nodes": [{}]})).contains("nodes"));

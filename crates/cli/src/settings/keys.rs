@@ -57,11 +57,12 @@ const EVICT: &[&str] = &["lru", "mru", "fifo", "lfu"];
 const VERIFY: &[&str] = &["memory", "storage"];
 const DURABILITY: &[&str] = &["local", "backing", "none"];
 const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
+const TRACKER: &[&str] = &["auto", "on", "off"];
 const SUPERVISE: &[&str] = &["auto", "off"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 34] = [
+pub static KEYS: [Key; 35] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -96,6 +97,7 @@ pub static KEYS: [Key; 34] = [
     key("restart-timeout", Form::Span, "30s"),
     key("naive", Form::Switch, "false"),
     key("io-path", Form::Word(IO_PATH), "daemon"),
+    key("tracker", Form::Word(TRACKER), "auto"),
 ];
 
 /// The row of a name.

@@ -73,11 +73,13 @@ pub enum Fault {
     GuessesOvertake,
     /// The journal does not say that own bytes were written again before they were synced.
     AgainNotNoted,
+    /// What the kernel tells of writes is taken for whole when some of it was lost.
+    LossNotTold,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 32] = [
+    pub const ALL: [Fault; 33] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -110,16 +112,18 @@ impl Fault {
         Fault::NotBrought,
         Fault::GuessesOvertake,
         Fault::AgainNotNoted,
+        Fault::LossNotTold,
     ];
 
     /// It is one of those who look for what was written past the daemon.
     #[must_use]
     pub fn is_past(self) -> bool {
         use Fault::{AgainNotNoted, AgainTakesAll, GuessesOvertake, GuessesTakeAll};
-        use Fault::{NoTwin, NotBrought, NotLookedFor};
+        use Fault::{LossNotTold, NoTwin, NotBrought, NotLookedFor};
         matches!(
             self,
             NotLookedFor
+                | LossNotTold
                 | GuessesTakeAll
                 | AgainTakesAll
                 | NoTwin

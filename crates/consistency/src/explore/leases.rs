@@ -104,7 +104,7 @@ impl World {
             if late {
                 grant.version = self.nodes[n].view.known_version();
             }
-            end.lease.granted(grant, epoch, now, None);
+            end.lease.granted(grant, epoch);
         }
     }
 
@@ -113,8 +113,8 @@ impl World {
         if !setup.leases {
             return;
         }
-        let by = Some(party(self.nodes[n].id));
-        for recall in self.lending.desk.change(INO, by) {
+        let (by, now) = (Some(self.lending.ends[n].stream), self.lending.now());
+        for recall in self.lending.desk.change(INO, by, true, now) {
             let to = recall.node.0 as usize - 1;
             self.lending.ends[to].mail.push(recall.seq);
         }

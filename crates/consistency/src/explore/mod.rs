@@ -34,6 +34,7 @@ mod wires;
 pub mod world;
 
 pub use fault::Fault;
+pub use past::Telling;
 pub use program::{Op, Program};
 pub use races::is_race_free;
 pub use search::{Bounds, Failure, Report, explore, replay};

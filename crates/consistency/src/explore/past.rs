@@ -1,7 +1,7 @@
 //! Writers past the daemon: the kernel puts bytes into a node's cache file and nobody is told. The
 //! node looks for them at its sync events, as `fs-client/src/passing/track.rs` does, and claims
-//! what it finds by the rules of [`crate::claim`]. All of a node's opens are of this kind, of a
-//! file that was empty. Blocks have two bytes here, and programs write zeros as well.
+//! what it finds by the rules of [`crate::claim`]; or it is told of the bytes ([`Telling`]), and looks
+//! only when some of that was lost. All of a node's opens are of this kind, of a file that was empty. Blocks have two bytes here, and programs write zeros as well.
 
 use super::actors::Flusher;
 use super::fault::Fault;
@@ -15,6 +15,30 @@ pub(super) const BLOCK: usize = 2;
 
 /// The flusher's turn, beside those of the processes.
 const FLUSHER: usize = usize::MAX;
+
+/// Which nodes the kernel tells what was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Telling {
+    /// None: all of them look.
+    #[default]
+    Nobody,
+    /// Every other one.
+    Some,
+    /// All.
+    All,
+    /// All, but each loses something at its first look, and at every other one after that.
+    Losing,
+}
+
+impl Telling {
+    fn tells(self, n: usize) -> bool {
+        match self {
+            Telling::Nobody => false,
+            Telling::Some => n.is_multiple_of(2),
+            Telling::All | Telling::Losing => true,
+        }
+    }
+}
 
 /// What a node remembers of its cache file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,6 +58,10 @@ pub(super) struct Past {
     pub(super) size: u64,
     /// Whose sync event it is.
     pub(super) turn: Option<usize>,
+    /// Bytes that the kernel tells of at the next look.
+    pub(super) told: [bool; LEN],
+    /// Something was lost at the last look.
+    pub(super) was_lost: bool,
     /// What the journal says of a daemon that died.
     pub(super) left: Option<Left>,
 }
@@ -125,7 +153,7 @@ impl World {
     ) -> Result<Hand, Wrong> {
         Ok(match (part, hand) {
             (Part::Past(r, value), _) => {
-                self.write_past(n, r, value);
+                self.write_past(setup, n, r, value);
                 Hand::Nothing
             }
             (Part::Peek(r), _) => {
@@ -179,8 +207,11 @@ impl World {
         })
     }
 
-    fn write_past(&mut self, n: usize, r: ByteRange, value: u8) {
+    fn write_past(&mut self, setup: &Setup<'_>, n: usize, r: ByteRange, value: u8) {
         let node = &mut self.nodes[n];
+        if setup.telling.tells(n) {
+            node.past.told[indexes(r)].fill(true);
+        }
         node.cache[indexes(r)].fill(value);
         self.memory[indexes(r)].fill(value);
         node.past.touch(indexes(r));
@@ -194,6 +225,17 @@ impl World {
             return;
         }
         let len = past.len;
+        if setup.telling.tells(n) {
+            let told = std::mem::take(&mut past.told);
+            past.was_lost = setup.telling == Telling::Losing && !past.was_lost;
+            let lost = past.was_lost;
+            let known = runs(|i| told[i] && i < len && !(lost && i % 2 == 0));
+            known.iter().for_each(|r| view.write(*r));
+            if !lost || setup.fault == Some(Fault::LossNotTold) {
+                past.changed = false;
+                return;
+            }
+        }
         let then = |i: usize| past.twin.map_or(0, |twin| twin[i]);
         let clean = view.clean(FILE);
         let mut changed = match past.twin {

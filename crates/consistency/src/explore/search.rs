@@ -1,6 +1,7 @@
 //! Depth-first search over every step of a run, every state once.
 
 use super::fault::Fault;
+use super::past::Telling;
 use super::program::Program;
 use super::world::{Budget, Setup, Step, World, Wrong};
 use crate::model::Model;
@@ -23,6 +24,8 @@ pub struct Bounds {
     pub leases: bool,
     /// The kernel reads and writes past the nodes, which look for it at sync events.
     pub past: bool,
+    /// Whom it tells what was written.
+    pub telling: Telling,
     /// States after which the search of one program is given up.
     pub states_max: usize,
 }
@@ -39,6 +42,7 @@ impl Bounds {
             cold: false,
             leases: false,
             past: false,
+            telling: Telling::Nobody,
             states_max: 2_000_000,
         }
     }
@@ -54,6 +58,12 @@ impl Bounds {
     #[must_use]
     pub fn past(flushes: u8) -> Bounds {
         Bounds { narrow: false, past: true, ..Bounds::split(flushes, 0, 0) }
+    }
+
+    /// The same where the kernel tells what was written.
+    #[must_use]
+    pub fn told(flushes: u8, telling: Telling) -> Bounds {
+        Bounds { telling, ..Bounds::past(flushes) }
     }
 
     /// The same with leases, which whole answers come with.
@@ -122,9 +132,9 @@ fn setup<'a>(
     bounds: Bounds,
     fault: Option<Fault>,
 ) -> Setup<'a> {
-    let Bounds { split, narrow, cold, past, .. } = bounds;
+    let Bounds { split, narrow, cold, past, telling, .. } = bounds;
     let leases = bounds.leases && model.wants_leases();
-    Setup { program, model, fault, split, narrow, cold, leases, past }
+    Setup { program, model, fault, split, narrow, cold, leases, past, telling }
 }
 
 struct Search<'a> {

@@ -6,7 +6,7 @@
 use super::actors::{Ahead, Evictor, Flusher};
 use super::fault::Fault;
 use super::leases::Lending;
-use super::past::{self, Claimed, Past, Sending};
+use super::past::{self, Claimed, Past, Sending, Telling};
 use super::program::{FILE_MAX, Op, Program};
 use crate::lease::{Grant, LeaseSeq};
 use crate::model::{Model, Scope, SyncEvent};
@@ -45,6 +45,8 @@ pub struct Setup<'a> {
     pub leases: bool,
     /// The kernel reads and writes the cache files.
     pub past: bool,
+    /// Whom it tells what was written.
+    pub telling: Telling,
 }
 
 /// A part of an operation that nothing comes in between of.

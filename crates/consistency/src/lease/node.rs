@@ -1,7 +1,15 @@
-//! A node's side: how long it may trust, and what it holds of one file.
+//! A node's side: how long it may trust, and what it holds of the map of one file.
 
 use super::LeaseSeq;
 use ebb_types::Version;
+
+/// An epoch is the number of the stream, and in its low bits how often trust lapsed on it.
+const LAPSE_BITS: u32 = 32;
+
+/// The stream of an epoch: numbers of grants and recalls are those of one service only within one.
+pub(super) fn stream_of(epoch: u64) -> u64 {
+    epoch >> LAPSE_BITS
+}
 
 /// Until when a node may trust its leases. Times are milliseconds of any clock that never stops.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,8 +23,9 @@ impl Trust {
     /// A new stream: nothing that was granted before it is trusted any more. `lease` is the
     /// service's lease time, 0 when it grants none.
     pub fn begin(&mut self, lease: u64) {
+        let epoch = (stream_of(self.epoch) + 1) << LAPSE_BITS;
         // A tenth for clocks that do not run alike.
-        *self = Trust { duration: lease - lease / 10, until: 0, epoch: self.epoch + 1 };
+        *self = Trust { duration: lease - lease / 10, until: 0, epoch };
     }
 
     /// A sign of life that was sent at `sent` has been answered; it is `now`.
@@ -52,18 +61,13 @@ pub struct Grant {
 struct Held {
     grant: Grant,
     epoch: u64,
-    since: u64,
-    /// The node knows the attributes as they were at the grant, or as it changed them since.
-    attributes: bool,
 }
 
-/// What a node holds of one file.
+/// What a node holds of the map of one file. (Its attributes are in [`super::Known`].)
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FileLease {
     held: Option<Held>,
     recalled: LeaseSeq,
-    /// Counts this node's own changes of the attributes.
-    changes: u64,
     narrow: u8,
 }
 
@@ -71,43 +75,20 @@ pub struct FileLease {
 const NARROW_MAX: u8 = 8;
 
 impl FileLease {
-    /// What an answer must be compared with when it comes: attributes that were told before this
-    /// node changed them itself are no good.
+    /// True when something is held, if it can be trusted.
     #[must_use]
-    pub fn changes(&self) -> u64 {
-        self.changes
-    }
-
-    /// This node changes the attributes: what it knew of them, or is being told now, is no good.
-    pub fn attributes_change(&mut self) {
-        self.changes += 1;
-        if let Some(held) = &mut self.held {
-            held.attributes = false;
-        }
-    }
-
-    /// This node has changed the attributes and knows what they are now; an answer to an earlier
-    /// question does not.
-    pub fn attributes_known(&mut self) {
-        self.changes += 1;
-    }
-
-    /// True when what is held was granted after `seq`.
-    #[must_use]
-    pub fn is_after(&self, seq: LeaseSeq) -> bool {
-        self.held.is_some_and(|h| h.grant.seq > seq)
+    pub fn is_some(&self) -> bool {
+        self.held.is_some()
     }
 
     /// A grant came with an answer to a request that was sent in `epoch`. False when it was
-    /// recalled before it came. `asked_at`: what [`FileLease::changes`] was when the request was
-    /// sent, for an answer that tells the attributes.
-    pub fn granted(&mut self, grant: Grant, epoch: u64, now: u64, asked_at: Option<u64>) -> bool {
+    /// recalled before it came.
+    pub fn granted(&mut self, grant: Grant, epoch: u64) -> bool {
         let newer = self.held.is_none_or(|h| h.epoch != epoch || h.grant.seq < grant.seq);
         if grant.seq <= self.recalled || !newer {
             return false;
         }
-        let attributes = asked_at == Some(self.changes);
-        self.held = Some(Held { grant, epoch, since: now, attributes });
+        self.held = Some(Held { grant, epoch });
         true
     }
 
@@ -140,14 +121,6 @@ impl FileLease {
     #[must_use]
     pub fn covers_map(&self, epoch: Option<u64>, known: Version) -> bool {
         self.valid(epoch).is_some_and(|h| known >= h.grant.version)
-    }
-
-    /// True while the attributes need no question. Of a file that others can change on the
-    /// backing they are good for `fresh` after the grant.
-    #[must_use]
-    pub fn covers_attributes(&self, epoch: Option<u64>, now: u64, fresh: u64) -> bool {
-        let young = |h: &Held| !h.grant.compared || now < h.since.saturating_add(fresh);
-        self.valid(epoch).is_some_and(|h| h.attributes && young(h))
     }
 
     /// True while an open of the file that this node has open already needs no question.

@@ -1,4 +1,4 @@
-//! The service's side: who holds a lease of what, who owes one back, and until when that matters.
+//! The service's side: who holds a lease of which inode, who owes one back, and until when that matters.
 
 use super::LeaseSeq;
 use ebb_types::{Incarnation, Ino, NodeId};
@@ -7,6 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Leases of one stream. At more, the oldest is called back: a node that looked at many files does
 /// not need the first ones any more.
 const LEASES_MAX: usize = 1 << 16;
+
+/// A lease that was called back because of a change is not granted lightly again before so many
+/// parts of the lease time are over: where several nodes change and look in turn, asking is cheaper.
+const PAUSE_PARTS: u64 = 8;
 
 /// One stream between a node and the service. Numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,10 +65,6 @@ impl Stream {
     fn until(&self) -> u64 {
         self.heard.saturating_add(self.duration)
     }
-
-    fn is_of(&self, party: Party) -> bool {
-        self.node == party.node && self.life.is_none_or(|life| life == party.life)
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -88,6 +88,10 @@ pub struct Leases {
     /// How many streams of before a restart there are.
     unknown: usize,
     owed: usize,
+    /// Somebody takes leases lightly; only then it matters where they do not pay.
+    light: bool,
+    /// What is not granted lightly before these times.
+    contended: BTreeMap<Ino, u64>,
 }
 
 impl Leases {
@@ -107,6 +111,8 @@ impl Leases {
             files: BTreeMap::new(),
             unknown: unknown.len(),
             owed: 0,
+            light: false,
+            contended: BTreeMap::new(),
         }
     }
 
@@ -191,6 +197,7 @@ impl Leases {
 
     /// Takes what has run out off the books. Answers do not depend on it.
     pub fn sweep(&mut self, now: u64) {
+        self.contended.retain(|_, until| now < *until);
         let over = |s: &Stream| now > s.until();
         let over = self.streams.iter().filter(|(_, s)| over(s)).map(|(id, s)| (*id, s.open));
         for (id, open) in over.collect::<Vec<_>>() {
@@ -241,23 +248,85 @@ impl Leases {
         Some((seq, oldest.map(|(old, ino)| self.call_back(id, ino, old))))
     }
 
-    /// A file changes: every holder but `by`, who knows of it otherwise, must be told. Nothing is
-    /// acknowledged before [`Leases::owed`] says that nobody owes.
-    pub fn change(&mut self, ino: Ino, by: Option<Party>) -> Vec<Recall> {
-        let spared = |s: &Stream| by.is_some_and(|party| s.is_of(party));
+    /// The same where it is only granted while it seems to pay: nobody else changed it a moment ago.
+    /// Whoever has it keeps it.
+    pub fn grant_lightly(
+        &mut self,
+        id: StreamId,
+        ino: Ino,
+        now: u64,
+    ) -> Option<(LeaseSeq, Option<Recall>)> {
+        self.light = true;
+        let contended = self.contended.get(&ino).is_some_and(|until| now < *until);
+        let holds = || self.files.get(&ino).is_some_and(|f| f.held.iter().any(|(s, _)| *s == id));
+        if contended && !holds() { None } else { self.grant(id, ino) }
+    }
+
+    /// An inode changes, asked for on stream `by`: every holder must be told, but not that stream
+    /// when it knows of it otherwise. (Another stream of the same node does not know: what was asked on the first one may be
+    /// done when nobody waits for the answer any more.) Nothing is acknowledged before
+    /// [`Leases::owed`] says that nobody owes.
+    pub fn change(&mut self, ino: Ino, by: Option<StreamId>, knows: bool, now: u64) -> Vec<Recall> {
+        let spared = by.filter(|_| knows);
         let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
         let held: Vec<(StreamId, LeaseSeq)> =
-            held.iter().filter(|(s, _)| !spared(&self.streams[s])).copied().collect();
+            held.iter().filter(|(s, _)| Some(*s) != spared).copied().collect();
         if self.unknown > 0 {
-            self.change_unknown(ino, by);
+            self.change_unknown(ino, spared);
+        }
+        // What is found on the backing, or flushed, is nobody's change of what others look at.
+        if self.light && by.is_some_and(|by| held.iter().any(|(s, _)| *s != by)) {
+            self.contended.insert(ino, now.saturating_add(self.duration / PAUSE_PARTS));
         }
         held.into_iter().map(|(stream, seq)| self.call_back(stream, ino, seq)).collect()
     }
 
+    /// A node must tell all that it did to an inode without telling, whatever leases it holds: each
+    /// stream on which it may still trust something owes, until it says that it has. Whether it
+    /// was called back before does not matter; it is not called twice for nothing.
+    pub fn demand(&mut self, ino: Ino, node: NodeId, now: u64) -> Vec<Recall> {
+        self.contended.insert(ino, now.saturating_add(self.duration / PAUSE_PARTS));
+        let trusting = |s: &Stream| s.node == node && now <= s.until();
+        let streams = self.streams.iter().filter(|(_, s)| trusting(s) && !owes(s, ino));
+        let ids: Vec<StreamId> = streams.map(|(id, _)| *id).collect();
+        let mut recalls = Vec::new();
+        for id in ids {
+            let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
+            let held = held.iter().find(|(s, _)| *s == id).map(|(_, seq)| *seq);
+            let is_open = self.streams.get(&id).is_some_and(|s| s.open);
+            match held {
+                Some(held) => recalls.push(self.call_back(id, ino, held)),
+                None if is_open => {
+                    let seq = self.owe(id, ino);
+                    recalls.push(Recall { stream: id, node, ino, seq });
+                }
+                None => drop(self.owe(id, ino)),
+            }
+        }
+        recalls
+    }
+
+    /// Until when a node may trust what it was granted on some stream; `None`: it cannot any more.
+    #[must_use]
+    pub fn trusted_until(&self, node: NodeId, now: u64) -> Option<u64> {
+        let its = self.streams.values().filter(|s| s.node == node).map(Stream::until);
+        its.filter(|until| now <= *until).max()
+    }
+
+    /// True when the stream can be lent an inode alone: leases are granted on it, nobody of before a
+    /// restart is left, and nobody else asked for it a moment ago.
+    #[must_use]
+    pub fn lends_alone(&self, id: StreamId, ino: Ino, now: u64) -> bool {
+        self.unknown == 0
+            && self.streams.get(&id).is_some_and(|s| s.open && s.duration > 0)
+            && self.contended.get(&ino).is_none_or(|until| now >= *until)
+    }
+
     /// What is left of before a restart cannot be told, only waited for.
-    fn change_unknown(&mut self, ino: Ino, by: Option<Party>) {
+    fn change_unknown(&mut self, ino: Ino, by: Option<StreamId>) {
+        let by = by.and_then(|id| self.streams.get(&id)).map(|s| s.node);
         let unknown = self.streams.iter().filter(|(_, s)| s.life.is_none());
-        let others = unknown.filter(|(_, s)| by.is_none_or(|party| party.node != s.node));
+        let others = unknown.filter(|(_, s)| by != Some(s.node));
         let others = others.filter(|(_, s)| !owes(s, ino));
         for id in others.map(|(id, _)| *id).collect::<Vec<_>>() {
             self.owe(id, ino);
@@ -304,12 +373,18 @@ impl Leases {
     /// owes.
     #[must_use]
     pub fn owed(&self, ino: Ino, upto: LeaseSeq, now: u64) -> Option<u64> {
+        self.owed_to(ino, upto, None, now)
+    }
+
+    /// The same without what the stream `to` owes, which it returns only after the answer that waits.
+    #[must_use]
+    pub fn owed_to(&self, ino: Ino, upto: LeaseSeq, to: Option<StreamId>, now: u64) -> Option<u64> {
         if self.owed == 0 {
             return None;
         }
         let owed = self.files.get(&ino).map_or(&[][..], |f| &f.owed);
         let until = |(id, _): &(StreamId, LeaseSeq)| self.streams.get(id).map(Stream::until);
-        let owed = owed.iter().filter(|(_, seq)| *seq <= upto);
+        let owed = owed.iter().filter(|(id, seq)| *seq <= upto && Some(*id) != to);
         owed.filter_map(until).filter(|until| now <= *until).max()
     }
 

@@ -158,7 +158,7 @@ impl Job {
             Up::Ask { file, epoch } => self.answer(n, file, self.value[file], epoch),
             Up::Change { file } => {
                 self.value[file] += 1;
-                let recalls = self.service.change(Ino(file as u64 + 1), Some(Job::party(n)));
+                let recalls = self.service.change(Ino(file as u64 + 1), Some(id), true, self.now);
                 self.waiting.push((n, file, self.value[file], self.service.last()));
                 for recall in recalls {
                     let to = &mut self.nodes[recall.node.0 as usize - 1].stream;
@@ -199,7 +199,7 @@ impl Job {
             }
             Some(Down::Answer { file, value, grant, epoch }) => {
                 if let (Some(grant), Some(epoch)) = (grant, epoch)
-                    && node.leases[file].granted(grant, epoch, now, None)
+                    && node.leases[file].granted(grant, epoch)
                 {
                     node.seen[file] = value;
                 }
@@ -313,24 +313,9 @@ fn grant(seq: u64, version: u64) -> Grant {
 }
 
 #[test]
-fn attributes_that_the_node_changed_meanwhile_are_not_taken_from_an_answer() {
-    let mut lease = FileLease::default();
-    let asked = lease.changes();
-    lease.attributes_change();
-    assert!(lease.granted(grant(1, 1), 4, 0, Some(asked)));
-    assert!(lease.covers_map(Some(4), Version(1)));
-    assert!(!lease.covers_attributes(Some(4), 0, 10));
-    let asked = lease.changes();
-    assert!(lease.granted(grant(2, 1), 4, 0, Some(asked)));
-    assert!(lease.covers_attributes(Some(4), 0, 10));
-    lease.attributes_change();
-    assert!(!lease.covers_attributes(Some(4), 0, 10));
-}
-
-#[test]
 fn a_map_older_than_the_grant_is_not_covered() {
     let mut lease = FileLease::default();
-    assert!(lease.granted(grant(5, 9), 1, 0, None));
+    assert!(lease.granted(grant(5, 9), 1));
     assert!(!lease.covers_map(Some(1), Version(8)) && lease.covers_map(Some(1), Version(9)));
     assert!(!lease.covers_map(Some(2), Version(9)), "another epoch");
     assert!(!lease.covers_map(None, Version(9)), "no trust");
@@ -338,17 +323,15 @@ fn a_map_older_than_the_grant_is_not_covered() {
     assert!(lease.holds(Some(1)), "an older recall");
     lease.recall(LeaseSeq(6));
     assert!(!lease.holds(Some(1)));
-    assert!(!lease.granted(grant(5, 9), 1, 0, None), "recalled before it came");
+    assert!(!lease.granted(grant(5, 9), 1), "recalled before it came");
 }
 
 #[test]
 fn files_that_others_can_change_are_compared() {
     let mut lease = FileLease::default();
     let compared = Grant { compared: true, ..grant(1, 1) };
-    assert!(lease.granted(compared, 1, 100, Some(0)));
+    assert!(lease.granted(compared, 1));
     assert!(lease.covers_map(Some(1), Version(1)) && !lease.covers_open(Some(1), Version(1)));
-    assert!(lease.covers_attributes(Some(1), 109, 10));
-    assert!(!lease.covers_attributes(Some(1), 110, 10));
 }
 
 #[test]
@@ -368,4 +351,26 @@ fn a_node_that_holds_too_many_is_called_back_for_the_oldest() {
     let (_, recall) = leases.grant(id, Ino(1 << 20)).expect("one more");
     assert_eq!(recall.map(|r| (r.ino, r.stream)), Some((Ino(1), id)));
     assert_eq!(leases.counts(), (1 << 16, 1));
+}
+
+#[test]
+fn what_several_nodes_change_is_not_granted_lightly_for_a_while() {
+    let mut leases = Leases::new(LEASE, &[], 0);
+    let (a, b) = (leases.join(Job::party(0), LEASE, 0).0, leases.join(Job::party(1), LEASE, 0).0);
+    let ino = Ino(5);
+    assert!(leases.grant_lightly(a, ino, 0).is_some() && leases.grant_lightly(b, ino, 0).is_some());
+    assert_eq!(leases.change(ino, Some(a), true, 10).len(), 1);
+    assert!(leases.grant_lightly(b, ino, 11).is_none(), "just changed by another node");
+    assert!(leases.grant_lightly(a, ino, 11).is_some(), "it has it");
+    assert!(leases.grant_lightly(b, Ino(6), 11).is_some(), "another inode");
+    assert!(leases.grant(b, ino).is_some(), "where it is wanted all the same");
+    let later = 10 + LEASE / 8;
+    assert!(leases.grant_lightly(b, ino, later).is_some());
+    leases.sweep(later);
+    assert_eq!(leases.change(ino, Some(a), true, later).len(), 1);
+    // What a node finds out for itself alone is no contention.
+    assert_eq!(leases.change(Ino(7), Some(a), false, later).len(), 0);
+    assert!(leases.grant_lightly(a, Ino(7), later).is_some());
+    assert_eq!(leases.change(Ino(7), Some(a), false, later).len(), 1);
+    assert!(leases.grant_lightly(a, Ino(7), later).is_some());
 }

@@ -56,6 +56,13 @@ impl FileView {
         self.local.gaps(within)
     }
 
+    /// Bytes that are not in the cache file, and that nobody is putting there.
+    #[must_use]
+    pub fn vacant(&self, within: ByteRange) -> Vec<ByteRange> {
+        let absent = self.local.gaps(within).into_iter();
+        absent.flat_map(|gap| self.writing.idle(gap)).collect()
+    }
+
     /// Bytes that others have too.
     #[must_use]
     pub fn clean(&self, within: ByteRange) -> Vec<ByteRange> {

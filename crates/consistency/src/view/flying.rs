@@ -1,9 +1,7 @@
 //! Attaches that were sent and not answered. The same bytes can be in several of them, and
 //! answers come in any order: bytes are owned only when the last of their attaches is answered.
 
-use super::bytes;
-use ebb_types::{ByteRange, Version};
-use rangemap::RangeMap;
+use ebb_types::{ByteRange, Extents, Version};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Flight {
@@ -14,7 +12,7 @@ struct Flight {
 /// The attaches under way, per byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Flying {
-    flights: RangeMap<u64, Flight>,
+    flights: Extents<Flight>,
 }
 
 impl Flying {
@@ -23,7 +21,7 @@ impl Flying {
         for (piece, flight) in self.pieces(range) {
             let flight = flight.unwrap_or_default();
             let attaches = flight.attaches.saturating_add(1);
-            self.flights.insert(piece.to_std(), Flight { attaches, ..flight });
+            self.flights.insert(piece, Flight { attaches, ..flight });
         }
     }
 
@@ -35,24 +33,19 @@ impl Flying {
             let Some(flight) = flight else { continue };
             let newest = flight.newest.max(version);
             if flight.attaches <= 1 {
-                self.flights.remove(piece.to_std());
+                self.flights.remove(piece);
                 landed.push((piece, newest));
             } else {
                 let attaches = flight.attaches - 1;
-                self.flights.insert(piece.to_std(), Flight { attaches, newest });
+                self.flights.insert(piece, Flight { attaches, newest });
             }
         }
         landed
     }
 
     fn pieces(&self, range: ByteRange) -> Vec<(ByteRange, Option<Flight>)> {
-        if range.is_empty() {
-            return Vec::new();
-        }
-        let outer = range.to_std();
-        let known = self.flights.overlapping(range.to_std());
-        let known = known.map(|(r, f)| (bytes(r).intersect(range), Some(*f)));
-        let gaps = self.flights.gaps(&outer).map(|r| (bytes(&r), None));
-        known.chain(gaps).collect::<Vec<_>>()
+        let known = self.flights.overlapping(range).map(|(r, flight)| (r, Some(flight)));
+        let gaps = self.flights.gaps(range).map(|gap| (gap, None));
+        known.chain(gaps).collect()
     }
 }

@@ -1,11 +1,9 @@
-//! What a node's cache file holds of one file: extents with their state, kept with the indexes
-//! and counters that make attach, flush and status cheap however many extents there are. No
-//! rules: those are in [`crate::view`].
+//! What a node's cache file holds of one file: extents with their state, kept apart by class, so
+//! that attach, flush and status are cheap however many extents there are. No rules: those are in
+//! [`crate::view`].
 
-use super::bytes;
 use crate::tree::same_span;
-use ebb_types::{ByteRange, Version};
-use rangemap::{RangeMap, RangeSet};
+use ebb_types::{ByteRange, Extents, Version};
 
 /// The state of bytes that are in the cache file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +25,7 @@ pub(crate) enum Local {
     Clean,
 }
 
-/// The classes that are indexed and counted.
+/// The classes that are kept apart and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     Dirty,
@@ -36,6 +34,12 @@ pub(crate) enum Class {
     Flushed,
     Clean,
 }
+
+const CLASSES: [Class; 5] =
+    [Class::Dirty, Class::Attaching, Class::Unflushed, Class::Flushed, Class::Clean];
+
+/// Oldest and newest version of the parts of an extent; of no meaning where nothing is owned.
+type Versions = (Version, Version);
 
 impl Local {
     pub(crate) fn class(self) -> Class {
@@ -47,20 +51,36 @@ impl Local {
             Local::Clean => Class::Clean,
         }
     }
+
+    fn versions(self) -> Versions {
+        match self {
+            Local::Owned { first, last, .. } => (first, last),
+            _ => (Version::ZERO, Version::ZERO),
+        }
+    }
+
+    fn new(class: Class, (first, last): Versions) -> Local {
+        match class {
+            Class::Dirty => Local::Dirty,
+            Class::Attaching => Local::Attaching,
+            Class::Unflushed => Local::Owned { first, last, flushed: false },
+            Class::Flushed => Local::Owned { first, last, flushed: true },
+            Class::Clean => Local::Clean,
+        }
+    }
 }
 
-/// Extents, and per class an index and a number of bytes.
+/// The extents of every class, and how many bytes they have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LocalMap {
-    extents: RangeMap<u64, Local>,
-    sets: [RangeSet<u64>; 5],
-    bytes: [u64; 5],
+    classes: [Extents<Versions>; CLASSES.len()],
+    bytes: [u64; CLASSES.len()],
 }
 
 impl LocalMap {
     /// Number of extents.
     pub(crate) fn len(&self) -> usize {
-        self.extents.len()
+        self.classes.iter().map(Extents::len).sum()
     }
 
     pub(crate) fn bytes(&self, class: Class) -> u64 {
@@ -69,43 +89,58 @@ impl LocalMap {
 
     /// One past the last byte of that class; 0 when there is none.
     pub(crate) fn end_of(&self, class: Class) -> u64 {
-        self.sets[class as usize].last().map_or(0, |r| r.end)
+        self.classes[class as usize].end()
     }
 
-    /// The extents that meet `range`, clipped to it.
+    /// The extents that meet `range`, clipped to it, in order.
     pub(crate) fn overlapping(
         &self,
         range: ByteRange,
     ) -> impl Iterator<Item = (ByteRange, Local)> + '_ {
-        let some = (!range.is_empty()).then(|| self.extents.overlapping(range.to_std()));
-        some.into_iter().flatten().map(move |(r, l)| (bytes(r).intersect(range), *l))
+        let some = CLASSES.iter().filter(|class| self.bytes(**class) > 0);
+        let of = |class: Class| {
+            let found = self.classes[class as usize].overlapping(range);
+            found.map(move |(r, versions)| (r, Local::new(class, versions))).peekable()
+        };
+        let mut parts: Vec<_> = some.map(|class| of(*class)).collect();
+        std::iter::from_fn(move || {
+            let start = |found: Option<&(ByteRange, Local)>| found.map(|(r, _)| r.start());
+            let with_more = parts.iter_mut().filter_map(|p| Some((start(p.peek())?, p)));
+            with_more.min_by_key(|(start, _)| *start).and_then(|(_, part)| part.next())
+        })
     }
 
-    /// The ranges of that class that meet `range`, clipped to it.
+    /// The ranges of that class that meet `range`, clipped to it, neighbours as one.
     pub(crate) fn of_class(&self, class: Class, range: ByteRange) -> Vec<ByteRange> {
-        if range.is_empty() || self.bytes(class) == 0 {
-            return Vec::new();
+        let mut ranges = Vec::new();
+        for (found, _) in self.classes[class as usize].overlapping(range) {
+            super::push_joined(&mut ranges, found);
         }
-        let found = self.sets[class as usize].overlapping(range.to_std());
-        found.map(|r| bytes(r).intersect(range)).collect()
+        ranges
     }
 
     /// The parts of `range` that are not in the cache file.
     pub(crate) fn gaps(&self, range: ByteRange) -> Vec<ByteRange> {
-        if range.is_empty() {
-            return Vec::new();
+        let mut gaps = Vec::new();
+        let mut at = range.start();
+        let end = ByteRange::at(range.end(), 0);
+        for next in self.overlapping(range).map(|(r, _)| r).chain([end]) {
+            gaps.extend(Some(ByteRange::new(at, next.start())).filter(|gap| !gap.is_empty()));
+            at = next.end();
         }
-        self.extents.gaps(&range.to_std()).map(|r| bytes(&r)).collect()
+        gaps
     }
 
     /// True when every byte of `range` is in the cache file.
     pub(crate) fn has_all(&self, range: ByteRange) -> bool {
-        range.is_empty() || self.extents.gaps(&range.to_std()).next().is_none()
+        let mut at = range.start();
+        let mut follows = |next: ByteRange| std::mem::replace(&mut at, next.end()) == next.start();
+        self.overlapping(range).all(|(next, _)| follows(next)) && at == range.end()
     }
 
     /// The extent that holds `offset`.
     pub(crate) fn at(&self, offset: u64) -> Option<ByteRange> {
-        self.extents.get_key_value(&offset).map(|(r, _)| bytes(r))
+        self.classes.iter().find_map(|extents| extents.get(offset)).map(|(range, _)| range)
     }
 
     /// The first byte at or after `offset` that is in the cache file.
@@ -116,41 +151,37 @@ impl LocalMap {
 
     /// The bytes of `range` are now in that state; `None`: no longer in the cache file.
     pub(crate) fn set(&mut self, range: ByteRange, state: Option<Local>) {
-        if range.is_empty() {
+        if state.is_some_and(|state| self.is(range, state)) {
             return;
         }
-        let old: Vec<(ByteRange, Local)> = self.overlapping(range).collect();
-        for (r, l) in old {
-            self.bytes[l.class() as usize] -= r.len();
-            if state.is_none_or(|s| s.class() != l.class()) {
-                self.sets[l.class() as usize].remove(r.to_std());
-            }
+        for (extents, bytes) in self.classes.iter_mut().zip(&mut self.bytes) {
+            *bytes -= extents.remove(range);
         }
-        match state {
-            None => self.extents.remove(range.to_std()),
-            Some(state) => {
-                self.bytes[state.class() as usize] += range.len();
-                self.sets[state.class() as usize].insert(range.to_std());
-                self.extents.insert(range.to_std(), state);
-            }
+        if let Some(state) = state {
+            let class = state.class() as usize;
+            self.classes[class].insert(range, state.versions());
+            self.bytes[class] += range.len();
         }
+    }
+
+    fn is(&self, range: ByteRange, state: Local) -> bool {
+        let found = self.classes[state.class() as usize].get(range.start());
+        found.is_some_and(|(extent, v)| extent.contains(range) && v == state.versions())
     }
 
     /// Joins the owned extents of one class on either side of `at` when they lie in one merge
     /// span; the joined one remembers both its oldest and its newest version.
     pub(crate) fn merge_owned_at(&mut self, at: u64) {
         let Some(before) = at.checked_sub(1) else { return };
-        let (Some((lr, l)), Some((rr, r))) =
-            (self.extents.get_key_value(&before), self.extents.get_key_value(&at))
-        else {
-            return;
-        };
-        let (left, right) = (bytes(lr), bytes(rr));
-        if left == right || !same_span(left, right) {
-            return;
-        }
-        if let Some(joined) = join(*l, *r) {
-            self.extents.insert(left.start()..right.end(), joined);
+        for class in [Class::Unflushed, Class::Flushed] {
+            let extents = &mut self.classes[class as usize];
+            let (left, right) = (extents.get(before), extents.get(at));
+            if let (Some((left, older)), Some((right, newer))) = (left, right)
+                && left != right
+                && same_span(left, right)
+            {
+                extents.insert(joined(left, right), both(older, newer));
+            }
         }
     }
 
@@ -158,32 +189,29 @@ impl LocalMap {
     /// not meet `busy`.
     pub(crate) fn compact(&mut self, busy: &[ByteRange]) {
         let free = |r: ByteRange| !busy.iter().any(|b| b.overlaps(r));
-        let mut joined: Vec<(ByteRange, Local)> = Vec::new();
-        for (range, state) in self.extents.iter() {
-            let range = bytes(range);
-            if let Some((last, old)) = joined.last_mut()
-                && last.end() == range.start()
-                && same_span(*last, range)
-                && free(*last)
-                && free(range)
-                && let Some(both) = join(*old, *state)
-            {
-                *last = ByteRange::new(last.start(), range.end());
-                *old = both;
-                continue;
+        for class in [Class::Unflushed, Class::Flushed] {
+            let mut out: Vec<(ByteRange, Versions)> = Vec::new();
+            for (range, versions) in self.classes[class as usize].iter() {
+                if let Some((last, old)) = out.last_mut()
+                    && last.end() == range.start()
+                    && same_span(*last, range)
+                    && free(*last)
+                    && free(range)
+                {
+                    (*last, *old) = (joined(*last, range), both(*old, versions));
+                    continue;
+                }
+                out.push((range, versions));
             }
-            joined.push((range, *state));
+            self.classes[class as usize] = out.into_iter().collect();
         }
-        self.extents = joined.into_iter().map(|(r, l)| (r.to_std(), l)).collect();
     }
 }
 
-fn join(left: Local, right: Local) -> Option<Local> {
-    match (left, right) {
-        (
-            Local::Owned { first: f1, last: l1, flushed: a },
-            Local::Owned { first: f2, last: l2, flushed: b },
-        ) if a == b => Some(Local::Owned { first: f1.min(f2), last: l1.max(l2), flushed: a }),
-        _ => None,
-    }
+fn joined(left: ByteRange, right: ByteRange) -> ByteRange {
+    ByteRange::new(left.start(), right.end())
+}
+
+fn both(left: Versions, right: Versions) -> Versions {
+    (left.0.min(right.0), left.1.max(right.1))
 }

@@ -56,7 +56,7 @@ use flying::Flying;
 use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
 use rangemap::RangeSet;
-use writing::Writing;
+pub(crate) use writing::Writing;
 
 /// Where bytes are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -329,6 +329,19 @@ impl FileView {
                 self.local.set(bytes, Some(Local::Dirty));
             }
         }
+    }
+
+    /// The service did not attach these bytes, because others have changed them since they were
+    /// written: what was not written again meanwhile is no longer local.
+    pub fn not_attached(&mut self, ranges: &[ByteRange]) -> Changes {
+        let mut changes = Changes::default();
+        for range in ranges {
+            for (landed, _) in self.flying.land(*range, Version::ZERO) {
+                let gone = self.local.of_class(Class::Attaching, landed);
+                self.forget(&gone, &mut changes.overtaken);
+            }
+        }
+        changes
     }
 
     /// Bytes attached at `version` become owned, except where a newer answer that came first

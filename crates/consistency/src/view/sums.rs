@@ -56,7 +56,13 @@ impl FileView {
         self.local.bytes(Class::Clean) + self.local.bytes(Class::Flushed)
     }
 
-    /// The same within `within`.
+    /// Local bytes that this node does not own.
+    #[must_use]
+    pub fn borrowed_bytes(&self) -> u64 {
+        self.local.bytes(Class::Clean)
+    }
+
+    /// Local bytes of `within` that others hold as well.
     #[must_use]
     pub fn clean_bytes_in(&self, within: ByteRange) -> u64 {
         let of = |class| self.local.of_class(class, within).iter().map(|r| r.len()).sum::<u64>();

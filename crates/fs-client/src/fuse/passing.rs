@@ -62,6 +62,9 @@ pub fn probe(node: &Node, device: &OwnedFd) {
     if let Some(reason) = obstacle {
         tracing::info!(%reason, "files are not passed through");
     }
+    if obstacle.is_none() {
+        node.paths.telling.start(node.config.tracker, &node.config.cache);
+    }
     node.paths.set_obstacle(obstacle);
 }
 

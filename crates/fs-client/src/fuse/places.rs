@@ -80,6 +80,11 @@ impl Places {
         self.table.lock().put(ino, (parent, name.clone()));
     }
 
+    /// True when the kernel knows the directory there.
+    pub fn is_at(&self, ino: Ino, parent: Ino, name: &Name) -> bool {
+        self.table.lock().of.get(&ino).is_some_and(|(dir, at)| *dir == parent && at == name)
+    }
+
     /// The same, and the kernel first forgets where it was.
     pub async fn found(self: &Arc<Places>, ino: Ino, parent: Ino, name: &Name) {
         let old = self.table.lock().put(ino, (parent, name.clone()));

@@ -28,8 +28,9 @@ use std::path::{Path, PathBuf};
 pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
-/// Format 1 had no files without names, 2 no bytes that were written past the daemon.
-const FORMAT: u32 = 3;
+/// Format 1 had no files without names, 2 no bytes that were written past the daemon, 3 no windows
+/// of quiet writes.
+const FORMAT: u32 = 4;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.

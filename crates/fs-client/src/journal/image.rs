@@ -3,8 +3,7 @@
 //!
 //! The image of a file is kept only while something of it is not on the backing.
 
-use ebb_types::{ByteRange, Ino, Time, Version};
-use rangemap::RangeMap;
+use ebb_types::{ByteRange, Extents, Ino, Time, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -190,6 +189,9 @@ pub enum Record {
     Again(Ino, Vec<ByteRange>, Version),
     /// Claimed bytes that turned out to be others'.
     Refused(Ino, Vec<ByteRange>),
+    /// Bytes may be written here from now on, as of this version, without a record of them; empty:
+    /// not any more.
+    Window(Ino, ByteRange, Version),
 }
 
 /// Largest offset of a file.
@@ -217,7 +219,7 @@ impl Record {
             }
             Record::Flushed(_, r) => r.iter().all(|(r, _)| sound(*r)),
             Record::Extents(_, r, ..) => r.iter().all(|(r, _)| sound(*r)),
-            Record::Appended(_, r, ..) => sound(*r),
+            Record::Appended(_, r, ..) | Record::Window(_, r, _) => sound(*r),
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
@@ -245,6 +247,7 @@ impl Record {
             | Record::Extents(ino, ..)
             | Record::Guessed(ino, ..)
             | Record::Again(ino, ..)
+            | Record::Window(ino, ..)
             | Record::Refused(ino, _) => Some(*ino),
         }
     }
@@ -261,11 +264,9 @@ pub struct Note {
     pub appending: bool,
     /// It has no name: see [`Record::Nameless`].
     pub nameless: bool,
-    held: RangeMap<u64, Held>,
-}
-
-fn bytes(r: &std::ops::Range<u64>) -> ByteRange {
-    ByteRange::new(r.start, r.end)
+    /// What is in the cache file here may have been written although it is not held.
+    pub window: Option<ByteRange>,
+    held: Extents<Held>,
 }
 
 impl Note {
@@ -277,23 +278,20 @@ impl Note {
             known: Version::ZERO,
             appending: false,
             nameless: false,
-            held: RangeMap::new(),
+            window: None,
+            held: Extents::new(),
         }
     }
 
     /// All bytes held, in order.
     pub fn held(&self) -> impl Iterator<Item = (ByteRange, Held)> + '_ {
-        self.held.iter().map(|(r, h)| (bytes(r), *h))
+        self.held.iter()
     }
 
     /// Bytes held within `range`, clipped to it.
     #[must_use]
     pub fn held_in(&self, range: ByteRange) -> Vec<(ByteRange, Held)> {
-        if range.is_empty() {
-            return Vec::new();
-        }
-        let found = self.held.overlapping(range.to_std());
-        found.map(|(r, h)| (bytes(r).intersect(range), *h)).collect()
+        self.held.overlapping(range).collect()
     }
 
     /// The parts of `ranges` that are not noted as written since they were last published.
@@ -301,7 +299,7 @@ impl Note {
     pub fn not_written(&self, ranges: &[ByteRange]) -> Vec<ByteRange> {
         let mut missing = Vec::new();
         for range in ranges.iter().filter(|r| !r.is_empty()) {
-            missing.extend(self.held.gaps(&range.to_std()).map(|r| bytes(&r)));
+            missing.extend(self.held.gaps(*range));
             let owned = self.held_in(*range).into_iter().filter(|(_, h)| h.is_published());
             missing.extend(owned.map(|p| p.0));
         }
@@ -312,10 +310,7 @@ impl Note {
     /// The parts of `range` that are not held.
     #[must_use]
     pub fn not_held(&self, range: ByteRange) -> Vec<ByteRange> {
-        if range.is_empty() {
-            return Vec::new();
-        }
-        self.held.gaps(&range.to_std()).map(|r| bytes(&r)).collect()
+        self.held.gaps(range).collect()
     }
 
     /// How many bytes are held.
@@ -337,18 +332,32 @@ impl Note {
         had - self.len()
     }
 
+    /// What a cache file of this length has in the window was written.
+    pub fn fill_window(&mut self, len: u64) {
+        let Some(window) = self.window else { return };
+        let there = window.intersect(ByteRange::new(0, len));
+        self.put_missing(there);
+    }
+
+    fn put_missing(&mut self, range: ByteRange) {
+        for gap in self.not_held(range) {
+            self.held.insert(gap, Held::new(Kept::Written));
+        }
+        self.header.size = self.header.size.max(range.end());
+    }
+
     /// Replaces what is held.
     pub fn set_held(&mut self, held: impl IntoIterator<Item = (ByteRange, Held)>) {
-        self.held = held.into_iter().filter(|(r, _)| !r.is_empty()).map(std_pair).collect();
+        self.held = held.into_iter().collect();
     }
 
     fn put(&mut self, ranges: &[ByteRange], kept: Kept, guessed: bool) {
         for range in ranges.iter().filter(|r| !r.is_empty()) {
             let durable: Vec<ByteRange> =
                 self.held_in(*range).into_iter().filter(|(_, h)| h.durable).map(|p| p.0).collect();
-            self.held.insert(range.to_std(), Held { kept, durable: false, guessed });
+            self.held.insert(*range, Held { kept, durable: false, guessed });
             for part in durable {
-                self.held.insert(part.to_std(), Held { kept, durable: true, guessed });
+                self.held.insert(part, Held { kept, durable: true, guessed });
             }
         }
     }
@@ -365,7 +374,7 @@ impl Note {
     /// Published bytes, also those that are not held since they were flushed.
     fn put_again(&mut self, range: ByteRange, version: Version) {
         let kept = Kept::Again(version);
-        let gaps: Vec<_> = self.held.gaps(&range.to_std()).collect();
+        let gaps: Vec<_> = self.held.gaps(range).collect();
         gaps.into_iter().for_each(|gap| self.held.insert(gap, Held::new(kept)));
         self.change(range, |h| Some(if h.is_published() { Held { kept, ..h } } else { h }));
     }
@@ -373,16 +382,12 @@ impl Note {
     fn change(&mut self, range: ByteRange, f: impl Fn(Held) -> Option<Held>) {
         for (part, held) in self.held_in(range) {
             match f(held) {
-                Some(new) if new != held => self.held.insert(part.to_std(), new),
+                Some(new) if new != held => self.held.insert(part, new),
                 Some(_) => {}
-                None => self.held.remove(part.to_std()),
+                None => drop(self.held.remove(part)),
             }
         }
     }
-}
-
-fn std_pair((range, held): (ByteRange, Held)) -> (std::ops::Range<u64>, Held) {
-    (range.to_std(), held)
 }
 
 /// All that a cache holds and the backing does not.
@@ -456,7 +461,8 @@ impl Image {
             about => {
                 let Some(ino) = about.ino() else { return };
                 let Some(note) = self.files.get_mut(&ino) else { return };
-                if apply_to(note, about) && note.is_empty() && !note.appending {
+                let less = apply_to(note, about);
+                if less && note.is_empty() && !note.appending && note.window.is_none() {
                     self.remove(ino);
                 }
             }
@@ -478,6 +484,7 @@ impl Image {
             let chunks = chunks.chain(held.is_empty().then(Vec::new));
             out.extend(chunks.map(|c| Record::Extents(ino, c, note.known, note.appending)));
             out.extend(note.nameless.then_some(Record::Nameless(ino)));
+            out.extend(note.window.map(|w| Record::Window(ino, w, note.known)));
         }
         out
     }
@@ -516,6 +523,11 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
                 });
             }
         }
+        Record::Window(_, window, known) => {
+            note.window = Some(*window).filter(|w| !w.is_empty());
+            note.known = note.known.max(*known);
+            return note.window.is_none();
+        }
         Record::Appending(_) => note.appending = true,
         Record::Nameless(_) => note.nameless = true,
         Record::Appended(_, range, version, size, at) => {
@@ -551,8 +563,8 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         Record::Extents(_, extents, known, appending) => {
             note.known = note.known.max(*known);
             note.appending = *appending;
-            for (range, held) in extents.iter().filter(|(r, _)| !r.is_empty()) {
-                note.held.insert(range.to_std(), *held);
+            for (range, held) in extents {
+                note.held.insert(*range, *held);
             }
         }
         Record::Life(_) | Record::File(..) | Record::Gone(_) | Record::Synced(_) => {}

@@ -196,3 +196,25 @@ fn held_bytes_of_older_formats_are_understood() {
     let unknown = postcard::to_stdvec(&(Kept::Written, 4u8)).unwrap();
     assert!(postcard::from_bytes::<Held>(&unknown).is_err());
 }
+
+#[test]
+fn what_is_in_a_window_was_written_as_far_as_the_cache_file_goes() {
+    let mut image = Image::default();
+    image.apply(&Record::File(INO, Box::new(header("f"))));
+    let window = ByteRange::new(10, 50);
+    let owned = ByteRange::new(15, 20);
+    image.apply(&Record::Attaching(INO, vec![owned], Version(3), Time::default()));
+    image.apply(&Record::Attached(INO, vec![owned], Version(4), 20));
+    image.apply(&Record::Window(INO, window, Version(5)));
+    let mut note = image.file(INO).expect("a file").clone();
+    assert_eq!((note.window, note.known, note.len()), (Some(window), Version(5), 5));
+    note.fill_window(30);
+    let written = Held::new(Kept::Written);
+    let want = [(10, 15, written), (15, 20, Held::new(Kept::Owned(Version(4)))), (20, 30, written)];
+    let want = want.map(|(a, b, held)| (ByteRange::new(a, b), held));
+    assert_eq!(note.held().collect::<Vec<_>>(), want);
+    image.apply(&Record::Flushed(INO, vec![(owned, Version(4))]));
+    assert!(image.file(INO).is_some(), "more may have been written");
+    image.apply(&Record::Window(INO, ByteRange::new(0, 0), Version(0)));
+    assert!(image.file(INO).is_none());
+}

@@ -7,6 +7,7 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use crate::ops::room::Need;
+use crate::quiet::Stored;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, Time};
 use std::os::unix::fs::FileExt;
@@ -51,7 +52,7 @@ impl Node {
             return Ok(Written::Then(Rest::KillPriv(offset, append, data.to_vec())));
         }
         if append && let Some(rest) = self.before_append(&handle.file, data) {
-            return Ok(Written::Then(rest));
+            return self.append_quietly_or(&handle.file, data, rest);
         }
         self.write_at(&handle.file, if append { Place::End } else { Place::At(offset) }, data)
     }
@@ -66,6 +67,40 @@ impl Node {
         asks.then(|| Rest::AskEnd(data.to_vec()))
     }
 
+    /// Where nobody else writes, the end of the file is known here.
+    fn append_quietly_or(
+        &self,
+        file: &Arc<CachedFile>,
+        data: &[u8],
+        rest: Rest,
+    ) -> Result<Written, Errno> {
+        // What comes again may have been sent by the daemon that asked first.
+        let again = ebb_meta_client::caller().is_some_and(|c| c.again);
+        if !matches!(rest, Rest::Append(_)) || again || self.is_over_capacity() {
+            return Ok(Written::Then(rest));
+        }
+        match self.write_quietly(file, Place::End, data) {
+            Ok(Some(stored)) => Ok(self.written(file, stored)),
+            Ok(None) => Ok(Written::Then(rest)),
+            Err(e) if e.is_full() => Ok(Written::Then(rest)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The rest of a write whose bytes are stored.
+    fn written(&self, file: &Arc<CachedFile>, stored: Stored) -> Written {
+        let (Stored::Quietly(range) | Stored::Aloud(range)) = stored;
+        self.note_taken();
+        self.note_for_heir(file, range);
+        self.note_stored(file, range);
+        self.list_dirty(file);
+        self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
+        match stored {
+            Stored::Quietly(range) => Written::Done(range.len() as u32),
+            Stored::Aloud(range) => Written::Then(Rest::Publish(range)),
+        }
+    }
+
     fn write_at(
         &self,
         file: &Arc<CachedFile>,
@@ -77,20 +112,24 @@ impl Node {
         if self.is_over_capacity() {
             return no_room(Need::Share);
         }
+        match self.write_quietly(file, place, data) {
+            Ok(None) => {}
+            Ok(Some(stored)) => return Ok(self.written(file, stored)),
+            Err(e) if e.is_full() => return no_room(Need::Disk),
+            Err(e) => return Err(e),
+        }
         let placed = |range| self.note_place(file.ino, range);
         let range = match file.store(&self.cache, place, data, placed) {
             Err(e) if e.is_full() => return no_room(Need::Disk),
             stored => stored?,
         };
-        self.note_taken();
-        self.note_for_heir(file, range);
-        self.note_stored(file, range);
-        self.list_dirty(file);
-        self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
-        Ok(match attach {
-            None => Written::Done(range.len() as u32),
-            Some(Scope::Range | Scope::File) => Written::Then(Rest::Publish(range)),
-        })
+        Ok(self.written(
+            file,
+            match attach {
+                None => Stored::Quietly(range),
+                Some(Scope::Range | Scope::File) => Stored::Aloud(range),
+            },
+        ))
     }
 
     /// Does what a write left to do.
@@ -134,10 +173,18 @@ impl Node {
             self.make_room(Need::Share).await?;
         }
         self.have_room_to_append(file, data.len() as u64).await?;
-        let _turn = file.turn.lock().await;
+        let turn = file.turn.lock().await;
+        if let Some(n) = self.append_quietly_if_asked(file, data).await? {
+            return Ok(n);
+        }
+        let _turn = turn;
         self.note_appending(file)?;
         let now = Time::now();
-        let done = self.append_under_pair(file, data.len() as u64, now).await?;
+        let mut changing = self.changing(&[], &[file.ino]);
+        let wish = changing.wish_for(&file.state.read().model);
+        let done = self.append_under_pair(file, data.len() as u64, now, wish).await;
+        changing.heard(&done);
+        let done = done?;
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
@@ -163,6 +210,8 @@ impl Node {
             state.view.write(range);
             let changes = state.view.appended(range, done.version, done.size);
             self.attr_published(&mut state, done.size, Some(now));
+            changing.told(done.told);
+            changing.end();
             self.note_appended(file, &state, range, done.version, done.size);
             self.note_changes(file, &changes);
             stored
@@ -175,6 +224,32 @@ impl Node {
         self.note_taken();
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
         Ok(data.len() as u32)
+    }
+
+    /// Asks for the right to append without asking each time, where that may pay. All that was
+    /// written quietly is told afterwards, when this append is not. The caller has the turn.
+    async fn append_quietly_if_asked(
+        &self,
+        file: &Arc<CachedFile>,
+        data: &[u8],
+    ) -> Result<Option<u32>, Errno> {
+        let again = ebb_meta_client::caller().is_some_and(|c| c.again);
+        let asks = !again && self.may_ask_to_write_quietly(&file.state.read());
+        if asks {
+            self.ask_to_write_quietly(file).await?;
+            match self.write_quietly(file, Place::End, data) {
+                Ok(Some(stored)) => {
+                    if let Written::Done(n) = self.written(file, stored) {
+                        return Ok(Some(n));
+                    }
+                }
+                Ok(None) => {}
+                Err(e) if e.is_full() => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.end_quiet_in_turn(file).await?;
+        Ok(None)
     }
 
     /// Where the file system of the cache has little left, blocks for an append are taken before

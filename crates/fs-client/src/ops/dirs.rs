@@ -34,9 +34,17 @@ impl Node {
         let own = self.getattr(ino).await?;
         let mut items = vec![DirItem { name: b".".to_vec(), attr: own, position: 0 }];
         let mut after = None;
+        let first = self.asking();
+        let (mut lease, mut names) = (None, Vec::new());
         loop {
             let asked = self.published_so_far();
-            let page = self.meta.readdir(ino, after.as_ref(), PAGE).await?;
+            let wish = self.wish(first, None);
+            let page = self.meta.readdir_leased(ino, after.as_ref(), PAGE, wish).await?;
+            if let (None, Some(first), Some(granted)) = (&after, first, page.lease) {
+                self.listing_begins(first, ino, granted);
+                lease = Some(granted);
+            }
+            names.extend(page.entries.iter().map(|e| (e.name.clone(), e.attr.ino)));
             if items.len() == 1 {
                 let parent = ebb_types::Attr { ino: page.parent, ..own };
                 items.push(DirItem { name: b"..".to_vec(), attr: parent, position: 0 });
@@ -51,6 +59,9 @@ impl Node {
                 items.push(DirItem { name: e.name.as_bytes().to_vec(), attr, position: 0 });
             }
             if page.end {
+                if let (Some(first), Some(lease)) = (first, lease) {
+                    self.listed(first, ino, lease, names);
+                }
                 return Ok(items);
             }
         }

@@ -173,7 +173,10 @@ impl Node {
                 Instead::Owner | Instead::Nothing => {}
             }
         }
-        let address = self.address_of(owner).await?;
+        let Some(address) = self.address_of(owner).await? else {
+            // It has left since the service was asked: by now its bytes are somebody else's.
+            return Ok(None);
+        };
         let request = ReadRequest::of_owner(file.ino, vec![range]);
         match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => {
@@ -210,7 +213,8 @@ impl Node {
     /// what a dead one left listens on a port of its own.
     async fn has_moved(&self, node: NodeId, known: &str) -> bool {
         self.addresses.lock().remove(&node);
-        self.address_of(node).await.is_ok_and(|address| address != known)
+        let address = self.address_of(node).await.ok().flatten();
+        address.is_some_and(|address| address != known)
     }
 
     /// Unowned bytes from a node that has a copy of them; false when it has none that is good
@@ -222,7 +226,7 @@ impl Node {
         piece: Piece,
     ) -> Result<bool, Errno> {
         let Fetch::Mine(_ticket) = file.fetch(piece.range) else { return Ok(false) };
-        let Ok(address) = self.address_of(holder).await else { return Ok(false) };
+        let Ok(Some(address)) = self.address_of(holder).await else { return Ok(false) };
         let request = ReadRequest {
             ino: file.ino,
             copy_since: Some(piece.as_of),
@@ -246,14 +250,17 @@ impl Node {
         Ok(true)
     }
 
-    pub(crate) async fn address_of(&self, node: NodeId) -> Result<String, Errno> {
+    /// Where a node serves its bytes; `None`: it is none of this job (any more).
+    pub(crate) async fn address_of(&self, node: NodeId) -> Result<Option<String>, Errno> {
         if let Some(address) = self.addresses.lock().get(&node) {
-            return Ok(address.clone());
+            return Ok(Some(address.clone()));
         }
         let nodes = self.meta.nodes(Some(node)).await?;
-        let found = nodes.into_iter().find(|n| n.id == node.0).ok_or(Errno::EIO)?;
-        self.addresses.lock().insert(node, found.peer_address.clone());
-        Ok(found.peer_address)
+        let found = nodes.into_iter().find(|n| n.id == node.0).map(|n| n.peer_address);
+        if let Some(address) = &found {
+            self.addresses.lock().insert(node, address.clone());
+        }
+        Ok(found)
     }
 
     pub(crate) async fn fetch_from_backing(

@@ -6,7 +6,7 @@ use crate::file::CachedFile;
 use crate::heir::Heirloom;
 use crate::node::Node;
 use ebb_backend::BackingFile;
-use ebb_meta_client::Backing;
+use ebb_meta_client::{Backing, Wish};
 use ebb_types::{Ino, Name};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl Node {
         if self.heir.get().is_none() || self.handles.open_files() == 0 {
             return;
         }
-        let Ok(attr) = self.meta.lookup(parent, name).await else { return };
+        let Ok(attr) = self.lookup(parent, name).await else { return };
         if let Some(file) = self.file(attr.ino) {
             self.keep_backing_of(&file).await;
         }
@@ -30,7 +30,9 @@ impl Node {
             return;
         }
         let known = file.state.read().view.known_version();
-        let Ok(opened) = self.meta.open(file.ino, false, false, known, false).await else { return };
+        let Ok(opened) = self.meta.open(file.ino, false, false, known, Wish::No).await else {
+            return;
+        };
         let Some(at) = opened.backing else { return };
         let Ok(Some((ino, backing, _))) = self.open_backing(file, &at).await else { return };
         self.keep(file, &*backing);

@@ -1,8 +1,9 @@
-//! Names and attributes: asked of the metadata service every time (attributes: unless a lease says
-//! that they have not changed), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
+//! Names and attributes: asked of the metadata service unless a lease says that they have not changed
+//! (`known.rs`), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
 
 use crate::node::Node;
-use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr};
+use ebb_consistency::Told;
+use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr, SetAttrDone, Wish};
 use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Name, Version};
 
 /// What a new inode is to be.
@@ -26,6 +27,7 @@ impl MakeArgs {
         parent: Ino,
         name: &Name,
         open: bool,
+        lease: Wish,
     ) -> Result<MakeRequest, Errno> {
         Ok(MakeRequest {
             parent,
@@ -37,6 +39,7 @@ impl MakeArgs {
             rdev: self.rdev,
             target: self.target,
             open,
+            lease,
         })
     }
 }
@@ -49,8 +52,11 @@ impl Node {
 
     /// The inode of a name.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
+        if let Some(known) = self.known_name(parent, name) {
+            return known;
+        }
         let asked = self.published_so_far();
-        self.seen(asked, self.meta.lookup(parent, name).await?).await
+        self.seen(asked, self.ask_name(parent, name).await?).await
     }
 
     /// The attributes of an inode.
@@ -79,27 +85,37 @@ impl Node {
             self.collect(file)?;
         }
         let touching = file.as_ref().map(|f| self.note_touching(f));
-        self.attr_changes(ino);
         let asked = self.published_so_far();
         let attr = match args.size {
             Some(size) => self.cut(ino, &args, size).await?,
             None if args.mtime.is_some() => self.set_times(ino, &args).await?,
-            None => self.meta.setattr(ino, &args).await?.attr,
+            None => self.send_attr(ino, &args).await?.attr,
         };
         drop(touching);
-        self.attr_changes(ino);
         self.note_attr(ino, attr);
         self.seen(asked, attr).await
+    }
+
+    /// Sets attributes at the service.
+    pub(crate) async fn send_attr(&self, ino: Ino, args: &SetAttr) -> Result<SetAttrDone, Errno> {
+        let mut changing = self.changing(&[], &[ino]);
+        let wish = self.wish(changing.asked(), Some(ino));
+        let done = self.meta.setattr_leased(ino, args, wish).await;
+        changing.heard(&done);
+        let done = done?;
+        let told = |grant| Told { ino, grant, attr: Some(done.attr), found: None };
+        changing.told(done.lease.map(told));
+        Ok(done)
     }
 
     /// Sets an explicit mtime, which is newer than the writes before it: these are published
     /// without a time. No publishing happens meanwhile, for it would bring theirs.
     async fn set_times(&self, ino: Ino, args: &SetAttr) -> Result<Attr, Errno> {
         let Some(file) = self.file(ino) else {
-            return Ok(self.meta.setattr(ino, args).await?.attr);
+            return Ok(self.send_attr(ino, args).await?.attr);
         };
         let _turn = file.turn.lock().await;
-        let attr = self.meta.setattr(ino, args).await?.attr;
+        let attr = self.send_attr(ino, args).await?.attr;
         file.state.write().mtime = None;
         Ok(attr)
     }
@@ -109,7 +125,8 @@ impl Node {
         let file = self.file_or_new(ino, self.rules.job());
         let _turn = file.turn.lock().await;
         self.publish_unseen(&file).await?;
-        let done = self.meta.setattr(ino, args).await?;
+        self.end_quiet_in_turn(&file).await?;
+        let done = self.send_attr(ino, args).await?;
         let map = match done.map {
             Some(map) => map,
             None => {
@@ -125,9 +142,18 @@ impl Node {
 
     /// A new inode under a new name.
     pub async fn make(&self, parent: Ino, name: &Name, args: MakeArgs) -> Result<Attr, Errno> {
-        match self.meta.make(&args.request(parent, name, false)?).await? {
-            Made::Made(attr) => Ok(attr),
-            Made::Opened(_) => Err(Errno::EPROTO),
+        let mut changing = self.changing(&[(parent, name)], &[]);
+        let made = self.meta.make(&args.request(parent, name, false, changing.wish())?).await;
+        changing.heard(&made);
+        match made? {
+            Made::Made(attr, new) => {
+                let asked = changing.asked();
+                changing.told(new.told);
+                changing.end();
+                self.known.made(asked, attr.ino, new.empty);
+                Ok(attr)
+            }
+            Made::Opened(..) => Err(Errno::EPROTO),
         }
     }
 
@@ -138,12 +164,21 @@ impl Node {
 
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
-        if dir {
-            return self.meta.rmdir(parent, name).await;
+        if !dir {
+            self.keep_open_file(parent, name).await;
         }
-        self.keep_open_file(parent, name).await;
-        self.meta.unlink(parent, name).await?;
-        self.names_changed(&[name]).await;
+        let believed = self.known.believed(parent, name);
+        let mut changing = self.changing(&[(parent, name)], believed.as_slice());
+        let done = self.meta.remove(parent, name, dir, changing.wish(), believed).await;
+        changing.heard(&done);
+        let done = done?;
+        changing.told(done.told);
+        changing.end();
+        // It was the last name, and nobody has it open.
+        done.gone.into_iter().for_each(|ino| self.discard(ino));
+        if !dir {
+            self.names_changed(&[name]).await;
+        }
         Ok(())
     }
 
@@ -161,7 +196,16 @@ impl Node {
             return Err(Errno::EINVAL);
         }
         self.keep_open_file(new_parent, new_name).await;
-        self.meta.rename((parent, name), (new_parent, new_name), flags).await?;
+        let (from, to) = ((parent, name), (new_parent, new_name));
+        let believed = [from, to].map(|(dir, name)| self.known.believed(dir, name));
+        let inos: Vec<Ino> = believed.into_iter().flatten().collect();
+        let mut changing = self.changing(&[from, to], &inos);
+        let done = self.meta.rename_leased(from, to, flags, changing.wish(), believed).await;
+        changing.heard(&done);
+        let done = done?;
+        changing.told(done.told);
+        changing.end();
+        done.gone.into_iter().for_each(|ino| self.discard(ino));
         self.names_changed(&[name, new_name]).await;
         Ok(())
     }
@@ -169,7 +213,13 @@ impl Node {
     /// Another name for an inode.
     pub async fn link(&self, ino: Ino, new_parent: Ino, new_name: &Name) -> Result<Attr, Errno> {
         let asked = self.published_so_far();
-        self.seen(asked, self.meta.link(ino, new_parent, new_name).await?).await
+        let mut changing = self.changing(&[(new_parent, new_name)], &[ino]);
+        let linked = self.meta.link_leased(ino, new_parent, new_name, changing.wish()).await;
+        changing.heard(&linked);
+        let (attr, told) = linked?;
+        changing.told(told);
+        changing.end();
+        self.seen(asked, attr).await
     }
 
     /// Names are as durable as the service's journal.

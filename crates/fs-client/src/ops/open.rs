@@ -5,7 +5,6 @@ use crate::file::{CachedFile, State};
 use crate::handles::{OpenFile, ReadAhead};
 use crate::home::Look;
 use crate::journal::Home;
-use crate::leases::Ticket;
 use crate::node::Node;
 use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
@@ -13,7 +12,7 @@ use crate::ops::passing::Asked;
 use crate::passing::{Door, Opening};
 use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::{IoPath, SyncEvent};
-use ebb_meta_client::{Backing, Made, Opened};
+use ebb_meta_client::{Backing, Made, Opened, Wish};
 use ebb_types::{Attr, Errno, Ino, Name};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -95,14 +94,21 @@ impl Node {
         let _touching = truncate.then(|| self.note_touching(&file));
         // What is written past the daemon must be this node's before others' bytes are shown.
         self.publish_unseen(&file).await?;
+        match truncate {
+            true => self.end_quiet_in_turn(&file).await?,
+            false => drop(self.tell_owed_in_turn(&file).await?),
+        }
         let mut again = Again::within(self.deadline());
         loop {
-            let (known, ticket) = {
-                let state = file.state.read();
-                (state.view.known_version(), self.ticket(&state))
-            };
-            let asked = self.meta.open(ino, write, truncate, known, ticket.is_some()).await;
-            let opened = match asked {
+            let known = file.state.read().view.known_version();
+            let mut changing = truncate.then(|| self.changing(&[], &[ino]));
+            let ticket = changing.as_ref().map_or_else(|| self.asking(), |c| c.asked());
+            let wish = self.wish(ticket, Some(ino));
+            let answer = self.meta.open(ino, write, truncate, known, wish).await;
+            if let Some(changing) = &mut changing {
+                changing.heard(&answer);
+            }
+            let opened = match answer {
                 Ok(opened) => opened,
                 Err(e) => {
                     self.forget(ino);
@@ -111,6 +117,10 @@ impl Node {
             };
             let privileged = opened.attr.perm & 0o6000 != 0;
             let asked = Asked::new(flags, opened.sole, Some(&opened.attr));
+            match changing {
+                Some(mut changing) => changing.told(opened.told()),
+                None => self.known.learn(ticket, opened.told()),
+            }
             if self.take_opened(&file, opened, truncate, ticket).await? {
                 // The kernel leaves it to us when O_TRUNC comes with the open.
                 if truncate && privileged && uid != 0 {
@@ -156,7 +166,7 @@ impl Node {
         file: &Arc<CachedFile>,
         opened: Opened,
         truncated: bool,
-        ticket: Option<Ticket>,
+        ticket: Option<ebb_consistency::Asked>,
     ) -> Result<bool, Errno> {
         let look = file.state.read().home.look();
         let backing = match &opened.backing {
@@ -179,12 +189,7 @@ impl Node {
         if state.opens == 0 {
             state.model = self.rules.of(&opened.place.path, &opened.place.model);
         }
-        if ticket.is_some() && state.model.wants_leases() {
-            self.take_grant(&mut state, ticket, opened.map.lease, true);
-        } else if let Some(grant) = opened.map.lease {
-            // The path has another model than the job.
-            self.meta.return_lease(file.ino, grant.seq);
-        }
+        self.take_grant(&mut state, ticket, opened.map.lease);
         if !opened.place.path.is_empty() {
             state.path = opened.place.path;
         }
@@ -207,7 +212,7 @@ impl Node {
                 return Ok(backing);
             }
             let known = file.state.read().view.known_version();
-            let opened = self.meta.open(file.ino, false, false, known, false).await?;
+            let opened = self.meta.open(file.ino, false, false, known, Wish::No).await?;
             let at = opened.backing.ok_or(Errno::EIO)?;
             match self.open_backing(file, &at).await? {
                 Some((ino, backing, _)) => file.state.write().backing = Some((ino, backing)),
@@ -266,14 +271,22 @@ impl Node {
         door: &dyn Door,
     ) -> Result<(Attr, Opening), Errno> {
         let uid = args.uid;
-        match self.meta.make(&args.request(parent, name, true)?).await {
-            Ok(Made::Made(_)) => Err(Errno::EPROTO),
-            Ok(Made::Opened(opened)) => {
+        let mut changing = self.changing(&[(parent, name)], &[]);
+        let made = self.meta.make(&args.request(parent, name, true, changing.wish())?).await;
+        changing.heard(&made);
+        let ticket = changing.asked();
+        if let Ok(Made::Opened(_, new)) = &made {
+            changing.told(new.told.iter().cloned());
+        }
+        changing.end();
+        match made {
+            Ok(Made::Made(..)) => Err(Errno::EPROTO),
+            Ok(Made::Opened(opened, _)) => {
                 let attr = opened.attr;
                 let file = self.file_or_new(attr.ino, self.rules.job());
                 let _turn = file.turn.lock().await;
                 let asked = Asked::new(flags, opened.sole, Some(&attr));
-                self.take_opened(&file, opened, false, None).await?;
+                self.take_opened(&file, opened, false, ticket).await?;
                 Ok((attr, self.entered(&file, asked, door).await?))
             }
             // Another node was faster; without O_EXCL that is an open.
@@ -307,10 +320,11 @@ impl Node {
             file.set_in_use(false);
             self.let_go(file.ino);
         }
+        let settles = last && self.close_quiet_in_turn(file).await;
         if !registered {
             return;
         }
-        match self.meta.release(file.ino).await {
+        match self.meta.release(file.ino, settles).await {
             // It had no name left and this was the last who used it.
             Err(Errno::ENOENT) => return self.discard(file.ino),
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),

@@ -77,7 +77,8 @@ impl Node {
         let writes = asked.access.writes();
         let (crowded, confined) = (writes && self.is_crowded(), writes && self.is_confined());
         let mut state = file.state.write();
-        let pinned = !writes && self.is_pinned(&state);
+        let told = self.paths.telling.state().is_ok();
+        let pinned = (told || !writes) && self.is_pinned(&state);
         let beside = passing::beside(state.passing.as_ref(), state.opens.saturating_sub(1));
         let path = decide(
             &state.view,
@@ -91,6 +92,7 @@ impl Node {
                 obstacle: self.paths.obstacle().or_else(|| door.obstacle()),
                 crowded,
                 confined,
+                told,
                 pinned,
             },
         );
@@ -108,7 +110,7 @@ impl Node {
             self.paths.set_obstacle(Some(reason));
             return Ok((IoPath::Daemon(reason), None));
         }
-        self.begin_tracking(file, &mut state, path, asked.access)?;
+        self.begin_tracking(file, &mut state, path, asked)?;
         if state.passing.as_ref().is_some_and(|p| p.track.is_some()) {
             self.watch(file);
         }
@@ -134,7 +136,7 @@ impl Node {
         let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
         let held = state.view.unflushed_bytes() + state.view.clean_bytes();
         self.room.past.pin(0, held);
-        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held });
+        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held, ahead: 0 });
         Ok(())
     }
 
@@ -143,23 +145,28 @@ impl Node {
         file: &CachedFile,
         state: &mut State,
         path: IoPath,
-        access: Access,
+        asked: Asked,
     ) -> Result<(), Errno> {
         let State { passing: Some(passing), view, .. } = state else { return Ok(()) };
         // A mapping of any handle leads to the cache file; to map it writably takes both.
-        let tracked = path == IoPath::Write || access == Access::ReadWrite;
+        let tracked = path == IoPath::Write || asked.access == Access::ReadWrite;
         if !tracked {
             return Ok(());
         }
         let cache = file.cache(&self.cache)?;
         if passing.track.is_none() {
-            let mut track = Track::start(&cache, self.paths.fine_times())?;
+            // First of all: what is told may be too much, and must not be too little.
+            let told = self.paths.telling.watch(&cache);
+            let mut track = Track::start(&cache, self.paths.fine_times(), told)?;
             for clean in view.clean(ByteRange::ALL) {
                 track.remember(&cache, clean)?;
             }
             passing.track = Some(track);
         }
-        if let Some(track) = passing.track.as_mut().filter(|_| access == Access::ReadWrite) {
+        if path == IoPath::Write && !asked.sole && view.is_blank() {
+            self.take_ahead(file, passing);
+        }
+        if let Some(track) = passing.track.as_mut().filter(|_| asked.access == Access::ReadWrite) {
             track.may_be_mapped(&cache, self.paths.access_times())?;
         }
         Ok(())
@@ -244,6 +251,9 @@ impl Node {
             }
             track.look(&cache, now, view)?
         };
+        if let Some(why) = seen.lost {
+            self.paths.telling.note_loss(&file.label(), why);
+        }
         seen.new.iter().for_each(|range| self.note_stored(file, *range));
         self.list_dirty(file);
         let bytes: u64 = seen.new.iter().chain(&seen.changed).map(|r| r.len()).sum();
@@ -463,21 +473,24 @@ impl Node {
 /// Sets the length of a passed-through cache file.
 fn cut(cache: &File, passing: &mut Passing, size: u64) -> io::Result<()> {
     cache.set_len(size)?;
+    passing.ahead = passing.ahead.min(size);
     match &mut passing.track {
         Some(track) => track.clear(ByteRange::new(size, i64::MAX as u64)),
         None => Ok(()),
     }
 }
 
-/// Writes past the daemon as activity: files that are open for them are looked at.
+/// Writes past the daemon as activity: the kernel's word, or else the files that are open for them
+/// are looked at.
 pub(crate) struct Bypass(pub Weak<Node>);
 
 impl BypassSource for Bypass {
     fn changes(&self) -> u64 {
         let Some(node) = self.0.upgrade() else { return 0 };
-        let mut sum = 0u64;
+        let mut sum = node.paths.telling.activity();
+        let told = |p: &Passing| p.track.as_ref().is_some_and(Track::is_told);
         for file in node.listed_dirty() {
-            if file.state.read().passing.is_some()
+            if file.state.read().passing.as_ref().is_some_and(|p| !told(p))
                 && let Ok(now) = file.cache(&node.cache).and_then(|c| Ok(Stamp::of(&c)?))
             {
                 sum = sum.wrapping_mul(31).wrapping_add(now.mark());

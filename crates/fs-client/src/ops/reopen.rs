@@ -8,6 +8,7 @@ use crate::journal::Image;
 use crate::node::Node;
 use crate::ops::open::Again;
 use ebb_consistency::{IoPath, Reason};
+use ebb_meta_client::Wish;
 use ebb_types::{Errno, Ino, Version};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -77,7 +78,7 @@ impl Node {
     async fn open_once_more(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         let mut again = Again::within(self.deadline());
         loop {
-            let opened = self.meta.open(file.ino, false, false, Version::ZERO, false).await?;
+            let opened = self.meta.open(file.ino, false, false, Version::ZERO, Wish::No).await?;
             if self.take_opened(file, opened, false, None).await? {
                 self.kept_backing(file);
                 return Ok(());

@@ -437,9 +437,9 @@ impl Node {
             drop(state);
             return self.put_back(chunk, old);
         }
-        let mut freed = 0;
-        for part in state.view.drop_clean(chunk.range()) {
-            freed += part.len();
+        let freed = state.view.drop_clean(chunk.range()).iter().map(|r| r.len()).sum();
+        // With what lies between the bytes: blocks may have been taken ahead there.
+        for part in state.view.vacant(chunk.range()) {
             if let Err(e) = cache::punch(&cache, part) {
                 tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
             }

@@ -148,9 +148,6 @@ impl Node {
     /// Clears setuid and setgid as a write by somebody without the right does.
     pub(crate) async fn kill_priv(&self, ino: Ino) -> Result<(), Errno> {
         let args = SetAttr { kill_priv: true, ..SetAttr::default() };
-        self.attr_changes(ino);
-        let done = self.meta.setattr(ino, &args).await.map(drop);
-        self.attr_changes(ino);
-        done
+        self.send_attr(ino, &args).await.map(drop)
     }
 }

@@ -5,10 +5,10 @@ use crate::cache;
 use crate::config::Durability;
 use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
-use crate::leases::Ticket;
+use crate::known::Changing;
 use crate::node::Node;
-use ebb_consistency::{Changes, Grant, MapAnswer, Scope, SyncEvent};
-use ebb_meta_client::{AttachRequest, Attached, QueryRequest};
+use ebb_consistency::{Asked, Changes, Grant, MapAnswer, Scope, SyncEvent, Untold};
+use ebb_meta_client::{AttachRequest, Attached, QueryRequest, Quietly};
 use ebb_types::{ByteRange, Errno, Time, Version};
 use rangemap::RangeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Node {
         &self,
         file: &CachedFile,
         answer: &MapAnswer,
-        ticket: Option<Ticket>,
+        ticket: Option<Asked>,
         grant: Option<Grant>,
     ) -> bool {
         let mut state = file.state.write();
@@ -40,7 +40,7 @@ impl Node {
         self.take_away(file, &mut state, &changes);
         let certain = changes.doubtful.is_empty();
         if certain {
-            self.take_grant(&mut state, ticket, grant, false);
+            self.take_grant(&mut state, ticket, grant);
         }
         certain
     }
@@ -86,6 +86,7 @@ impl Node {
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
+        state.quiet.cut(size);
         self.note_cut(file, size, map.version);
         self.copies_in_surplus(file.ino);
         self.note_changes(file, &changes);
@@ -119,7 +120,7 @@ impl Node {
     }
 
     /// What to ask about a range, and how a lease may come of it.
-    fn question(&self, file: &CachedFile, range: ByteRange) -> (QueryRequest, Option<Ticket>) {
+    fn question(&self, file: &CachedFile, range: ByteRange) -> (QueryRequest, Option<Asked>) {
         let mut state = file.state.write();
         let ticket = self.ticket(&state);
         let widen = ticket.is_some() && range != ByteRange::ALL && state.lease.widen();
@@ -136,9 +137,21 @@ impl Node {
         durable: bool,
         then_query: bool,
     ) -> Result<(), Errno> {
+        self.attach_wishing(file, within, durable, then_query, false).await
+    }
+
+    /// The same; `wishes`: it would be of use to write quietly afterwards.
+    async fn attach_wishing(
+        &self,
+        file: &Arc<CachedFile>,
+        within: ByteRange,
+        durable: bool,
+        then_query: bool,
+        wishes: bool,
+    ) -> Result<(), Errno> {
         self.collect(file)?;
         loop {
-            let sending = self.begin_attach(file, within);
+            let sending = self.begin_attach(file, within, wishes);
             if sending.is_empty() {
                 if durable {
                     self.meta.sync_meta().await?;
@@ -161,11 +174,26 @@ impl Node {
             }
             self.settle_contested(file, &contested)?;
         }
+        let wants_map = {
+            let state = file.state.read();
+            state.quiet.wants_map(&state.view)
+        };
+        if wants_map {
+            self.query(file, ByteRange::ALL).await?;
+        }
         if then_query { self.complete(file).await } else { Ok(()) }
     }
 
-    fn begin_attach(&self, file: &CachedFile, within: ByteRange) -> Sending {
+    /// Asks for the right to write quietly, and for nothing else. The caller has the turn.
+    pub(crate) async fn ask_to_write_quietly(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        self.attach_wishing(file, ByteRange::ALL, false, false, true).await
+    }
+
+    fn begin_attach(&self, file: &Arc<CachedFile>, within: ByteRange, wishes: bool) -> Sending {
         let mut state = file.state.write();
+        // Who tells something tells all: afterwards the service counts on nothing else.
+        let tells = state.quiet.is_some();
+        let within = if tells { ByteRange::ALL } else { within };
         let taken = state.view.take_unattached(within);
         if !taken.is_empty() {
             self.note_attaching(file, &state, &taken);
@@ -174,7 +202,12 @@ impl Node {
         let again = self.take_again(&mut state, within);
         self.note_again(file, &state, &again);
         let known = state.view.known_version();
-        Sending { taken, exact, guessed, again, mtime: state.mtime, known }
+        let wish = if wishes { self.quiet_wish(&state, state.view.size()) } else { 0 };
+        let owes = tells && (!taken.is_empty() || state.quiet.must_tell(self.meta.trust()));
+        let quietly = (wish > 0 || owes).then(|| self.begin_telling(file, &mut state, wish));
+        let untold = quietly.as_ref().map_or(&[][..], |(untold, _)| &untold.ranges);
+        let (exact, quiet) = split_by(&exact, untold);
+        Sending { taken, exact, quiet, guessed, again, mtime: state.mtime, known, quietly }
     }
 
     async fn send_attach(
@@ -190,8 +223,10 @@ impl Node {
             known: sending.known,
             lease: false,
         };
+        let mut changing = self.changing(&[], &[file.ino]);
         let request = AttachRequest {
             ino: file.ino,
+            lease: changing.wish_for(&file.state.read().model),
             ranges: sending.exact.clone(),
             guessed: sending.guessed.clone(),
             known: sending.known,
@@ -200,17 +235,30 @@ impl Node {
             durable,
             then_query: then_query.then_some(query),
             copies: 0,
+            quietly: sending.quietly.as_ref().map(|(untold, wish)| Quietly {
+                ranges: sending.quiet.clone(),
+                since: untold.since,
+                wish: *wish,
+                lost: false,
+            }),
         };
+        let asked = changing.asked();
         // A daemon that comes after this one must know of every byte that is published.
         let done = match self.write_notes() {
             Ok(()) => self.copy_and_attach(file, request).await,
             Err(e) => Err(e),
         };
+        changing.heard(&done);
         match &done {
-            Ok(done) => self.take_attached(file, sending, done),
-            Err(_) => {
+            Ok(done) => self.take_attached(file, sending, done, (changing, asked)),
+            Err(e) => {
                 let mut state = file.state.write();
                 state.view.attach_failed(&sending.taken);
+                match &sending.quietly {
+                    Some(_) if is_gone(*e) => state.quiet.forget(),
+                    Some((untold, _)) => state.quiet.not_told(untold),
+                    None => {}
+                }
                 if !sending.again.is_empty() {
                     self.again_failed(&mut state);
                 }
@@ -219,16 +267,31 @@ impl Node {
         done
     }
 
-    fn take_attached(&self, file: &CachedFile, sending: &Sending, done: &Attached) {
+    fn take_attached(
+        &self,
+        file: &CachedFile,
+        sending: &Sending,
+        done: &Attached,
+        (mut changing, asked): (Changing<'_>, Option<Asked>),
+    ) {
         let mut state = file.state.write();
         self.attr_published(&mut state, done.size, sending.mtime);
-        let (mut ranges, refused) = split_by(&sending.taken, &done.contested);
+        changing.told(done.told.clone());
+        changing.end();
+        let (ranges, refused) = split_by(&sending.taken, &done.contested);
+        let (mut ranges, overtaken) = split_by(&ranges, &done.overtaken);
+        let lost = state.view.not_attached(&overtaken);
+        self.note_not_attached(file, &lost.overtaken);
         let (again, taken) = split_by(&sending.again, &done.contested);
         self.note_not_attached(file, &taken);
         state.view.attach_failed(&refused);
         let mut changes = state.view.attached(&ranges, done.version, done.size);
         let more = state.view.attached_again(&again, done.version);
         changes.overtaken.extend(more.overtaken);
+        changes.overtaken.extend(lost.overtaken);
+        if let Some((_, wish)) = &sending.quietly {
+            self.told_quiet(file, &mut state, (done, *wish), asked);
+        }
         if !state.view.has_unattached() {
             state.mtime = None;
         }
@@ -256,7 +319,8 @@ impl Node {
             Some(scope) => {
                 let within = scoped(scope, range);
                 let _turn = file.turn.lock().await;
-                self.attach(file, within, durable, ask.is_some()).await
+                let wishes = event == SyncEvent::Write;
+                self.attach_wishing(file, within, durable, ask.is_some(), wishes).await
             }
             // What is looked up must not be taken for newer than what is not known to be written.
             None if ask.is_some() && file.is_tracked() => {
@@ -268,6 +332,7 @@ impl Node {
                     self.meta.sync_meta().await?;
                 }
                 if let Some(scope) = ask {
+                    self.tell_if_owed(file).await?;
                     self.ask(file, scoped(scope, range)).await?;
                     self.complete(file).await?;
                 }
@@ -369,7 +434,10 @@ impl Node {
     /// The same of all files: what a dead daemon was publishing must not be seen on this node alone.
     pub(crate) async fn publish_what_was_begun(self: &Arc<Self>) {
         let mut begun: Vec<_> = self.all_files();
-        begun.retain(|f| owes_publication(&f.state.read()));
+        begun.retain(|f| {
+            let state = f.state.read();
+            owes_publication(&state) || state.quiet.is_some()
+        });
         for step in begun.chunks(AT_ONCE) {
             let one = |file: &Arc<CachedFile>| {
                 let (node, file) = (Arc::clone(self), Arc::clone(file));
@@ -411,17 +479,21 @@ struct Sending {
     taken: Vec<ByteRange>,
     /// Those that were written for certain.
     exact: Vec<ByteRange>,
+    /// Of these, what was written quietly, which is not in the list before.
+    quiet: Vec<ByteRange>,
     /// Those that are only guessed to be.
     guessed: Vec<ByteRange>,
     /// Own bytes that may have been written again.
     again: Vec<ByteRange>,
     mtime: Option<Time>,
     known: Version,
+    /// All that was written quietly, and how far this node would like to go on with that.
+    quietly: Option<(Untold, u64)>,
 }
 
 impl Sending {
     fn is_empty(&self) -> bool {
-        self.taken.is_empty() && self.again.is_empty()
+        self.taken.is_empty() && self.again.is_empty() && self.quietly.is_none()
     }
 }
 
@@ -439,6 +511,11 @@ fn split_by(ranges: &[ByteRange], marked: &[ByteRange]) -> (Vec<ByteRange>, Vec<
         inside.extend(hits.map(|r| ByteRange::new(r.start, r.end).intersect(*range)));
     }
     (outside, inside)
+}
+
+/// The file has lost its last name; ESTALE: and its last user, so that the service forgot it.
+pub(crate) fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ESTALE)
 }
 
 fn scoped(scope: Scope, range: ByteRange) -> ByteRange {

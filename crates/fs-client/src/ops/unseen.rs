@@ -9,6 +9,7 @@
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
+use crate::ops::ahead;
 use crate::ops::room::Need;
 use crate::passing::Stamp;
 use ebb_types::Ino;
@@ -107,6 +108,10 @@ impl Node {
     /// The inode is not passed through any more.
     pub(crate) fn stop_passing(&self, file: &CachedFile, state: &mut State) {
         let Some(passing) = state.passing.take() else { return };
+        let kept = file.cache(&self.cache).map(|cache| ahead::give_back(&cache, &passing));
+        if let Ok(Err(e)) = kept {
+            tracing::warn!(ino = %file.ino, error = %e, "blocks taken ahead stay until the file leaves the buffer");
+        }
         self.room.past.pin(passing.held, 0);
         if passing.track.is_some() {
             self.room.past.writers.lock().files.remove(&file.ino);
@@ -137,10 +142,14 @@ impl Node {
         for file in self.room.past.files() {
             let mut state = file.state.write();
             let new = self.unseen_bytes(&file, &state);
+            let meta = file.cache(&self.cache).ok().and_then(|c| c.metadata().ok());
             let known = state.view.unflushed_bytes() + state.view.clean_bytes();
             if let Some(passing) = &mut state.passing {
                 let before = std::mem::replace(&mut passing.held, known + new);
                 self.room.past.pin(before, known + new);
+                if meta.is_some_and(|meta| ahead::has_gaps(passing, &meta)) {
+                    self.take_ahead(&file, passing);
+                }
             }
             unseen += new;
         }

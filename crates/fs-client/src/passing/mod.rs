@@ -5,8 +5,10 @@
 //! While an inode is passed through, its cache file reads right by itself: it is as long as the
 //! file, holes are zeros for everybody this node has heard of, and nothing of it is given up.
 
+mod telling;
 mod track;
 
+pub use telling::Telling;
 pub use track::{Stamp, Track, written_runs};
 
 use ebb_consistency::{Beside, IoPath, Reason};
@@ -28,6 +30,8 @@ pub struct Passing {
     pub size: u64,
     /// Bytes of the buffer that it keeps, when last looked at.
     pub held: u64,
+    /// Blocks before this offset were taken ahead of its writers; 0: none.
+    pub ahead: u64,
 }
 
 /// Registers a file with the kernel: the reply to an open can do that.
@@ -81,6 +85,8 @@ pub struct Paths {
     fine_times: AtomicU64,
     /// Mapping a file of the cache shows in its access time.
     access_times: AtomicU64,
+    /// Whether the kernel tells what is written.
+    pub telling: Telling,
     reads: AtomicU64,
     writes: AtomicU64,
     daemon: [AtomicU64; Reason::ALL.len()],
@@ -94,6 +100,7 @@ impl Default for Paths {
             obstacle: Mutex::new(Some(Reason::Kernel)),
             fine_times: AtomicU64::new(0),
             access_times: AtomicU64::new(0),
+            telling: Telling::default(),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             daemon: Default::default(),

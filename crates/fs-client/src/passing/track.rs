@@ -1,9 +1,11 @@
 //! Finding out afterwards what was written past the daemon: when a cache file was changed last,
-//! where it has data, and what it held where others' bytes were put into it (the twin).
+//! where it has data, and what it held where others' bytes were put into it (the twin). Where the
+//! kernel tells what was written, all of that is for the case that something of it was lost.
 
 use crate::cache;
 use ebb_consistency::claim::{blocks_of, changed_runs};
 use ebb_consistency::{FileView, Source};
+use ebb_tracker::{Watched, Why};
 use ebb_types::{ByteRange, Time};
 use rangemap::RangeSet;
 use std::fs::{File, Metadata};
@@ -79,12 +81,15 @@ enum Mapped {
     Perhaps,
 }
 
-/// What a look found. What was written over own bytes is not among it: nothing tells.
+/// What a look found. What was written over own bytes is not among it, where nothing tells.
+#[derive(Default)]
 pub struct Seen {
-    /// Blocks that are new.
+    /// What is new in the cache file: blocks, or bytes.
     pub new: Vec<ByteRange>,
     /// Bytes that are known to be written.
     pub changed: Vec<ByteRange>,
+    /// Something that should have been told was not.
+    pub lost: Option<Why>,
 }
 
 /// What is remembered of an inode that is written past the daemon.
@@ -101,11 +106,15 @@ pub struct Track {
     /// Bytes of our blocks that others have: zeros here, and written only where they are not.
     refused: RangeSet<u64>,
     fine_times: bool,
+    /// The kernel tells what is written.
+    told: Option<Watched>,
+    /// It will not any more.
+    given_up: Option<Why>,
 }
 
 impl Track {
-    /// From now on.
-    pub fn start(cache: &File, fine_times: bool) -> io::Result<Track> {
+    /// From now on; `told` since before that, where the kernel tells.
+    pub fn start(cache: &File, fine_times: bool, told: Option<Watched>) -> io::Result<Track> {
         let seen = Stamp::of(cache)?;
         let doubtful = !fine_times && seen.is_young();
         Ok(Track {
@@ -116,6 +125,8 @@ impl Track {
             twin: None,
             refused: RangeSet::new(),
             fine_times,
+            told,
+            given_up: None,
         })
     }
 
@@ -140,12 +151,20 @@ impl Track {
     /// True when something may have been written since the last look.
     #[must_use]
     pub fn may_have_changed(&self, now: &Stamp) -> bool {
-        let mapped = match self.mapped {
-            Mapped::Never => false,
-            Mapped::WhenAccessed => now.accessed,
-            Mapped::Perhaps => true,
+        let mapped = match (&self.told, self.mapped) {
+            // Mapped, or written in a way that times tell too early of.
+            (Some(told), _) => told.is_lost(),
+            (None, Mapped::Never) => false,
+            (None, Mapped::WhenAccessed) => now.accessed,
+            (None, Mapped::Perhaps) => true,
         };
         mapped || self.doubtful || self.shows_change(now)
+    }
+
+    /// Writes are told, and none need be looked for so far.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.told.is_some() && self.given_up.is_none()
     }
 
     /// Takes the blame for own bytes being written again: once.
@@ -164,9 +183,49 @@ impl Track {
         self.due = true;
     }
 
-    /// Looks at the cache file, of which `now` was the stamp before, and tells the view what was
-    /// written.
+    /// Finds out what was written into the cache file, of which `now` was the stamp before, and tells
+    /// the view.
     pub fn look(&mut self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
+        let mut seen = self.hear(cache, view)?;
+        if self.told.is_none() || seen.lost.is_some() {
+            let found = self.look_for(cache, now, view)?;
+            seen.new.extend(found.new);
+            seen.changed.extend(found.changed);
+            self.due = true;
+        }
+        // What lasts is news once.
+        let lasting = seen.lost.filter(|why| why.lasts());
+        if lasting.is_some() && std::mem::replace(&mut self.given_up, lasting) == lasting {
+            seen.lost = None;
+        }
+        self.doubtful = !self.fine_times && now.is_young();
+        self.seen = now;
+        Ok(seen)
+    }
+
+    /// What the kernel tells.
+    fn hear(&mut self, cache: &File, view: &mut FileView) -> io::Result<Seen> {
+        let (ranges, lost) = match self.told.as_ref().map(Watched::drain) {
+            None => return Ok(Seen::default()),
+            Some(Ok(written)) => (written.ranges, None),
+            Some(Err(lost)) => (lost.known, Some(lost.why)),
+        };
+        // What was cut off since is not to come back as zeros.
+        let whole = ByteRange::new(0, cache.metadata()?.len());
+        let mut seen = Seen { lost, ..Seen::default() };
+        for range in ranges.iter().map(|r| ByteRange::new(r.start, r.end).intersect(whole)) {
+            if !range.is_empty() {
+                let new = view.absent(range);
+                let rest = gaps(range, &new);
+                seen.changed.extend(rest);
+                seen.new.extend(new);
+                view.write(range);
+            }
+        }
+        Ok(seen)
+    }
+
+    fn look_for(&self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
         let mut changed = match &self.twin {
             Some(twin) => differing(cache, twin, &view.clean(ByteRange::new(0, now.len)))?,
             None => Vec::new(),
@@ -182,10 +241,7 @@ impl Track {
         });
         let new = view.found(&others);
         changed.iter().for_each(|run| view.write(*run));
-        self.doubtful = !self.fine_times && now.is_young();
-        self.seen = now;
-        self.due = true;
-        Ok(Seen { new, changed })
+        Ok(Seen { new, changed, lost: None })
     }
 
     fn by_refusal(&self, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
@@ -256,6 +312,19 @@ impl Track {
         }
         self.twin.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
+}
+
+/// What `parts`, which are in order, leave of `range`.
+fn gaps(range: ByteRange, parts: &[ByteRange]) -> Vec<ByteRange> {
+    let mut at = range.start();
+    let mut out = Vec::new();
+    for part in parts {
+        out.push(ByteRange::new(at, part.start()));
+        at = part.end();
+    }
+    out.push(ByteRange::new(at, range.end()));
+    out.retain(|r| !r.is_empty());
+    out
 }
 
 /// Cuts `blocks` into absent bytes that others have, as far as is known, and the rest. What the
@@ -366,7 +435,7 @@ mod tests {
     #[test]
     fn a_look_finds_new_blocks_up_to_the_size() {
         let cache = scratch();
-        let mut track = Track::start(&cache, true).expect("track");
+        let mut track = Track::start(&cache, true, None).expect("track");
         let mut view = known_blank();
         cache.write_all_at(b"x", 5 * BLOCK + 10).expect("write");
         let now = Stamp::of(&cache).expect("stamp");
@@ -384,10 +453,10 @@ mod tests {
     fn coarse_times_are_not_trusted_while_young() {
         let cache = scratch();
         cache.write_all_at(b"x", 0).expect("write");
-        let young = Track::start(&cache, false).expect("track");
+        let young = Track::start(&cache, false, None).expect("track");
         assert!(young.may_have_changed(&Stamp::of(&cache).expect("stamp")));
         std::thread::sleep(std::time::Duration::from_millis(60));
-        let old = Track::start(&cache, false).expect("track");
+        let old = Track::start(&cache, false, None).expect("track");
         assert!(!old.may_have_changed(&Stamp::of(&cache).expect("stamp")));
     }
 
@@ -395,7 +464,7 @@ mod tests {
     #[test]
     fn a_merge_that_fails_claims_nothing() {
         let cache = scratch();
-        let mut track = Track::start(&cache, true).expect("track");
+        let mut track = Track::start(&cache, true, None).expect("track");
         let mut view = known_blank();
         let mut service = ebb_consistency::FileState::new(0);
         service.attach(NodeId(2), &[ByteRange::new(0, 100)]);
@@ -416,7 +485,7 @@ mod tests {
     #[test]
     fn merged_bytes_and_own_writes_are_kept_apart() {
         let cache = scratch();
-        let mut track = Track::start(&cache, true).expect("track");
+        let mut track = Track::start(&cache, true, None).expect("track");
         let mut view = known_blank();
         // Another node owns 0..100 as one claim, of which it wrote 0..50.
         let mut service = ebb_consistency::FileState::new(0);

@@ -126,10 +126,11 @@ impl Recovery<'_> {
             rdev: 0,
             target: Vec::new(),
             open: false,
+            lease: ebb_meta_client::Wish::No,
         };
         match self.node.meta.make(&request).await? {
-            ebb_meta_client::Made::Made(attr) => Ok(attr),
-            ebb_meta_client::Made::Opened(_) => Err(Errno::EPROTO),
+            ebb_meta_client::Made::Made(attr, _) => Ok(attr),
+            ebb_meta_client::Made::Opened(..) => Err(Errno::EPROTO),
         }
     }
 

@@ -162,6 +162,7 @@ impl Recovery<'_> {
                 }
             }
         }
+        self.node.begun.send_replace(true);
         self.hold_back(&placed);
         notes_flushing(&notes, &found.image, &placed);
         let drain = Drain {

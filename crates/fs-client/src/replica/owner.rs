@@ -8,7 +8,7 @@ use crate::cache::read_padded;
 use crate::file::CachedFile;
 use crate::node::Node;
 use crate::replica::held::bytes;
-use ebb_meta_client::{AttachRequest, Attached, Pairs, QueryRequest};
+use ebb_meta_client::{AttachRequest, Attached, Pairs, QueryRequest, Wish};
 use ebb_transport::{CopyError, CopyLink, CopySet};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::Mutex;
@@ -270,13 +270,14 @@ impl Node {
         file: &CachedFile,
         len: u64,
         now: Time,
+        lease: Wish,
     ) -> Result<Attached, Errno> {
         let owner = &self.replicas.owner;
         for _ in 0..ATTEMPTS_MAX {
             let epoch = owner.epoch();
             // Copies from before a cut must not count for what is appended there.
             let end = owner.copied(file.ino, ByteRange::ALL).last().map_or(0, |r| r.end());
-            match self.meta.append(file.ino, len, now, epoch, end).await {
+            match self.meta.append(file.ino, len, now, epoch, end, lease).await {
                 Err(Errno::EREMCHG) => {
                     self.out_of_step(epoch).await?;
                     let (known, range) = (Version::ZERO, ByteRange::ALL);

@@ -119,7 +119,7 @@ impl Node {
         file: &CachedFile,
         range: ByteRange,
     ) -> Result<Option<Vec<u8>>, Errno> {
-        let address = self.address_of(partner).await?;
+        let Some(address) = self.address_of(partner).await? else { return Ok(None) };
         let (ino, ranges) = (file.ino, vec![range]);
         let request = ReadRequest { ino, copy_since: None, held: Some(set), ranges };
         match self.peers.read(&address, &request).await {

@@ -58,16 +58,25 @@ impl Call {
                 self.core.compare(ino, false).await?;
                 let plan = |state: &State| state.ns.plan_set_attr(ino, &change, Time::now());
                 self.core.change(&[], plan, |_| Vec::new()).await?;
-                entry(&self.core.state(), ino)
+                self.set(ino, op.lease, false)
             }
             Some(len) => {
                 self.core.set_size(ino, size(len)?, &change).await?;
-                let state = self.core.state();
-                let map = super::bytes::map(&state, ino, ByteRange::ALL, 0)?;
-                let attr = ebb_wire::attr_to_pb(&state.attr(ino)?);
-                Ok(Some(Body::Entry(pb::Entry { attr: Some(attr), map: Some(map), lease: None })))
+                self.set(ino, op.lease, true)
             }
         }
+    }
+}
+
+impl Call {
+    /// The answer when attributes were set.
+    fn set(&self, ino: Ino, wish: u32, sized: bool) -> OpResult {
+        let state = self.core.state();
+        let lease = self.core.lend(&state, self.who.node, self.stream, ino, wish);
+        let attr = Some(ebb_wire::attr_to_pb(&state.attr(ino)?));
+        let whole = || super::bytes::map(&state, ino, ByteRange::ALL, 0);
+        let map = sized.then(whole).transpose()?;
+        Ok(Some(Body::Entry(pb::Entry { attr, map, lease, ..Default::default() })))
     }
 }
 

@@ -63,6 +63,7 @@ impl Call {
             backing: backing_ref(state, ino),
             r#where: Some(super::describe::place(state, ino)),
             sole: !state.ns.is_open_by_others(ino, self.who.node),
+            dir: None,
         })))
     }
 
@@ -95,6 +96,9 @@ impl Call {
 
     pub(super) fn release(&self, op: &pb::Release) -> OpResult {
         let mut state = self.core.state();
+        if op.settles {
+            self.core.end_quiet(&mut state, self.who.node, Ino(op.ino));
+        }
         let records = state.ns.plan_release(self.who.node, Ino(op.ino));
         self.core.commit_ns(&mut state, records);
         Ok(None)
@@ -116,7 +120,7 @@ impl Call {
     pub(super) fn attach(&self, op: &pb::Attach) -> OpResult {
         let ino = Ino(op.ino);
         let (guessed, again) = (ranges(&op.guessed)?, ranges(&op.again)?);
-        let mut ranges = ranges(&op.ranges)?;
+        let (mut ranges, quiet) = (ranges(&op.ranges)?, ranges(&op.quiet)?);
         let mtime = op.mtime.map(ebb_wire::time_from_pb).transpose()?;
         let then = op.then_query.as_ref().map(|q| Ok::<_, Errno>((range_of(q.range)?, q)));
         let then = then.transpose()?;
@@ -134,6 +138,8 @@ impl Call {
             claimed = still_owned(state.file(ino)?, self.who.node, &ranges);
             ranges.clear();
         }
+        let told = self.core.told_quietly(&mut state, self.who.node, op, &quiet)?;
+        ranges.extend(told.granted);
         let known = Version(op.known);
         for (list, claim) in [(guessed, Claim::Guessed { known }), (again, Claim::Again)] {
             for range in list {
@@ -151,10 +157,35 @@ impl Call {
             self.core.commit(&mut state, &entries);
             self.bound_memory(&mut state, ino);
         }
+        let quiet_end = match op.settles {
+            true => self.core.quiet_again(&mut state, self, op),
+            false => 0,
+        };
         let map = then.map(|(r, q)| map(&state, Ino(q.ino), r, q.known_version)).transpose()?;
         let file = state.file(ino)?;
         let (version, size) = (file.version().0, file.size());
-        Ok(Some(Body::Attached(pb::Attached { version, map, size, contested })))
+        let overtaken = told.refused.into_iter().map(ebb_wire::range_to_pb).collect();
+        let attached =
+            pb::Attached { version, map, size, contested, overtaken, ..Default::default() };
+        let mut attached = self.with_attr(&state, ino, op.lease, attached);
+        if let Some(lease) = attached.lease.filter(|_| quiet_end > 0) {
+            attached.quiet_end = quiet_end;
+            self.core.note_quiet_grant(ino, self.stream, lease.seq);
+        }
+        Ok(Some(Body::Attached(attached)))
+    }
+
+    /// An attach changes size and times: whoever has a lease of them is told how.
+    fn with_attr(
+        &self,
+        state: &State,
+        ino: Ino,
+        wish: u32,
+        attached: pb::Attached,
+    ) -> pb::Attached {
+        let lease = self.core.lend(state, self.who.node, self.stream, ino, wish);
+        let attr = lease.and_then(|_| state.attr(ino).ok()).map(|a| ebb_wire::attr_to_pb(&a));
+        pb::Attached { attr, lease, ..attached }
     }
 
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody
@@ -196,7 +227,8 @@ impl Call {
         entries.push(self.answered(Outcome::Appended(size, version)));
         self.core.commit(&mut state, &entries);
         debug_assert_eq!(state.file(ino).map(|f| (f.version(), f.size())), Ok((version, size)));
-        Ok(Some(Body::Attached(pb::Attached { version: version.0, size, ..Default::default() })))
+        let attached = pb::Attached { version: version.0, size, ..Default::default() };
+        Ok(Some(Body::Attached(self.with_attr(&state, ino, op.lease, attached))))
     }
 
     pub(super) fn detach(&self, op: &pb::Detach) -> OpResult {

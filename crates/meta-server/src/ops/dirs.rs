@@ -31,6 +31,6 @@ impl Call {
         let items: Vec<_> = page.filter_map(|(n, d)| item((n, d.ino))).collect();
         let end = entries.next().is_none();
         let parent = state.ns.parent(dir)?.0;
-        Ok(Some(Body::DirPage(pb::DirPage { items, end, parent })))
+        Ok(Some(Body::DirPage(pb::DirPage { items, end, parent, lease: None })))
     }
 }

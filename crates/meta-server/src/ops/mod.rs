@@ -49,6 +49,8 @@ impl OpError {
 pub type OpResult = Result<Option<Body>, OpError>;
 
 /// What became of a request at once.
+// It is taken apart as soon as it is there.
+#[allow(clippy::large_enum_variant)]
 pub enum Fast {
     /// Answered.
     Done(OpResult),
@@ -96,6 +98,7 @@ impl Call {
                 Some(Ok(None))
             }
             Op::Returned(r) => {
+                self.core.quiet_returned(self.who.node, self.stream, r);
                 self.core.desk.returned(self.stream, r);
                 Some(Ok(None))
             }

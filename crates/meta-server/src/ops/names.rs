@@ -1,10 +1,12 @@
 //! lookup, make, unlink, rename, link.
 
-use super::{Call, OpError, OpResult, entry, name};
+use super::{Call, OpError, OpResult, name};
+use crate::core::Checked;
 use crate::state::{Outcome, State};
-use ebb_namespace::{New, Plan, RenameMode};
+use ebb_namespace::{Home, New, Plan, RenameMode};
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb;
+use ebb_wire::pb::reply::Body;
 
 impl Call {
     pub(super) fn lookup_fast(&self, op: &pb::Lookup) -> Option<OpResult> {
@@ -23,8 +25,57 @@ impl Call {
 
     fn found(&self, op: &pb::Lookup) -> OpResult {
         let state = self.core.state();
-        let dentry = state.ns.dentry(Ino(op.parent), &name(&op.name)?)?;
-        entry(&state, dentry.ok_or(Errno::ENOENT)?.ino)
+        let (parent, name) = (Ino(op.parent), name(&op.name)?);
+        let dentry = state.ns.dentry(parent, &name)?;
+        let dir = self.told(&state, parent, Some(&name), op.lease, false);
+        let Some(dentry) = dentry else {
+            // Nothing can be said along with an error.
+            let absent =
+                dir.map(|dir| Body::Entry(pb::Entry { dir: Some(dir), ..Default::default() }));
+            return absent.map_or(Err(Errno::ENOENT.into()), |body| Ok(Some(body)));
+        };
+        let found = pb::Entry { dir, ..self.entry_leased(&state, dentry.ino, op.lease)? };
+        Ok(Some(Body::Entry(found)))
+    }
+
+    /// A directory as it is now, with a lease when one is wanted and granted.
+    fn told(
+        &self,
+        state: &State,
+        dir: Ino,
+        name: Option<&Name>,
+        wish: u32,
+        attr: bool,
+    ) -> Option<pb::Told> {
+        let lease = self.core.lend(state, self.who.node, self.stream, dir, wish)?;
+        let inode = state.ns.get(dir)?;
+        let named = name.and_then(|n| state.ns.dentry(dir, n).ok().flatten());
+        let sure = inode.home != Home::Own || self.core.is_fresh(dir, Checked::Names);
+        let attr = state.attr(dir).ok().filter(|_| attr).map(|a| ebb_wire::attr_to_pb(&a));
+        let complete = sure && state.ns.is_complete(dir);
+        let ino = named.map_or(0, |d| d.ino.0);
+        Some(pb::Told { attr, lease: Some(lease), ino, complete })
+    }
+
+    fn entry_leased(&self, state: &State, ino: Ino, wish: u32) -> Result<pb::Entry, Errno> {
+        let lease = self.core.lend(state, self.who.node, self.stream, ino, wish);
+        let attr = Some(ebb_wire::attr_to_pb(&state.attr(ino)?));
+        Ok(pb::Entry { attr, lease, ..Default::default() })
+    }
+
+    /// The answer to a change of names; empty for who wants no lease.
+    fn changed(&self, names: [(Ino, Option<&Name>); 2], gone: u64, wish: u32) -> OpResult {
+        if wish == 0 {
+            return Ok(None);
+        }
+        let state = self.core.state();
+        let gone = if state.ns.get(Ino(gone)).is_none() { gone } else { 0 };
+        let told = |(dir, name): (Ino, Option<&Name>)| {
+            name.and_then(|name| self.told(&state, dir, Some(name), wish, true))
+        };
+        let dir = told(names[0]);
+        let new_dir = told(names[1]);
+        Ok(Some(Body::Entry(pb::Entry { dir, new_dir, gone, ..Default::default() })))
     }
 
     /// In a directory of which the name is known to be free nothing but memory is needed, unless
@@ -62,9 +113,26 @@ impl Call {
         if op.open && state.file(ino).is_ok() {
             let records = state.ns.plan_open(self.who.node, ino);
             self.core.commit_ns(state, records);
-            return self.opened(state, ino, 0);
         }
-        entry(state, ino)
+        let dir = self.told(state, Ino(op.parent), Some(&name(&op.name)?), op.lease, true);
+        if op.open && state.file(ino).is_ok() {
+            let lease = self.core.lend(state, self.who.node, self.stream, ino, op.lease);
+            let mut opened = self.opened(state, ino, 0)?;
+            if let Some(Body::Opened(opened)) = &mut opened {
+                opened.dir = dir;
+                if let Some(map) = &mut opened.map {
+                    map.lease = lease;
+                }
+            }
+            return Ok(opened);
+        }
+        let names = state.ns.entries_after(ino, None).map(|mut names| names.next().is_some());
+        let new_dir = match names {
+            Ok(false) => self.told(state, ino, None, op.lease, false),
+            _ => None,
+        };
+        let made = pb::Entry { dir, new_dir, ..self.entry_leased(state, ino, op.lease)? };
+        Ok(Some(Body::Entry(made)))
     }
 
     /// Applies a plan that needs nothing but memory.
@@ -91,7 +159,14 @@ impl Call {
         if !plan.is_local() {
             return None;
         }
-        Some(self.local(&mut state, plan).map(|_| None))
+        let removed = state.ns.dentry(parent, &gone).ok().flatten().map_or(0, |d| d.ino.0);
+        let done = self.local(&mut state, plan);
+        drop(state);
+        Some(
+            done.and_then(|_| {
+                self.changed([(parent, Some(&gone)), (parent, None)], removed, op.lease)
+            }),
+        )
     }
 
     pub(super) async fn unlink(&self, op: &pb::Unlink) -> OpResult {
@@ -110,7 +185,8 @@ impl Call {
         };
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[(parent, &gone)], plan, done).await?;
-        Ok(None)
+        // What the node believes is enough: it asks for nothing else.
+        self.changed([(parent, Some(&gone)), (parent, None)], op.ino, op.lease)
     }
 
     pub(super) async fn rename(&self, op: &pb::Rename) -> OpResult {
@@ -138,7 +214,7 @@ impl Call {
         };
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[from, to], plan, done).await?;
-        Ok(None)
+        self.changed([(from.0, Some(from.1)), (to.0, Some(to.1))], op.new_ino, op.lease)
     }
 
     pub(super) async fn link(&self, op: &pb::Link) -> OpResult {
@@ -146,7 +222,10 @@ impl Call {
         let (ino, parent) = (Ino(op.ino), Ino(op.new_parent));
         let plan = |state: &State| state.ns.plan_link(ino, parent, &new, Time::now());
         self.core.change(&[(parent, &new)], plan, |plan| self.outcome(plan)).await?;
-        entry(&self.core.state(), ino)
+        let state = self.core.state();
+        let dir = self.told(&state, parent, Some(&new), op.lease, true);
+        let linked = pb::Entry { dir, ..self.entry_leased(&state, ino, op.lease)? };
+        Ok(Some(Body::Entry(linked)))
     }
 }
 

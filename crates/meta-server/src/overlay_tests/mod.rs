@@ -99,7 +99,7 @@ impl Overlay {
     }
 
     async fn lookup(&mut self, parent: u64, name: &str) -> Result<pb::Attr, Errno> {
-        let op = Op::Lookup(pb::Lookup { parent, name: name.into() });
+        let op = Op::Lookup(pb::Lookup { parent, name: name.into(), lease: 0 });
         match self.ask(op).await.map_err(|e| e.errno)? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
@@ -345,19 +345,34 @@ async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
         Act::Unlink(p) | Act::Rmdir(p) => {
             let (parent, name) = o.parent(p).await?;
             let dir = matches!(act, Act::Rmdir(_));
-            o.ask_errno(Op::Unlink(pb::Unlink { parent, name: name.into(), dir })).await
+            o.ask_errno(Op::Unlink(pb::Unlink {
+                parent,
+                name: name.into(),
+                dir,
+                ..Default::default()
+            }))
+            .await
         }
         Act::Rename(a, b, flags) => {
             let (parent, name) = o.parent(a).await?;
             let (new_parent, new_name) = o.parent(b).await?;
             let (name, new_name, flags) = (name.into(), new_name.into(), *flags);
-            o.ask_errno(Op::Rename(pb::Rename { parent, name, new_parent, new_name, flags })).await
+            o.ask_errno(Op::Rename(pb::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                flags,
+                ..Default::default()
+            }))
+            .await
         }
         Act::Link(a, b) => {
             let (parent, name) = o.parent(a).await?;
             let (new_parent, new_name) = o.parent(b).await?;
             let ino = o.lookup(parent, &name).await?.ino;
-            o.ask_errno(Op::Link(pb::Link { ino, new_parent, new_name: new_name.into() })).await
+            o.ask_errno(Op::Link(pb::Link { ino, new_parent, new_name: new_name.into(), lease: 0 }))
+                .await
         }
         Act::Chmod(p, mode) => {
             let ino = o.find(p).await?.ino;

@@ -235,14 +235,17 @@ impl Node {
     }
 
     pub async fn lookup(&mut self, parent: u64, name: &str) -> Result<pb::Attr, Errno> {
-        match self.ask(Op::Lookup(pb::Lookup { parent, name: name.into() })).await? {
+        match self
+            .ask(Op::Lookup(pb::Lookup { parent, name: name.into(), ..Default::default() }))
+            .await?
+        {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
         }
     }
 
     pub async fn attr(&mut self, ino: u64) -> Result<pb::Attr, Errno> {
-        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: false })).await? {
+        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: 0 })).await? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
         }
@@ -252,7 +255,7 @@ impl Node {
         let mut names = Vec::new();
         let mut after = Vec::new();
         loop {
-            let op = Op::ReadDir(pb::ReadDir { ino: dir, after, limit: 2 });
+            let op = Op::ReadDir(pb::ReadDir { ino: dir, after, limit: 2, ..Default::default() });
             let Ok(Some(Body::DirPage(page))) = self.ask(op).await else { panic!("no page") };
             after = page.items.last().map(|i| i.name.clone()).unwrap_or_default();
             names.extend(page.items.into_iter().map(|i| String::from_utf8(i.name).unwrap()));
@@ -315,12 +318,13 @@ impl Node {
             new_parent: to.0,
             new_name: to.1.into(),
             flags: 0,
+            ..Default::default()
         };
         self.ask(Op::Rename(op)).await.map(drop)
     }
 
     pub async fn unlink(&mut self, parent: u64, name: &str) -> Result<(), Errno> {
-        let op = pb::Unlink { parent, name: name.into(), dir: false };
+        let op = pb::Unlink { parent, name: name.into(), dir: false, ..Default::default() };
         self.ask(Op::Unlink(op)).await.map(drop)
     }
 

@@ -1,0 +1,212 @@
+//! Values of byte ranges. Like a map from every byte to a value, but kept as extents: neighbours of
+//! one value are one extent. Made for ranges that change their value as a whole, again and again.
+
+use crate::ByteRange;
+use std::collections::BTreeMap;
+
+/// Extents with a value each, sorted and disjoint; neighbours differ in their values.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Extents<V> {
+    /// By where they start: where they end.
+    map: BTreeMap<u64, (u64, V)>,
+}
+
+impl<V> Default for Extents<V> {
+    fn default() -> Extents<V> {
+        Extents { map: BTreeMap::new() }
+    }
+}
+
+impl<V: Copy + Eq> Extents<V> {
+    /// No byte has a value.
+    #[must_use]
+    pub fn new() -> Extents<V> {
+        Extents::default()
+    }
+
+    /// Number of extents.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// True when no byte has a value.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// All extents, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (ByteRange, V)> + '_ {
+        self.map.iter().map(|(start, (end, value))| (ByteRange::new(*start, *end), *value))
+    }
+
+    /// The extent that holds `offset`.
+    #[must_use]
+    pub fn get(&self, offset: u64) -> Option<(ByteRange, V)> {
+        let (start, (end, value)) = self.map.range(..=offset).next_back()?;
+        (offset < *end).then(|| (ByteRange::new(*start, *end), *value))
+    }
+
+    /// One past the last byte that has a value; 0 when none has.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.map.last_key_value().map_or(0, |(_, (end, _))| *end)
+    }
+
+    /// What there is within `range`, clipped to it, in order.
+    pub fn overlapping(&self, range: ByteRange) -> impl Iterator<Item = (ByteRange, V)> + '_ {
+        let from = self.get(range.start()).map_or(range.start(), |(first, _)| first.start());
+        // An empty range has nothing in it, also where an extent goes across it.
+        let until = if range.is_empty() { from } else { range.end() };
+        let found = self.map.range(from..until);
+        found.map(move |(start, (end, value))| {
+            (ByteRange::new(*start, *end).intersect(range), *value)
+        })
+    }
+
+    /// The parts of `range` that have no value, in order.
+    pub fn gaps(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + '_ {
+        let end = ByteRange::at(range.end(), 0);
+        let mut at = range.start();
+        let found = self.overlapping(range).map(|(r, _)| r).chain([end]);
+        found.filter_map(move |next| {
+            let gap = ByteRange::new(at, next.start());
+            at = next.end();
+            (!gap.is_empty()).then_some(gap)
+        })
+    }
+
+    /// Every byte of `range` has this value from now on.
+    pub fn insert(&mut self, range: ByteRange, value: V) {
+        if range.is_empty() {
+            return;
+        }
+        self.remove(range);
+        let mut end = range.end();
+        if let Some((right, _)) = self.map.get(&end).filter(|(_, v)| *v == value).copied() {
+            self.map.remove(&end);
+            end = right;
+        }
+        let left = self.map.range_mut(..range.start()).next_back();
+        match left.filter(|(_, (at, v))| *at == range.start() && *v == value) {
+            Some((_, (at, _))) => *at = end,
+            None => drop(self.map.insert(range.start(), (end, value))),
+        }
+    }
+
+    /// No byte of `range` has a value any more. Returns how many had one.
+    pub fn remove(&mut self, range: ByteRange) -> u64 {
+        let mut removed = 0;
+        if range.is_empty() {
+            return removed;
+        }
+        while let Some((start, (end, value))) = self.map.range_mut(..range.end()).next_back() {
+            let extent = ByteRange::new(*start, *end);
+            let hit = extent.intersect(range);
+            if hit.is_empty() {
+                break;
+            }
+            let value = *value;
+            removed += hit.len();
+            if extent.start() < range.start() {
+                *end = range.start();
+            } else {
+                self.map.remove(&extent.start());
+            }
+            if range.end() < extent.end() {
+                self.map.insert(range.end(), (extent.end(), value));
+            }
+        }
+        removed
+    }
+}
+
+impl<V: Copy + Eq> FromIterator<(ByteRange, V)> for Extents<V> {
+    fn from_iter<I: IntoIterator<Item = (ByteRange, V)>>(extents: I) -> Extents<V> {
+        let mut all = Extents::new();
+        extents.into_iter().for_each(|(range, value)| all.insert(range, value));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BYTES: u64 = 24;
+
+    /// One value per byte: what [`Extents`] must be equal to.
+    #[derive(Clone, Debug, Default)]
+    struct Plain([Option<u8>; BYTES as usize]);
+
+    impl Plain {
+        fn set(&mut self, range: ByteRange, value: Option<u8>) -> u64 {
+            let bytes = &mut self.0[range.start() as usize..range.end() as usize];
+            let had = bytes.iter().flatten().count() as u64;
+            bytes.fill(value);
+            had
+        }
+
+        fn within(&self, range: ByteRange) -> Vec<(ByteRange, Option<u8>)> {
+            let mut out: Vec<(ByteRange, Option<u8>)> = Vec::new();
+            for at in range.start()..range.end() {
+                let value = self.0[at as usize];
+                match out.last_mut() {
+                    Some((r, v)) if *v == value => *r = ByteRange::new(r.start(), at + 1),
+                    _ => out.push((ByteRange::at(at, 1), value)),
+                }
+            }
+            out
+        }
+    }
+
+    fn range() -> impl Strategy<Value = ByteRange> {
+        (0..=BYTES, 0..=BYTES).prop_map(|(a, b)| ByteRange::new(a.min(b), a.max(b)))
+    }
+
+    proptest! {
+        #[test]
+        fn extents_are_a_value_per_byte(
+            changes in prop::collection::vec((range(), prop::option::of(0..3u8)), 0..24),
+            look in range(),
+        ) {
+            let (mut extents, mut plain) = (Extents::new(), Plain::default());
+            for (range, value) in changes {
+                let had = plain.set(range, value);
+                match value {
+                    Some(value) => extents.insert(range, value),
+                    None => prop_assert_eq!(extents.remove(range), had),
+                }
+                let all = plain.within(ByteRange::new(0, BYTES));
+                let all: Vec<_> = all.into_iter().filter_map(|(r, v)| Some((r, v?))).collect();
+                prop_assert_eq!(extents.iter().collect::<Vec<_>>(), all.clone());
+                prop_assert_eq!(extents.len(), all.len());
+                prop_assert_eq!(extents.end(), all.last().map_or(0, |(r, _)| r.end()));
+                prop_assert_eq!(&all.into_iter().collect::<Extents<u8>>(), &extents);
+            }
+            let (there, gaps): (Vec<_>, Vec<_>) =
+                plain.within(look).into_iter().partition(|(_, v)| v.is_some());
+            let there: Vec<_> = there.into_iter().filter_map(|(r, v)| Some((r, v?))).collect();
+            prop_assert_eq!(extents.overlapping(look).collect::<Vec<_>>(), there);
+            let gaps: Vec<_> = gaps.into_iter().map(|(r, _)| r).collect();
+            prop_assert_eq!(extents.gaps(look).collect::<Vec<_>>(), gaps);
+            for at in 0..BYTES {
+                prop_assert_eq!(extents.get(at).map(|(_, v)| v), plain.0[at as usize]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_whole_file_is_a_range_like_others() {
+        let mut extents = Extents::new();
+        extents.insert(ByteRange::ALL, 1);
+        extents.insert(ByteRange::new(10, 20), 2);
+        assert_eq!(extents.len(), 3);
+        assert_eq!(extents.get(20), Some((ByteRange::from(20), 1)));
+        assert_eq!(extents.gaps(ByteRange::ALL).count(), 0);
+        assert_eq!(extents.remove(ByteRange::from(15)), u64::MAX - 15);
+        assert_eq!(extents.end(), 15);
+    }
+}

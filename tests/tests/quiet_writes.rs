@@ -1,0 +1,413 @@
+//! Quiet writes through real mounts: what a node that uses a file alone need not tell, what everybody
+//! sees as soon as somebody asks, and what is left of it when the node stands still, or it or the
+//! service is dead.
+
+use ebb_testkit::random::{generator, seed};
+use ebb_testkit::{Cluster, Node};
+use ebb_tests::content::{bytes, same};
+use rand::{Rng, RngCore};
+use rustix::process::Signal;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The service's lease time, and what a busy machine may add to it.
+const LEASE: Duration = Duration::from_secs(5);
+const BUSY: Duration = Duration::from_secs(4);
+
+const RECORD: u64 = 8 << 10;
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
+}
+
+fn append(path: &Path) -> File {
+    OpenOptions::new().append(true).create(true).open(path).expect("open")
+}
+
+fn requests(node: &Node, name: &str) -> u64 {
+    node.status()["rpc"][name].as_u64().unwrap_or(0)
+}
+
+fn told(node: &Node) -> u64 {
+    requests(node, "attach") + requests(node, "append") + requests(node, "query")
+}
+
+fn quiet(node: &Node) -> u64 {
+    node.status()["leases"]["quiet"].as_u64().unwrap_or(0)
+}
+
+fn posix(nodes: usize) -> Cluster {
+    Cluster::builder().nodes(nodes).consistency("posix").flush("end").separate_meta().start()
+}
+
+fn record(step: u64) -> Vec<u8> {
+    bytes(1, 0, step * RECORD, RECORD)
+}
+
+/// Requests of a thousand writes.
+fn cost(more: &[&str], appends: bool) -> u64 {
+    let cluster = Cluster::builder().nodes(2).consistency("posix").flush("end").prepare();
+    cluster.nodes().iter().for_each(|n| n.mount_with(more));
+    let a = cluster.node(0);
+    let mut file = if appends { append(&a.path("f")) } else { open(&a.path("f")) };
+    let before = told(a);
+    for step in 0..1000 {
+        match appends {
+            true => file.write_all(&record(step)).expect("append"),
+            false => file.write_all_at(&record(step), step * RECORD).expect("write"),
+        }
+    }
+    let cost = told(a) - before;
+    println!("{cost} requests, {} quiet writes", quiet(a));
+    let want = bytes(1, 0, 0, 1000 * RECORD);
+    same("on the other node", &std::fs::read(cluster.node(1).path("f")).expect("read"), &want);
+    drop(file);
+    cluster.umount_all();
+    same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+    cost
+}
+
+#[test]
+fn a_node_alone_tells_of_few_writes() {
+    let cost = cost(&[], false);
+    assert!(cost < 20, "{cost} requests");
+}
+
+#[test]
+fn a_node_alone_tells_of_few_appends() {
+    let cost = cost(&[], true);
+    assert!(cost < 20, "{cost} requests");
+}
+
+/// The option for measurements does what it says, and the counts above mean something.
+#[test]
+fn a_naive_node_tells_of_every_write() {
+    assert!(cost(&["--naive"], false) >= 1000);
+}
+
+/// A file of which node 0 has written `steps` records, most of them quietly.
+fn written_quietly(cluster: &Cluster, steps: u64) -> File {
+    let a = cluster.node(0);
+    let file = open(&a.path("f"));
+    let before = quiet(a);
+    for step in 0..steps {
+        file.write_all_at(&record(step), step * RECORD).expect("write");
+    }
+    assert!(quiet(a) - before + 5 >= steps, "{} of {steps} were quiet", quiet(a) - before);
+    file
+}
+
+#[test]
+fn whoever_asks_sees_everything() {
+    let cluster = posix(3);
+    let want = bytes(1, 0, 0, 50 * RECORD);
+    let ask: [(&str, fn(&Path) -> Vec<u8>); 3] = [
+        ("read", |path| std::fs::read(path).expect("read")),
+        ("stat", |path| vec![0; std::fs::metadata(path).expect("stat").len() as usize]),
+        ("list", |path| {
+            let entry = std::fs::read_dir(path.parent().expect("dir")).expect("list").next();
+            vec![0; entry.expect("a name").expect("entry").metadata().expect("stat").len() as usize]
+        }),
+    ];
+    for (how, ask) in ask {
+        let file = written_quietly(&cluster, 50);
+        let start = Instant::now();
+        let got = ask(&cluster.node(1).path("f"));
+        assert!(start.elapsed() < BUSY, "{how}: {:?}", start.elapsed());
+        assert_eq!(got.len(), want.len(), "{how}");
+        if how == "read" {
+            same(how, &got, &want);
+        }
+        drop(file);
+        std::fs::remove_file(cluster.node(2).path("f")).expect("unlink");
+        // Where others have just asked, every write is told for a moment.
+        std::thread::sleep(Duration::from_millis(800));
+    }
+}
+
+#[test]
+fn own_stats_show_what_was_not_told() {
+    let cluster = posix(2);
+    let a = cluster.node(0);
+    let file = written_quietly(&cluster, 20);
+    let len = |path: &Path| std::fs::metadata(path).expect("stat").len();
+    for step in 20..40 {
+        file.write_all_at(&record(step), step * RECORD).expect("write");
+        let want = (step + 1) * RECORD;
+        assert_eq!((file.metadata().expect("stat").len(), len(&a.path("f"))), (want, want));
+    }
+    assert_eq!(len(&cluster.node(1).path("f")), 40 * RECORD);
+}
+
+#[test]
+fn what_others_cut_rename_or_unlink() {
+    let cluster = posix(2);
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = written_quietly(&cluster, 20);
+    let other = OpenOptions::new().write(true).open(b.path("f")).expect("open");
+    other.set_len(3 * RECORD).expect("cut");
+    drop(other);
+    assert_eq!(file.metadata().expect("stat").len(), 3 * RECORD);
+    same("cut", &std::fs::read(a.path("f")).expect("read"), &bytes(1, 0, 0, 3 * RECORD));
+    file.write_all_at(&record(9), 9 * RECORD).expect("write");
+    std::fs::rename(b.path("f"), b.path("g")).expect("rename");
+    file.write_all_at(&record(10), 10 * RECORD).expect("write");
+    assert_eq!(std::fs::metadata(b.path("g")).expect("stat").len(), 11 * RECORD);
+    std::fs::remove_file(b.path("g")).expect("unlink");
+    file.write_all_at(&record(11), 11 * RECORD).expect("write");
+    let mut got = vec![0; RECORD as usize];
+    file.read_exact_at(&mut got, 11 * RECORD).expect("read");
+    same("unlinked", &got, &record(11));
+    drop(file);
+    cluster.umount_all();
+    assert_eq!(std::fs::read_dir(cluster.backing()).expect("list").count(), 0);
+}
+
+#[test]
+fn appends_of_two_nodes_are_all_there() {
+    const EACH: u64 = 400;
+    let cluster = posix(2);
+    std::thread::scope(|scope| {
+        for n in 0..2u64 {
+            let mut file = append(&cluster.node(n as usize).path("f"));
+            scope.spawn(move || {
+                let mut random = generator(n);
+                for step in 0..EACH {
+                    let line = format!("{n} {step:06}\n");
+                    file.write_all(line.as_bytes()).expect("append");
+                    if random.random_range(0..100) == 0 {
+                        std::thread::sleep(Duration::from_millis(900));
+                    }
+                }
+            });
+        }
+    });
+    let text = std::fs::read_to_string(cluster.node(0).path("f")).expect("read");
+    for n in 0..2 {
+        let mine: Vec<&str> = text.lines().filter(|l| l.starts_with(&format!("{n} "))).collect();
+        let want: Vec<String> = (0..EACH).map(|s| format!("{n} {s:06}")).collect();
+        assert_eq!(mine, want, "of node {n}");
+    }
+}
+
+#[test]
+fn a_stopped_holder_delays_others_by_a_lease_and_loses_nothing() {
+    let cluster = posix(2);
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = written_quietly(&cluster, 20);
+    a.signal(Signal::STOP);
+    let start = Instant::now();
+    let len = std::fs::metadata(b.path("f")).expect("stat").len();
+    let took = start.elapsed();
+    assert!(took < LEASE + BUSY, "{took:?}");
+    assert!(len >= 20 * RECORD, "a short file: {len}");
+    // Zeros, or what was before, would be wrong.
+    let other = open(&b.path("f"));
+    other.write_all_at(&record(100), 5 * RECORD).expect("write");
+    a.signal(Signal::CONT);
+    std::thread::sleep(Duration::from_secs(2));
+    let mut want = bytes(1, 0, 0, 20 * RECORD);
+    want[5 * RECORD as usize..6 * RECORD as usize].copy_from_slice(&record(100));
+    for node in [a, b] {
+        let got = std::fs::read(node.path("f")).expect("read");
+        same(&format!("afterwards on {}", node.name()), &got, &want);
+    }
+    drop((file, other));
+    cluster.umount_all();
+    same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+}
+
+#[test]
+fn a_dead_holder_loses_no_byte_silently() {
+    let cluster = posix(2);
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = written_quietly(&cluster, 20);
+    a.kill9();
+    drop(file);
+    let _ = a.ebb("umount", &[], &[]);
+    let start = Instant::now();
+    let other = open(&b.path("f"));
+    assert!(start.elapsed() < LEASE + BUSY, "{:?}", start.elapsed());
+    assert!(other.metadata().expect("stat").len() >= 20 * RECORD, "a short file");
+    let mut got = vec![0; RECORD as usize];
+    for step in [0, 10, 19] {
+        let read = other.read_exact_at(&mut got, step * RECORD);
+        assert!(read.is_err(), "record {step} of a dead node was read");
+    }
+    drop(other);
+    // Its bytes are in its cache, and its next daemon brings them.
+    a.mount();
+    let want = bytes(1, 0, 0, 20 * RECORD);
+    for node in [a, b] {
+        let got = std::fs::read(node.path("f")).expect("read");
+        same(&format!("afterwards on {}", node.name()), &got, &want);
+    }
+    cluster.umount_all();
+    same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+}
+
+#[test]
+fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
+    let cluster = posix(2);
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    drop(written_quietly(&cluster, 3));
+    let file = written_quietly(&cluster, 20);
+    a.kill9();
+    drop(file);
+    let _ = a.ebb("umount", &[], &[]);
+    a.mount();
+    let want = bytes(1, 0, 0, 20 * RECORD);
+    same("afterwards", &std::fs::read(b.path("f")).expect("read"), &want);
+}
+
+#[test]
+fn an_heir_goes_on_writing() {
+    let cluster = Cluster::builder()
+        .nodes(2)
+        .consistency("posix")
+        .flush("end")
+        .separate_meta()
+        .supervised()
+        .start();
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = open(&a.path("f"));
+    let mut log = append(&a.path("log"));
+    for step in 0..120 {
+        file.write_all_at(&record(step), step * RECORD).expect("write");
+        log.write_all(format!("{step:06}\n").as_bytes()).expect("append");
+        if step % 40 == 30 {
+            assert!(a.kill_daemon_only(), "no daemon");
+        }
+    }
+    let want = bytes(1, 0, 0, 120 * RECORD);
+    let lines: String = (0..120).map(|step| format!("{step:06}\n")).collect();
+    for node in [b, a] {
+        same(node.name(), &std::fs::read(node.path("f")).expect("read"), &want);
+        assert_eq!(std::fs::read_to_string(node.path("log")).expect("read"), lines);
+    }
+    drop((file, log));
+    cluster.umount_all();
+}
+
+#[test]
+fn a_restarted_service_counts_on_the_holder() {
+    let mut cluster =
+        Cluster::builder().nodes(2).consistency("posix").flush("end").separate_meta().start();
+    let want = bytes(1, 0, 0, 20 * RECORD);
+    for _ in 0..2 {
+        let file = written_quietly(&cluster, 20);
+        cluster.kill_meta();
+        cluster.restart_meta();
+        let got = std::fs::read(cluster.node(1).path("f")).expect("read");
+        same("after the restart", &got, &want);
+        drop(file);
+        std::fs::remove_file(cluster.node(0).path("f")).expect("unlink");
+    }
+    cluster.umount_all();
+}
+
+#[test]
+fn a_drain_brings_what_was_not_told() {
+    let cluster = posix(2);
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = written_quietly(&cluster, 20);
+    a.drain();
+    let there = || std::fs::read(cluster.backing().join("f")).expect("read");
+    same("drained", &there(), &bytes(1, 0, 0, 20 * RECORD));
+    for step in 0..40 {
+        file.write_all_at(&record(step + 7), step * RECORD).expect("write");
+    }
+    a.drain();
+    let want = bytes(1, 0, 7 * RECORD, 40 * RECORD);
+    same("drained again", &there(), &want);
+    same("on the other node", &std::fs::read(b.path("f")).expect("read"), &want);
+    drop(file);
+    cluster.umount_all();
+}
+
+/// Nodes that open, write, append, cut, look at and close files in turn, one operation at a time:
+/// each sees what all have done before.
+fn turns(nodes: usize, steps: usize, flush: &str) {
+    const FILES: usize = 3;
+    let cluster = Cluster::builder().nodes(nodes).consistency("posix").flush(flush).start();
+    let seed = seed();
+    let mut random = generator(seed);
+    let mut want: Vec<Vec<u8>> = vec![Vec::new(); FILES];
+    let mut files: Vec<Vec<Option<File>>> =
+        (0..nodes).map(|_| (0..FILES).map(|_| None).collect()).collect();
+    (0..FILES).for_each(|f| drop(open(&cluster.node(0).path(format!("f{f}")))));
+    // One node does several things in a row, mostly, and pauses let it be alone again.
+    let mut n = 0;
+    for step in 0..steps {
+        if random.random_range(0..20) == 0 {
+            if random.random_range(0..3) > 0 {
+                files[n].iter_mut().for_each(|file| *file = None);
+            }
+            n = random.random_range(0..nodes);
+        }
+        if random.random_range(0..30) == 0 {
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        let f = random.random_range(0..FILES);
+        let path = cluster.node(n).path(format!("f{f}"));
+        let what = format!("seed {seed}, step {step}, node {n}, file {f}");
+        let content = &mut want[f];
+        let mut data = vec![0; random.random_range(1..5000)];
+        random.fill_bytes(&mut data);
+        let choice = random.random_range(0..20);
+        if choice == 19 {
+            files[n][f] = None;
+            continue;
+        }
+        let file = files[n][f].get_or_insert_with(|| open(&path));
+        match choice {
+            0..9 => {
+                let offset = random.random_range(0..=content.len() + 500);
+                file.write_all_at(&data, offset as u64).expect("write");
+                let end = (offset + data.len()).max(content.len());
+                content.resize(end, 0);
+                content[offset..offset + data.len()].copy_from_slice(&data);
+            }
+            9..12 => {
+                append(&path).write_all(&data).expect("append");
+                content.extend(&data);
+            }
+            12 => {
+                let len = random.random_range(0..=content.len() + 2000);
+                file.set_len(len as u64).expect("cut");
+                content.resize(len, 0);
+            }
+            13 => file.sync_all().expect("fsync"),
+            14..17 => {
+                let got = std::fs::read(&path).expect("read");
+                same(&what, &got, content);
+            }
+            _ => {
+                assert_eq!(file.metadata().expect("stat").len(), content.len() as u64, "{what}");
+                let stat = std::fs::metadata(&path).expect("stat");
+                assert_eq!(stat.len(), content.len() as u64, "{what}: by its name");
+            }
+        }
+    }
+    let quietly: u64 = cluster.nodes().iter().map(quiet).sum();
+    assert!(quietly > steps as u64 / 20, "{quietly} quiet writes in {steps} steps");
+    drop(files);
+    cluster.umount_all();
+    for (f, want) in want.iter().enumerate() {
+        let there = std::fs::read(cluster.backing().join(format!("f{f}"))).expect("read");
+        same(&format!("seed {seed}: file {f} on the backing"), &there, want);
+    }
+}
+
+#[test]
+fn two_nodes_in_turn() {
+    turns(2, 1500, "end");
+}
+
+#[test]
+fn three_nodes_in_turn_while_it_is_flushed() {
+    turns(3, 1500, "immediate");
+}
