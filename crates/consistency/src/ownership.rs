@@ -179,10 +179,8 @@ impl FileState {
             return self.version;
         }
         let version = self.step();
-        for range in ranges.iter().copied().filter(|r| !r.is_empty()) {
-            self.guesses.forget(range);
-            self.insert(node, range, version);
-        }
+        ranges.iter().for_each(|range| self.guesses.forget(*range));
+        self.insert(node, ranges, version);
         version
     }
 
@@ -206,15 +204,14 @@ impl FileState {
         if version == before {
             version = self.step();
         }
-        for range in claimed.iter().copied().filter(|r| !r.is_empty()) {
-            self.insert(node, range, version);
-        }
+        self.insert(node, claimed, version);
         version
     }
 
-    fn insert(&mut self, node: NodeId, range: ByteRange, version: Version) {
-        self.tree.insert(Owned { range, node, version, flushed: false });
-        self.size = self.size.max(range.end());
+    fn insert(&mut self, node: NodeId, ranges: &[ByteRange], version: Version) {
+        self.tree.insert_all(node, ranges, version);
+        let some = ranges.iter().filter(|range| !range.is_empty());
+        self.size = some.map(|range| range.end()).fold(self.size, u64::max);
     }
 
     /// What of `range` the claimant `node` gets without taking a byte that another node has:
