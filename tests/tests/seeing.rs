@@ -1,11 +1,10 @@
 //! What a user and a monitor can see of a mount: `ebb top --once`, and metrics that a strict
 //! reader of the Prometheus text format takes.
 
-use ebb_testkit::{Cluster, describe, mounts, skip_reason};
+use ebb_testkit::{Cluster, describe, skip_reason};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
-use std::time::Duration;
 
 /// Samples by series (name with labels), as the text format defines them; panics at whatever a
 /// scraper would refuse.
@@ -85,8 +84,7 @@ fn metrics_are_valid_and_complete() {
     // What is written past the daemon counts, and what is written over it through the daemon.
     fs::write(node.path("f"), vec![1; 60_000]).expect("write");
     // While the first one is open, others of the node go past the daemon, too.
-    let closed = || node.status()["io_paths"].as_array().is_none_or(Vec::is_empty);
-    assert!(mounts::wait_until(Duration::from_secs(10), closed));
+    node.wait_closed();
     let mut file = fs::OpenOptions::new().append(true).open(node.path("f")).expect("open");
     file.write_all(&[1; 40_000]).expect("append");
     drop(file);

@@ -206,6 +206,15 @@ impl Node {
         })
     }
 
+    /// Waits until nothing is open: the kernel tells of a last close after it returned.
+    ///
+    /// # Panics
+    /// When something stays open.
+    pub fn wait_closed(&self) {
+        let none = |status: &Value| status["io_paths"].as_array().is_none_or(Vec::is_empty);
+        self.wait_status(Duration::from_secs(10), none);
+    }
+
     /// Waits until the status is as wanted; answers it.
     ///
     /// # Panics
