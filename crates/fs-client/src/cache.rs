@@ -139,7 +139,9 @@ impl CacheDir {
     /// Bytes of the file system that holds the buffer: (all, free for us).
     pub fn space(&self) -> io::Result<(u64, u64)> {
         let s = rustix::fs::statvfs(&self.data)?;
-        Ok((s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize))
+        // What is kept for others counts neither as free nor as there.
+        let usable = s.f_blocks.saturating_sub(s.f_bfree) + s.f_bavail;
+        Ok((usable * s.f_frsize, s.f_bavail * s.f_frsize))
     }
 
     /// How many more files fit there; none where the file system has no such bound.

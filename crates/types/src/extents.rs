@@ -65,6 +65,40 @@ impl<V: Copy + Eq> Extents<V> {
         })
     }
 
+    /// What there is within each of `ranges`, one after the other. Cheap for many ranges that are in
+    /// order.
+    #[must_use]
+    pub fn within(&self, ranges: &[ByteRange]) -> Vec<(ByteRange, V)> {
+        match self.is_pass_cheaper(ranges.len()) && ranges.is_sorted_by(precedes) {
+            true => self.within_in_order(ranges),
+            false => ranges.iter().flat_map(|range| self.overlapping(*range)).collect(),
+        }
+    }
+
+    /// One pass over all there is.
+    fn within_in_order(&self, ranges: &[ByteRange]) -> Vec<(ByteRange, V)> {
+        let mut found = Vec::with_capacity(ranges.len());
+        let mut extents = self.iter().peekable();
+        for range in ranges {
+            while extents.next_if(|(extent, _)| extent.end() <= range.start()).is_some() {}
+            while let Some((extent, value)) = extents.peek().copied() {
+                let part = extent.intersect(*range);
+                found.extend((!part.is_empty()).then_some((part, value)));
+                // It may reach into the next range as well.
+                if extent.end() >= range.end() {
+                    break;
+                }
+                extents.next();
+            }
+        }
+        found
+    }
+
+    /// Whether one pass over everything is cheaper than so many looks.
+    fn is_pass_cheaper(&self, looks: usize) -> bool {
+        looks >= MANY_LOOKS && self.len() / looks <= EXTENTS_A_LOOK
+    }
+
     /// The parts of `range` that have no value, in order.
     pub fn gaps(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + '_ {
         let end = ByteRange::at(range.end(), 0);
@@ -122,19 +156,22 @@ impl<V: Copy + Eq> Extents<V> {
     }
 }
 
-/// A list of changes is cheaper taken as a whole from this length on, and when there are not more
+/// A list of ranges is cheaper taken as a whole from this length on, and when there are not more
 /// than so many extents for each of them.
-const MANY_CHANGES: usize = 16;
-const EXTENTS_A_CHANGE: usize = 8;
+const MANY_LOOKS: usize = 16;
+const EXTENTS_A_LOOK: usize = 8;
+
+fn precedes(one: &ByteRange, next: &ByteRange) -> bool {
+    one.end() <= next.start()
+}
 
 impl<V: Copy + Eq> Extents<V> {
     /// All of these changes, in turn: every byte of a range has its value from now on, or none.
     /// Returns how many bytes that had a value were in the ranges. Cheap for many ranges that are in
     /// order.
     pub fn assign(&mut self, changes: &[(ByteRange, Option<V>)]) -> u64 {
-        let few = changes.len() < MANY_CHANGES || self.len() / changes.len() > EXTENTS_A_CHANGE;
-        let in_order = |pair: &[(ByteRange, Option<V>)]| pair[0].0.end() <= pair[1].0.start();
-        if !few && changes.windows(2).all(in_order) {
+        let in_order = || changes.is_sorted_by(|(one, _), (next, _)| precedes(one, next));
+        if self.is_pass_cheaper(changes.len()) && in_order() {
             return self.assign_in_order(changes);
         }
         let mut had = 0;
@@ -262,7 +299,7 @@ mod tests {
         fn changes_as_a_whole_are_changes_in_turn(
             before in prop::collection::vec((range(), 0..3u8), 0..12),
             cuts in prop::collection::vec((0..=BYTES, prop::option::of(0..3u8)), 0..12),
-            any in prop::collection::vec((range(), prop::option::of(0..3u8)), 0..2 * MANY_CHANGES),
+            any in prop::collection::vec((range(), prop::option::of(0..3u8)), 0..2 * MANY_LOOKS),
         ) {
             let (mut extents, mut plain) = (Extents::new(), Plain::default());
             for (range, value) in before {
@@ -283,6 +320,13 @@ mod tests {
                     false => extents.assign(&changes),
                 }, had);
                 prop_assert_eq!(extents.iter().collect::<Vec<_>>(), all);
+                let ranges: Vec<ByteRange> = changes.iter().map(|(range, _)| *range).collect();
+                let each = ranges.iter().flat_map(|range| extents.overlapping(*range));
+                let each: Vec<_> = each.collect();
+                prop_assert_eq!(&extents.within(&ranges), &each);
+                if whole {
+                    prop_assert_eq!(extents.within_in_order(&ranges), each);
+                }
             }
         }
     }

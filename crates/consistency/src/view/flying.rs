@@ -45,15 +45,13 @@ impl Flying {
         version: Version,
     ) -> Vec<(ByteRange, Version)> {
         let (mut landed, mut changes) = (Vec::new(), Vec::new());
-        for range in ranges {
-            for (piece, flight) in self.flights.overlapping(*range) {
-                let newest = flight.newest.max(version);
-                let attaches = flight.attaches.saturating_sub(1);
-                if attaches == 0 {
-                    landed.push((piece, newest));
-                }
-                changes.push((piece, (attaches > 0).then_some(Flight { attaches, newest })));
+        for (piece, flight) in self.flights.within(ranges) {
+            let newest = flight.newest.max(version);
+            let attaches = flight.attaches.saturating_sub(1);
+            if attaches == 0 {
+                landed.push((piece, newest));
             }
+            changes.push((piece, (attaches > 0).then_some(Flight { attaches, newest })));
         }
         self.flights.assign(&changes);
         landed

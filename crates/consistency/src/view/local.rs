@@ -119,13 +119,9 @@ impl LocalMap {
         ranges
     }
 
-    /// The extents of that class that meet `range`, clipped to it, in order.
-    pub(crate) fn extents(
-        &self,
-        class: Class,
-        range: ByteRange,
-    ) -> impl Iterator<Item = ByteRange> + '_ {
-        self.classes[class as usize].overlapping(range).map(|(found, _)| found)
+    /// The parts of `ranges` that are of that class.
+    pub(crate) fn extents(&self, class: Class, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        self.classes[class as usize].within(ranges).into_iter().map(|(found, _)| found).collect()
     }
 
     /// The parts of `range` that are not in the cache file.

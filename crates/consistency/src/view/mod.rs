@@ -300,12 +300,13 @@ impl FileView {
         self.known.size.update(size, version);
         let mut landed: BTreeMap<Version, Vec<ByteRange>> = BTreeMap::new();
         for (range, newest) in self.flying.land(ranges, version) {
-            let attaching = self.local.extents(Class::Attaching, range);
-            landed.entry(newest).or_default().extend(attaching);
+            landed.entry(newest).or_default().push(range);
         }
-        let owned: u64 = landed.values().flatten().map(|range| range.len()).sum();
+        let mut owned = 0;
         for (newest, ranges) in landed {
-            self.own(&ranges, newest, &mut changes);
+            let attaching = self.local.extents(Class::Attaching, &ranges);
+            owned += attaching.iter().map(|range| range.len()).sum::<u64>();
+            self.own(&attaching, newest, &mut changes);
         }
         if owned < ranges.iter().map(|range| range.len()).sum() || !changes.overtaken.is_empty() {
             for lost in self.local.gaps_in(ranges) {

@@ -353,7 +353,7 @@ impl Note {
 
     fn put(&mut self, ranges: &[ByteRange], kept: Kept, guessed: bool) {
         let held = |durable| Some(Held { kept, durable, guessed });
-        let before = ranges.iter().flat_map(|range| self.held.overlapping(*range));
+        let before = self.held.within(ranges).into_iter();
         let durable: Vec<_> =
             before.filter(|(_, h)| h.durable).map(|(part, _)| (part, held(true))).collect();
         self.held.assign(&ranges.iter().map(|r| (*r, held(false))).collect::<Vec<_>>());
@@ -379,7 +379,7 @@ impl Note {
 
     /// What is held of `ranges` becomes something else.
     fn change(&mut self, ranges: &[ByteRange], f: impl Fn(Held) -> Option<Held>) {
-        let held = ranges.iter().flat_map(|range| self.held.overlapping(*range));
+        let held = self.held.within(ranges).into_iter();
         let changed = held.map(|(part, held)| (part, held, f(held)));
         let changes: Vec<_> = changed
             .filter(|(_, held, new)| *new != Some(*held))
