@@ -283,6 +283,35 @@ impl FileState {
         Some((start, self.attach(node, &[ByteRange::new(start, end)])))
     }
 
+    /// `node` is lost, was appending `range` when that happened, and nobody has bytes of what it still
+    /// owns there: they never came into being. Where nothing came behind it the file ends before it
+    /// again, else there are zeros.
+    pub fn undo_append(&mut self, node: NodeId, range: ByteRange) -> Version {
+        let its = |o: &Owned| o.node == node && !o.flushed;
+        let missing: Vec<ByteRange> =
+            self.tree.overlapping(range).filter(its).map(|o| o.range).collect();
+        self.disown(&missing, range)
+    }
+
+    /// `missing`, parts of `within`, which are owned unflushed, were never written: they are zeros,
+    /// and where the file ends with `within` it ends with the last byte of it that was.
+    fn disown(&mut self, missing: &[ByteRange], within: ByteRange) -> Version {
+        if missing.is_empty() {
+            return self.version;
+        }
+        let version = self.step();
+        for range in missing {
+            self.tree.remove(*range);
+            self.changes.mark(*range, version);
+        }
+        self.base_version = version;
+        if self.size == within.end() {
+            let last = self.tree.overlapping(within).last().map_or(0, |o| o.range.end());
+            self.size = last.max(within.start()).max(self.base_len);
+        }
+        version
+    }
+
     /// `node` gives up flushed bytes, which become the backing's. Bytes of other owners or of
     /// nobody are left alone; an own unflushed byte is an error that changes nothing.
     pub fn detach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Result<Version, NotFlushed> {
