@@ -141,7 +141,7 @@ impl Node {
         if cache.metadata()?.len() != size {
             cache.set_len(size)?;
         }
-        let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
+        let id = door.register(self.cache.for_kernel(file.ino)?.as_fd())?;
         let held = state.view.unflushed_bytes() + state.view.clean_bytes();
         self.room.past.pin(0, held);
         state.passing = Some(Passing { id: Arc::new(id), track: None, size, held, ahead: 0 });
