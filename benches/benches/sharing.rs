@@ -8,12 +8,15 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::time::Duration;
 
 const WRITERS: usize = 4;
 /// What each node writes, about.
 const NODE_BYTES: usize = 32 << 20;
 /// Of a file of one node.
 const SOLE_BYTES: usize = 8 << 20;
+/// Until the daemons have freed what was removed: whoever comes next must not pay for it.
+const FREED: Duration = Duration::from_millis(200);
 const READ_BYTES: usize = 16 << 20;
 const RECORD: usize = 8 << 10;
 
@@ -37,7 +40,8 @@ fn main() {
 
 // ---- one file of several nodes ---------------------------------------------------------------
 
-/// All nodes write at the same time; MiB per second of a node, with the close that publishes.
+/// All nodes open a file, and then write at the same time; MiB per second of a node, with the close that
+/// publishes.
 fn write_all(
     paths: &[PathBuf],
     record: usize,
@@ -47,10 +51,11 @@ fn write_all(
     let barrier = Barrier::new(paths.len());
     let one = |who: usize, path: &Path| {
         let data = vec![who as u8 + 1; record];
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.expect("open");
+        // As after MPI_File_open.
         barrier.wait();
         rate(|| {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-            let file = file.expect("open");
             for i in 0..records {
                 file.write_all_at(&data, offset(who, i) as u64).expect("write");
             }
@@ -82,6 +87,7 @@ fn many_writers(report: &mut Report, io_path: &str) {
             || {
                 let speed = write_all(&own, record, |_, i| i * record);
                 own.iter().for_each(|p| std::fs::remove_file(p).expect("remove"));
+                std::thread::sleep(FREED);
                 speed
             },
             || {
@@ -93,6 +99,7 @@ fn many_writers(report: &mut Report, io_path: &str) {
                     |(i, r): (usize, &[u8])| r.iter().all(|b| *b == (i % WRITERS) as u8 + 1);
                 assert!(records.all(right) && got.len() == NODE_BYTES / record * record * WRITERS);
                 std::fs::remove_file(&shared[0]).expect("remove");
+                std::thread::sleep(FREED);
                 speed
             },
         );

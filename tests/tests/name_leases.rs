@@ -67,7 +67,10 @@ fn costs(model: &str, on_backing: bool) {
         assert_eq!(e.kind(), io::ErrorKind::NotFound);
     });
     let unlink = cost(a, &name("unlink"), |p| fs::remove_file(p).expect("unlink"));
-    assert!(create < 3.3, "{model}: {create} requests for a create");
+    // Past the daemon the kernel asks once whether a write must clear file capabilities.
+    let most =
+        if std::env::var("EBB_TEST_IO_PATH").is_ok_and(|way| way == "auto") { 4.3 } else { 3.3 };
+    assert!(create < most, "{model}: {create} requests for a create");
     assert!(stat < 0.2, "{model}: {stat} requests for a stat");
     assert!(absent < 0.2, "{model}: {absent} requests for what is not there");
     assert!(unlink < 1.3, "{model}: {unlink} requests for an unlink");

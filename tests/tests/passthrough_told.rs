@@ -126,6 +126,7 @@ fn without_a_tracker_files_with_content_are_the_daemons() {
     let node = cluster.node(0);
     assert_eq!(node.status()["tracker"], "switched off");
     std::fs::write(node.path("f"), content(1, 10_000)).expect("write");
+    node.wait_closed();
     let file = write_only(&node.path("f"));
     assert_eq!(opens(node, "daemon:not-empty"), 1);
     close(file).expect("close");

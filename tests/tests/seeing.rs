@@ -79,7 +79,8 @@ fn metrics_are_valid_and_complete() {
     if let Some(why) = skip_reason() {
         return println!("SKIPPED: {why}");
     }
-    let cluster = Cluster::builder().nodes(2).flush("end").start();
+    // With a tracker nothing of it would come through the daemon.
+    let cluster = Cluster::builder().nodes(2).flush("end").option("--tracker", "off").start();
     let node = cluster.node(0);
     // What is written past the daemon counts, and what is written over it through the daemon.
     fs::write(node.path("f"), vec![1; 60_000]).expect("write");

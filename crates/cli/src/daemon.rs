@@ -14,7 +14,7 @@ use crate::service::Service;
 use crate::{keeper, mounts, progress, unmount};
 use ebb_fs_client::control::Request;
 use ebb_fs_client::heir::Heirloom;
-use ebb_fs_client::{leftover, registry};
+use ebb_fs_client::{MetaAt, leftover, registry};
 use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
@@ -64,12 +64,12 @@ pub fn run(
             Some(service)
         }
     };
-    let address = match (&service, &plan.config.meta) {
-        (Some(service), _) => service.address().to_owned(),
-        (None, Some(address)) => address.clone(),
+    let at = match (&service, &plan.config.meta) {
+        (Some(service), _) => service.at(),
+        (None, Some(address)) => MetaAt { address: address.clone(), side_door: None },
         (None, None) => unreachable!("without an address a service was started"),
     };
-    let ended = mount(plan, address, heir, phase.clone(), report)
+    let ended = mount(plan, at, heir, phase.clone(), report)
         .and_then(|()| left_behind.lock().take().map_or(Ok(()), Err));
     phase.store(LINGERING, Ordering::SeqCst);
     if let Some(service) = service {
@@ -100,7 +100,7 @@ fn successor(plan: &Plan) -> Result<Plan, Failure> {
 
 fn mount(
     plan: &Plan,
-    address: String,
+    meta: MetaAt,
     heir: Option<Arc<Heirloom>>,
     phase: Arc<AtomicU8>,
     report: impl FnOnce(Report) + Send + 'static,
@@ -114,7 +114,7 @@ fn mount(
             pid: std::process::id(),
         }));
     });
-    ebb_fs_client::run(plan.config.clone(), address, heir, on_ready)
+    ebb_fs_client::run(plan.config.clone(), meta, heir, on_ready)
         .map_err(|e| Failure::with_status(e.exit_code(), e.to_string()))
 }
 

@@ -3,6 +3,7 @@
 use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::plan::{Plan, host_name};
+use ebb_fs_client::MetaAt;
 use ebb_meta_server::{Config, JournalError, Server, StartError};
 use ebb_transport::auth::Token;
 use std::net::SocketAddr;
@@ -100,6 +101,12 @@ impl Service {
         let address = advertised(listen, port);
         tracing::info!("metadata service listens on {address}");
         Ok(Service { server, address, bound: port, stop, serving })
+    }
+
+    /// Where the daemon that it is in reaches it.
+    #[must_use]
+    pub fn at(&self) -> MetaAt {
+        MetaAt { address: self.address.clone(), side_door: Some(self.server.side_door()) }
     }
 
     /// Where others reach it.

@@ -179,10 +179,8 @@ impl FileState {
             return self.version;
         }
         let version = self.step();
-        for range in ranges.iter().copied().filter(|r| !r.is_empty()) {
-            self.guesses.forget(range);
-            self.insert(node, range, version);
-        }
+        ranges.iter().for_each(|range| self.guesses.forget(*range));
+        self.insert(node, ranges, version);
         version
     }
 
@@ -206,15 +204,14 @@ impl FileState {
         if version == before {
             version = self.step();
         }
-        for range in claimed.iter().copied().filter(|r| !r.is_empty()) {
-            self.insert(node, range, version);
-        }
+        self.insert(node, claimed, version);
         version
     }
 
-    fn insert(&mut self, node: NodeId, range: ByteRange, version: Version) {
-        self.tree.insert(Owned { range, node, version, flushed: false });
-        self.size = self.size.max(range.end());
+    fn insert(&mut self, node: NodeId, ranges: &[ByteRange], version: Version) {
+        self.tree.insert_all(node, ranges, version);
+        let some = ranges.iter().filter(|range| !range.is_empty());
+        self.size = some.map(|range| range.end()).fold(self.size, u64::max);
     }
 
     /// What of `range` the claimant `node` gets without taking a byte that another node has:
@@ -284,6 +281,35 @@ impl FileState {
         let start = self.size;
         let end = start.checked_add(len).filter(|end| *end <= SIZE_MAX)?;
         Some((start, self.attach(node, &[ByteRange::new(start, end)])))
+    }
+
+    /// `node` is lost, was appending `range` when that happened, and nobody has bytes of what it still
+    /// owns there: they never came into being. Where nothing came behind it the file ends before it
+    /// again, else there are zeros.
+    pub fn undo_append(&mut self, node: NodeId, range: ByteRange) -> Version {
+        let its = |o: &Owned| o.node == node && !o.flushed;
+        let missing: Vec<ByteRange> =
+            self.tree.overlapping(range).filter(its).map(|o| o.range).collect();
+        self.disown(&missing, range)
+    }
+
+    /// `missing`, parts of `within`, which are owned unflushed, were never written: they are zeros,
+    /// and where the file ends with `within` it ends with the last byte of it that was.
+    fn disown(&mut self, missing: &[ByteRange], within: ByteRange) -> Version {
+        if missing.is_empty() {
+            return self.version;
+        }
+        let version = self.step();
+        for range in missing {
+            self.tree.remove(*range);
+            self.changes.mark(*range, version);
+        }
+        self.base_version = version;
+        if self.size == within.end() {
+            let last = self.tree.overlapping(within).last().map_or(0, |o| o.range.end());
+            self.size = last.max(within.start()).max(self.base_len);
+        }
+        version
     }
 
     /// `node` gives up flushed bytes, which become the backing's. Bytes of other owners or of

@@ -531,3 +531,29 @@ proptest! {
         prop_assert!(contested.is_sorted() && granted.is_sorted());
     }
 }
+
+/// An append that never came into being leaves no trace behind the end, and zeros before others' bytes.
+#[test]
+fn an_append_can_be_undone() {
+    let (lost, other) = (NodeId(1), NodeId(2));
+    for (behind, adopted, size, left) in [
+        (None, None, 10, vec![]),
+        (Some((20, 25)), None, 25, vec![(20, 25)]),
+        (None, Some((10, 14)), 14, vec![(10, 14)]),
+    ] {
+        let mut file = FileState::new(10);
+        let (start, version) = file.append(lost, 10).expect("a place");
+        let range = ByteRange::at(start, 10);
+        for (start, end) in [behind, adopted].into_iter().flatten() {
+            file.attach(other, &[ByteRange::new(start, end)]);
+        }
+        let before = file.query(ByteRange::ALL, Version::ZERO);
+        let undone = file.undo_append(lost, range);
+        assert!(undone > before.version && undone > version);
+        let after = file.query(ByteRange::ALL, Version::ZERO);
+        assert_eq!((after.size, after.base_version), (size, undone), "copies of it are old");
+        let owned: Vec<_> = after.ranges.iter().map(|o| (o.range.start(), o.range.end())).collect();
+        assert_eq!(owned, left);
+        assert_eq!(file.undo_append(lost, range), undone, "once");
+    }
+}

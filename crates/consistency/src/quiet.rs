@@ -117,20 +117,7 @@ impl FileState {
             |o: &super::Owned| o.node == node && !o.flushed && o.version == lapsed.version;
         let unwritten: Vec<ByteRange> =
             self.tree.overlapping(lapsed.window).filter(unwritten).map(|o| o.range).collect();
-        if unwritten.is_empty() {
-            return self.version;
-        }
-        let version = self.step();
-        for range in &unwritten {
-            self.tree.remove(*range);
-            self.changes.mark(*range, version);
-        }
-        self.base_version = version;
-        if self.size == lapsed.window.end() {
-            let last = self.tree.overlapping(lapsed.window).last().map_or(0, |o| o.range.end());
-            self.size = last.max(lapsed.window.start()).max(self.base_len);
-        }
-        version
+        self.disown(&unwritten, lapsed.window)
     }
 
     /// What a node wrote quietly is lost: it will never be told.

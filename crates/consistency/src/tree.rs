@@ -29,6 +29,11 @@ use std::collections::BTreeMap;
 /// Versions of one owner are merged only within an aligned span of so many bytes.
 pub const MERGE_SPAN: u64 = 1 << 20;
 
+/// A list of ranges is cheaper taken as a whole from this length on, and when there are not more
+/// than so many entries for each of them.
+const MANY_RANGES: usize = 16;
+const ENTRIES_A_RANGE: usize = 8;
+
 /// A range of bytes with its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owned {
@@ -151,6 +156,51 @@ impl OwnershipTree {
         self.add(range.start(), Entry { end: range.end(), node, version, flushed });
         self.merge_at(range.end());
         self.merge_at(range.start());
+    }
+
+    /// `node` takes all of `ranges`, unflushed, at a version that no older one exceeds. Cheap for many
+    /// that are in order.
+    pub fn insert_all(&mut self, node: NodeId, ranges: &[ByteRange], version: Version) {
+        let few = ranges.len() < MANY_RANGES || self.len() / ranges.len() > ENTRIES_A_RANGE;
+        let in_order = |pair: &[ByteRange]| pair[0].end() <= pair[1].start();
+        if few || !ranges.windows(2).all(in_order) {
+            let one = |range: &ByteRange| Owned { range: *range, node, version, flushed: false };
+            return ranges.iter().map(one).for_each(|owned| self.insert(owned));
+        }
+        self.insert_in_order(node, ranges, version);
+    }
+
+    /// One pass over all there is and all that is new.
+    fn insert_in_order(&mut self, node: NodeId, ranges: &[ByteRange], version: Version) {
+        let old: Vec<Owned> = std::mem::take(self).into();
+        let mut old = old.into_iter();
+        let mut all: Vec<Owned> = Vec::with_capacity(old.len() + ranges.len());
+        // Others were joined as far as they may be.
+        let mut push = |owned: Owned| match all.last_mut() {
+            _ if owned.range.is_empty() => {}
+            Some(last) if last.joins(&owned) && [last.version, owned.version] == [version; 2] => {
+                last.range = ByteRange::new(last.range.start(), owned.range.end());
+            }
+            _ => all.push(owned),
+        };
+        let mut next = old.next();
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            // What lies before the range stays, what lies in it goes; what goes on behind it is next.
+            while let Some(owned) = next.filter(|o| o.range.start() < range.end()) {
+                push(owned.clipped(ByteRange::new(owned.range.start(), range.start())));
+                if owned.range.end() > range.end() {
+                    next = Some(owned.clipped(ByteRange::from(range.end())));
+                    break;
+                }
+                next = old.next();
+            }
+            push(Owned { range: *range, node, version, flushed: false });
+        }
+        next.into_iter().chain(old).for_each(push);
+        for owned in all.iter().filter(|o| !o.flushed) {
+            *self.unflushed.entry(owned.node).or_default() += owned.range.len();
+        }
+        self.entries = all.into_iter().map(|o| (o.range.start(), Entry::from(o))).collect();
     }
 
     /// Nobody owns `range` any more.

@@ -1,6 +1,7 @@
 //! The tree's rules on small, readable examples; random ones are in the tests of `ownership`.
 
 use super::*;
+use proptest::prelude::*;
 
 fn owned(start: u64, end: u64, node: u32, version: u64, flushed: bool) -> Owned {
     Owned {
@@ -68,6 +69,33 @@ fn compaction_leaves_busy_bytes_alone() {
         [owned(0, 30, 1, 3, false), owned(30, 40, 1, 4, false), owned(40, 100, 1, 10, false)];
     assert_eq!(t.iter().collect::<Vec<_>>(), expected);
     assert_eq!(t.unflushed().get(&NodeId(1)), Some(&100));
+}
+
+proptest! {
+    /// Many ranges in one pass are the same as one after the other.
+    #[test]
+    fn ranges_as_a_whole_are_ranges_in_turn(
+        before in prop::collection::vec((0..60u64, 1..20u64, 1..4u32, any::<bool>()), 0..20),
+        cuts in prop::collection::vec(0..80u64, 0..24),
+        later in prop::collection::vec(0..80u64, 0..24),
+    ) {
+        let mut whole = OwnershipTree::new();
+        for (i, (start, len, node, flushed)) in before.into_iter().enumerate() {
+            whole.insert(owned(start, start + len, node, i as u64 / 2 + 1, flushed));
+        }
+        let mut in_turn = whole.clone();
+        // The second time at the same version: what is written and what is claimed come so.
+        for mut cuts in [cuts, later] {
+            cuts.sort_unstable();
+            let pairs = cuts.chunks_exact(2);
+            let ranges: Vec<ByteRange> = pairs.map(|p| ByteRange::new(p[0], p[1])).collect();
+            whole.insert_in_order(NodeId(1), &ranges, Version(99));
+            for r in ranges.iter().filter(|r| !r.is_empty()) {
+                in_turn.insert(owned(r.start(), r.end(), 1, 99, false));
+            }
+            prop_assert_eq!(&whole, &in_turn);
+        }
+    }
 }
 
 #[test]

@@ -254,6 +254,19 @@ fn no_planted_bug_is_forgotten() {
     }
 }
 
+/// Why nothing is passed through where reads ask, not even handles that only write and are told of:
+/// what one process brings in, another one of the node may just have written over.
+#[test]
+fn writing_past_the_daemon_is_not_safe_where_reads_ask() {
+    let text = "base 0 | 0: truncate 1 | 1: write 0..1, fsync, send 0 | 0: recv 0, zero 0..1";
+    let (model, program) = (model("commit"), text.parse::<Program>().unwrap());
+    assert!(is_race_free(&program, &model, false));
+    let told = Bounds::told(0, Telling::All);
+    assert!(explore(&program, &model, told, None).failure.is_some());
+    let through = explore(&program, &model, Bounds::split(0, 0, 0), None);
+    assert_eq!((through.failure, through.cut_short), (None, false));
+}
+
 /// Programs that race do see other things, so race-freeness is not an empty condition.
 #[test]
 fn races_are_visible() {

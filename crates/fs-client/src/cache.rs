@@ -4,8 +4,10 @@
 use ebb_types::{ByteRange, Ino};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Cache files are spread over so many directories, so that none of them gets huge.
 const FANOUT: u64 = 256;
@@ -14,11 +16,18 @@ const FANOUT: u64 = 256;
 #[derive(Debug)]
 pub struct CacheDir {
     data: PathBuf,
+    /// The same directory, mounted once more for this process alone, without access times.
+    timeless: OnceLock<OwnedFd>,
+}
+
+/// Where a cache file is in the directory.
+fn name_of(ino: Ino) -> PathBuf {
+    Path::new(&format!("{:02x}", ino.0 % FANOUT)).join(format!("{:016x}", ino.0))
 }
 
 /// The length of a cache file in a cache directory; 0: there is none.
 pub(crate) fn len_in(root: &Path, ino: Ino) -> u64 {
-    CacheDir { data: root.join("data") }.len(ino).unwrap_or(0)
+    CacheDir::at(root.join("data")).len(ino).unwrap_or(0)
 }
 
 impl CacheDir {
@@ -31,11 +40,52 @@ impl CacheDir {
                 .mode(0o700)
                 .create(data.join(format!("{shard:02x}")))?;
         }
-        Ok(CacheDir { data })
+        Ok(CacheDir::at(data))
+    }
+
+    fn at(data: PathBuf) -> CacheDir {
+        CacheDir { data, timeless: OnceLock::new() }
+    }
+
+    /// Files that [`CacheDir::for_kernel`] opens from now on have no access times: looking whether one
+    /// must be set is a fifth of what a small read past the daemon costs more than a bare one.
+    pub fn leave_times_alone(&self) -> io::Result<()> {
+        use rustix::mount::OpenTreeFlags;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = rustix::mount::open_tree(rustix::fs::CWD, &self.data, flags)?;
+        let attr = libc::mount_attr {
+            attr_set: libc::MOUNT_ATTR_NOATIME,
+            attr_clr: libc::MOUNT_ATTR__ATIME,
+            propagation: 0,
+            userns_fd: 0,
+        };
+        // SAFETY: the descriptor and both pointers live through the call, which writes to none.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                tree.as_raw_fd(),
+                c"".as_ptr(),
+                libc::AT_EMPTY_PATH,
+                &raw const attr,
+                size_of_val(&attr),
+            )
+        };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let _ = self.timeless.set(tree);
+        Ok(())
+    }
+
+    /// A cache file as the kernel is to read and write it past the daemon.
+    pub fn for_kernel(&self, ino: Ino) -> io::Result<File> {
+        let Some(tree) = self.timeless.get() else { return self.read_only(ino) };
+        let path = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd())).join(name_of(ino));
+        OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)
     }
 
     fn path(&self, ino: Ino) -> PathBuf {
-        self.data.join(format!("{:02x}", ino.0 % FANOUT)).join(format!("{:016x}", ino.0))
+        self.data.join(name_of(ino))
     }
 
     /// The cache file of an inode, made when missing.
@@ -139,7 +189,9 @@ impl CacheDir {
     /// Bytes of the file system that holds the buffer: (all, free for us).
     pub fn space(&self) -> io::Result<(u64, u64)> {
         let s = rustix::fs::statvfs(&self.data)?;
-        Ok((s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize))
+        // What is kept for others counts neither as free nor as there.
+        let usable = s.f_blocks.saturating_sub(s.f_bfree) + s.f_bavail;
+        Ok((usable * s.f_frsize, s.f_bavail * s.f_frsize))
     }
 
     /// How many more files fit there; none where the file system has no such bound.
@@ -156,7 +208,6 @@ fn nameless_in(dir: &Path) -> io::Result<File> {
 
 /// A file without a name on the file system that holds `file`.
 pub fn nameless_beside(file: &File) -> io::Result<File> {
-    use std::os::fd::AsRawFd;
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     nameless_in(path.parent().unwrap_or(Path::new("/")))
 }
@@ -188,14 +239,12 @@ pub fn next_hole(file: &File, at: u64) -> io::Result<u64> {
 
 /// The same file once more, for reading only.
 pub fn reopened_for_reading(file: &File) -> io::Result<File> {
-    use std::os::fd::AsRawFd;
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// True when nobody has `file` open for writing or mapped writably; `file` must be open for
 /// reading only. The error says that this file system cannot tell.
 pub fn has_no_writers(file: &File) -> io::Result<bool> {
-    use std::os::fd::AsRawFd;
     let fd = file.as_raw_fd();
     // SAFETY: plain integers go in, nothing comes out but a status.
     let lease = |kind: i32| match unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) } {
@@ -231,7 +280,6 @@ const NEVER_ACCESSED: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// From now on [`was_accessed`] tells whether anybody but this daemon has read or mapped `file`.
 pub fn mark_unaccessed(file: &File) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
     let keep = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
     let times = [NEVER_ACCESSED, keep];
     // SAFETY: the array lives for the call.
@@ -251,7 +299,6 @@ pub fn was_accessed(meta: &std::fs::Metadata) -> bool {
 /// True when mapping a file counts as an access here: not where access times are switched off.
 /// `file` must be open without O_NOATIME.
 pub fn has_access_times(file: &File) -> io::Result<bool> {
-    use std::os::fd::AsRawFd;
     file.write_all_at(b"x", 0)?;
     mark_unaccessed(file)?;
     if was_accessed(&file.metadata()?) {
@@ -376,6 +423,29 @@ mod tests {
         let mut byte = [0];
         file.read_exact_at(&mut byte, 0).expect("read");
         assert!(was_accessed(&file.metadata().expect("stat")));
+    }
+
+    /// Only root may mount it once more.
+    #[test]
+    fn reads_of_the_kernel_leave_no_times() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let cache = CacheDir::open(dir.path()).expect("cache");
+        let file = cache.file(Ino(7)).expect("file");
+        if !has_access_times(&file).expect("mapped") || !rustix::process::geteuid().is_root() {
+            return println!("no access times on {}, or not root", dir.path().display());
+        }
+        file.write_all_at(b"bytes", 0).expect("write");
+        let accessed_by = |reader: &File| {
+            mark_unaccessed(&file).expect("marked");
+            let mut byte = [0];
+            reader.read_exact_at(&mut byte, 0).expect("read");
+            assert_eq!(&byte, b"b");
+            was_accessed(&file.metadata().expect("stat"))
+        };
+        assert!(accessed_by(&cache.for_kernel(Ino(7)).expect("open")));
+        cache.leave_times_alone().expect("mounted");
+        assert!(!accessed_by(&cache.for_kernel(Ino(7)).expect("open")));
+        assert!(accessed_by(&cache.read_only(Ino(7)).expect("open")), "elsewhere it is as it was");
     }
 
     #[test]

@@ -28,6 +28,7 @@ use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
 use ebb_flusher::{Activity, Engine, IoClass, Options, Policy, PolicyKind, ReadBack};
 use ebb_meta_client::{ConnectError, ConnectOptions};
+use ebb_transport::side_door::SideDoor;
 use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
@@ -206,10 +207,19 @@ pub(crate) fn end_now() -> ! {
     std::process::abort()
 }
 
+/// Where the metadata service is.
+#[derive(Clone, Debug)]
+pub struct MetaAt {
+    /// HOST:PORT.
+    pub address: String,
+    /// A way to it that does not go over the network, when it is in this process.
+    pub side_door: Option<SideDoor>,
+}
+
 /// Runs a daemon until it is unmounted. Blocks the calling thread.
 pub fn run(
     config: MountConfig,
-    meta_address: String,
+    meta: MetaAt,
     heir: Option<Arc<Heirloom>>,
     on_ready: Box<dyn FnOnce(&Ready) + Send>,
 ) -> Result<(), RunError> {
@@ -220,7 +230,7 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(local("cannot start the runtime"))?;
-    let result = run_on(&runtime, config, &meta_address, heir, on_ready);
+    let result = run_on(&runtime, config, meta, heir, on_ready);
     // Reads of a hanging backing must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(2));
     result
@@ -229,16 +239,16 @@ pub fn run(
 fn run_on(
     runtime: &tokio::runtime::Runtime,
     config: MountConfig,
-    meta_address: &str,
+    meta: MetaAt,
     heir: Option<Arc<Heirloom>>,
     on_ready: Box<dyn FnOnce(&Ready) + Send>,
 ) -> Result<(), RunError> {
     let ready = Ready {
         node: config.node.clone(),
-        meta: meta_address.to_string(),
+        meta: meta.address.clone(),
         mountpoint: config.mountpoint.clone(),
     };
-    let (daemon, mounted) = start(runtime, config, meta_address, heir.clone())?;
+    let (daemon, mounted) = start(runtime, config, meta, heir.clone())?;
     let fenced = watch_for_fencing(runtime, &daemon);
     if let Some(heir) = &heir {
         heir.say(&Word::Up);
@@ -263,7 +273,7 @@ fn run_on(
 fn start(
     runtime: &tokio::runtime::Runtime,
     config: MountConfig,
-    meta_address: &str,
+    meta: MetaAt,
     heir: Option<Arc<Heirloom>>,
 ) -> Result<(Arc<Daemon>, Mounted), RunError> {
     let _in_runtime = runtime.enter();
@@ -301,7 +311,8 @@ fn start(
         request_timeout: config.request_timeout,
         trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
         empty,
-        ..ConnectOptions::new(meta_address, config.node.clone())
+        side_door: meta.side_door,
+        ..ConnectOptions::new(meta.address, config.node.clone())
     };
     let patience = if empty { Duration::ZERO } else { takeover::JOIN_WITHIN };
     if let Some(heir) = &heir {

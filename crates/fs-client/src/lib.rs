@@ -48,6 +48,6 @@ mod tree;
 mod virtual_files;
 mod watchdog;
 
-pub use daemon::{Ready, RunError, run};
+pub use daemon::{MetaAt, Ready, RunError, run};
 pub use fuse::unmount;
 pub use rules::{Rules, RulesError};

@@ -31,9 +31,11 @@ impl PeerSource {
         let (node, file) = self.file(subject.ino)?;
         let all_here = {
             let state = file.state.read();
+            // What is written past the daemon is not known to be, and was not published.
+            let written = state.passing.as_ref().is_some_and(|p| p.track.is_some());
             ranges.iter().all(|r| match subject.copy_since {
                 None => state.view.local(*r),
-                Some(version) => state.view.has_copy(*r, version),
+                Some(version) => !written && state.view.has_copy(*r, version),
             })
         };
         if !all_here {

@@ -27,6 +27,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Before it is tried again to tell.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// A first write of so many bytes is not the last one.
+const MUCH: u64 = 64 << 10;
+
 /// After a wish in vain, an append does not ask again for so long: asking is a request of its own.
 const WISH_PAUSE_MS: u64 = 200;
 
@@ -133,8 +136,9 @@ impl Node {
             && state.opens > 0
             && state.passing.is_none()
             && !state.orphan;
-        // Whoever writes once gains nothing.
-        if fits && state.published.is_some() { state.quiet.wish(end) } else { 0 }
+        // Whoever writes once gains nothing; whoever begins with much does not write once.
+        let goes_on = state.published.is_some() || state.view.unattached_bytes() >= MUCH;
+        if fits && goes_on { state.quiet.wish(end) } else { 0 }
     }
 
     /// True when it seems to pay to ask for the right alone.

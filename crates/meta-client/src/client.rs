@@ -279,7 +279,7 @@ pub async fn service_status(
     patience: Duration,
 ) -> Result<pb::StatusReply, ConnectError> {
     let asked = async {
-        let mut client = session::client(session::channel(address).await?);
+        let mut client = session::client(session::channel(address, None).await?);
         let mut request = tonic::Request::new(pb::StatusRequest {});
         if let Some(token) = token {
             let proof = MetadataValue::from_bytes(&ebb_transport::admin::proof(token));

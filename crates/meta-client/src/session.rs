@@ -5,8 +5,10 @@ use crate::exchange::Exchange;
 use crate::frames::Frames;
 use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
+use ebb_transport::side_door::SideDoor;
 use ebb_types::{Errno, Incarnation};
 use ebb_wire::pb::{self, metadata_client::MetadataClient, reply::Body, request::Op};
+use hyper_util::rt::TokioIo;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -27,6 +29,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(3);
 pub struct ConnectOptions {
     /// HOST:PORT of the metadata service.
     pub address: String,
+    /// A way to it that does not go over the network, when it is in this process.
+    pub side_door: Option<SideDoor>,
     /// This node's name, unique in the job.
     pub node: String,
     /// This life of its daemon.
@@ -58,6 +62,7 @@ impl ConnectOptions {
     pub fn new(address: impl Into<String>, node: impl Into<String>) -> ConnectOptions {
         ConnectOptions {
             address: address.into(),
+            side_door: None,
             node: node.into(),
             incarnation: Incarnation(0),
             heir_of: Vec::new(),
@@ -127,7 +132,10 @@ pub(crate) struct Session {
 }
 
 /// A channel to the service at `address`, connected.
-pub(crate) async fn channel(address: &str) -> Result<Channel, ConnectError> {
+pub(crate) async fn channel(
+    address: &str,
+    side_door: Option<&SideDoor>,
+) -> Result<Channel, ConnectError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| ConnectError::BadAddress(format!("'{address}': {e}")))?
         .tcp_nodelay(true)
@@ -137,10 +145,14 @@ pub(crate) async fn channel(address: &str) -> Result<Channel, ConnectError> {
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true);
-    endpoint
-        .connect()
-        .await
-        .map_err(|e| ConnectError::Unreachable(format!("{address}: {}", innermost(&e))))
+    let connected = match side_door.cloned() {
+        None => endpoint.connect().await,
+        Some(door) => {
+            let enter = move |_| std::future::ready(door.enter().map(TokioIo::new));
+            endpoint.connect_with_connector(tower::service_fn(enter)).await
+        }
+    };
+    connected.map_err(|e| ConnectError::Unreachable(format!("{address}: {}", innermost(&e))))
 }
 
 /// The generated client with the message limits of the protocol.
@@ -167,7 +179,7 @@ async fn introduce(
     exchange: &Arc<Exchange>,
     resume: bool,
 ) -> Result<Session, ConnectError> {
-    let mut client = client(channel(&options.address).await?);
+    let mut client = client(channel(&options.address, options.side_door.as_ref()).await?);
     let (number, id) = exchange.begin();
     let nonce = auth::nonce();
     let hello = pb::Hello {

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)] // a failure here is a failed test
 
 use ebb_meta_client::{
-    AttachRequest, ConnectError, ConnectOptions, Event, LockKind, LockRequest, Made, MakeRequest,
-    MetaClient, Opened, QueryRequest, SetAttr, SetTime, Wish, service_status,
+    AttachRequest, ConnectError, ConnectOptions, Event, Holding, LockKind, LockRequest, Made,
+    MakeRequest, MetaClient, Opened, QueryRequest, SetAttr, SetTime, Wish, service_status,
 };
 use ebb_meta_server::{Config, Server};
 use ebb_transport::Token;
@@ -48,8 +48,12 @@ struct Running {
 
 impl Running {
     async fn start(dirs: &Dirs, token: Option<Token>) -> Running {
-        let config =
-            Config { token, ..Config::new(dirs.backing(), dirs.root.path().join("state")) };
+        Running::with_lease(dirs, token, Config::LEASE).await
+    }
+
+    async fn with_lease(dirs: &Dirs, token: Option<Token>, lease: Duration) -> Running {
+        let state = dirs.root.path().join("state");
+        let config = Config { token, lease, ..Config::new(dirs.backing(), state) };
         let server = Server::open(config).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -382,6 +386,51 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("never: {what}");
+}
+
+/// An append gets its place before anybody has a copy of its bytes. When its node is lost then, its
+/// partner has everything that was acknowledged, and the rest never was.
+#[tokio::test]
+async fn appends_under_way_when_their_node_is_lost_never_were() {
+    let dirs = Dirs::new();
+    let running = Running::with_lease(&dirs, None, Duration::from_millis(400)).await;
+    let (one, two) = (running.connect("n1").await, running.connect("node2").await);
+    let (lost, me) = (one.node_id(), two.node_id());
+    let epoch = one.pair(Some(me)).await.unwrap();
+    let (end, middle) = (create(&one, "end").await, create(&one, "middle").await);
+    let (end, middle) = (end.attr.ino, middle.attr.ino);
+    for ino in [end, middle] {
+        one.attach(&AttachRequest { copies: epoch, ..attach(ino, 0, 100) }).await.unwrap();
+        // Copied and acknowledged; then one that is not.
+        for len in [20, 50] {
+            one.append(ino, len, Time::now(), epoch, 0, Wish::No).await.unwrap();
+        }
+    }
+    // Behind it, another one has written.
+    two.attach(&attach(middle, 170, 180)).await.unwrap();
+    drop(one);
+    let held = |done| [Holding { owner: lost, epoch, done }];
+    let mut waited = 0;
+    while two.copies(&held(false), false, &[]).await.unwrap().take != [epoch] {
+        assert!(waited < 200, "never lost");
+        waited += 1;
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    for ino in [end, middle] {
+        let copied = ByteRange::new(0, 120);
+        let adopted = two.adopt(lost, epoch, ino, &[copied]).await.unwrap();
+        assert_eq!(adopted.ranges.iter().map(|r| r.len()).sum::<u64>(), 120);
+    }
+    assert_eq!(two.copies(&held(true), false, &[]).await.unwrap().drop, [epoch]);
+    let query =
+        |ino| QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
+    for (ino, size, owned) in [(end, 120, 120), (middle, 180, 130)] {
+        let map = two.query(query(ino)).await.unwrap().map;
+        assert!(map.ranges.iter().all(|o| o.node == me), "{map:?}");
+        assert_eq!(map.ranges.iter().map(|o| o.range.len()).sum::<u64>(), owned);
+        assert_eq!(map.size, size);
+    }
+    running.stop().await;
 }
 
 /// Operations that would fail or change more when they were done twice, under way.

@@ -11,6 +11,7 @@ use crate::copies::Copies;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
+use crate::ops::copies::Appends;
 use crate::rounds::Rounds;
 use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
@@ -64,6 +65,8 @@ pub struct Core {
     grants_changed: Notify,
     /// With which lease the right to write quietly went to whom. A leaf as well.
     pub quiet_grants: Mutex<HashMap<Ino, (StreamId, u64)>>,
+    /// The last appends of nodes whose partners have copies.
+    pub appends: Mutex<Appends>,
     /// When an inode was last compared with the backing.
     checked: Mutex<HashMap<(Ino, Checked), Instant>>,
     waiting: Mutex<HashMap<Ticket, oneshot::Sender<LockResult>>>,
@@ -131,6 +134,7 @@ impl Core {
             grants: Mutex::default(),
             grants_changed: Notify::new(),
             quiet_grants: Mutex::default(),
+            appends: Mutex::default(),
             checked: Mutex::default(),
             waiting: Mutex::default(),
             tickets: AtomicU64::new(1),

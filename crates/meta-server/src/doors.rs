@@ -1,4 +1,5 @@
-//! The doors of the service: TCP connections, of which strangers get little.
+//! The doors of the service: TCP connections, of which strangers get little, and the side door for the
+//! daemon that the service is in.
 //!
 //! A connection is a stranger's until a node has joined over it or a call over it was admitted.
 //! Strangers are few at a time (the oldest goes for the newest), have a deadline, and may send no
@@ -7,6 +8,7 @@
 
 use ebb_transport::gate::{Gate, Stranger};
 use ebb_transport::neighbour;
+use ebb_transport::side_door::Arrivals;
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
@@ -66,6 +68,7 @@ impl Visitor {
 /// The connections that come in.
 pub struct Doors {
     listener: TcpListener,
+    aside: Option<Arrivals>,
     gate: Arc<Gate>,
     stranger_bytes: usize,
     pause: Option<Pin<Box<Sleep>>>,
@@ -73,15 +76,20 @@ pub struct Doors {
 
 impl Doors {
     /// Opens them; `with_token`: whoever holds the token may come from anywhere.
-    pub fn open(listener: TcpListener, with_token: bool) -> Doors {
+    /// Whoever takes the side door is a process of this user's.
+    pub fn open(listener: TcpListener, aside: Option<Arrivals>, with_token: bool) -> Doors {
         let stranger_bytes = if with_token { STRANGER_BYTES } else { NEIGHBOUR_BYTES };
-        Doors { listener, gate: Gate::new(STRANGERS_MAX), stranger_bytes, pause: None }
+        Doors { listener, aside, gate: Gate::new(STRANGERS_MAX), stranger_bytes, pause: None }
     }
 
     fn let_in(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
         // An answer that waits for the acknowledgement of the one before it waits 40 ms.
         stream.set_nodelay(true)?;
         let is_ours = neighbour::is_ours(peer, stream.local_addr()?);
+        Ok(self.watched(Pipe::Net(stream), peer, is_ours))
+    }
+
+    fn watched(&self, pipe: Pipe, peer: SocketAddr, is_ours: bool) -> Connection {
         let (stranger, shut_out) = self.gate.enter();
         let place =
             Place { admitted: AtomicBool::new(false), stranger: Mutex::new(Some(stranger)) };
@@ -91,12 +99,12 @@ impl Doors {
                 () = shut_out.wait() => {}
             }
         };
-        Ok(Connection {
-            stream,
+        Connection {
+            pipe,
             visitor: Visitor { peer, is_ours, place: Arc::new(place) },
             patience: Some(Box::pin(patience)),
             bytes_left: self.stranger_bytes,
-        })
+        }
     }
 }
 
@@ -110,6 +118,17 @@ impl tokio_stream::Stream for Doors {
                 ready!(pause.as_mut().poll(cx));
                 doors.pause = None;
             }
+            if let Some(aside) = &mut doors.aside {
+                match aside.poll_recv(cx) {
+                    Poll::Ready(Some(pipe)) => {
+                        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+                        let connection = doors.watched(Pipe::Aside(pipe), nowhere, true);
+                        return Poll::Ready(Some(Ok(connection)));
+                    }
+                    Poll::Ready(None) => doors.aside = None,
+                    Poll::Pending => {}
+                }
+            }
             let accepted = ready!(doors.listener.poll_accept(cx));
             match accepted.and_then(|(stream, peer)| doors.let_in(stream, peer)) {
                 Ok(connection) => return Poll::Ready(Some(Ok(connection))),
@@ -122,9 +141,15 @@ impl tokio_stream::Stream for Doors {
     }
 }
 
+/// What a connection is made of.
+enum Pipe {
+    Net(TcpStream),
+    Aside(DuplexStream),
+}
+
 /// A connection that ends when its visitor stays a stranger for too long.
 pub struct Connection {
-    stream: TcpStream,
+    pipe: Pipe,
     visitor: Visitor,
     /// Ends when the stranger must go; none once it was admitted.
     patience: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -162,7 +187,10 @@ impl AsyncRead for Connection {
         let this = self.get_mut();
         this.check(cx)?;
         let before = buf.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        let read = match &mut this.pipe {
+            Pipe::Net(stream) => Pin::new(stream).poll_read(cx, buf),
+            Pipe::Aside(pipe) => Pin::new(pipe).poll_read(cx, buf),
+        };
         if this.patience.is_some() {
             this.bytes_left = this.bytes_left.saturating_sub(buf.filled().len() - before);
         }
@@ -176,7 +204,10 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+        match &mut self.get_mut().pipe {
+            Pipe::Net(stream) => Pin::new(stream).poll_write(cx, buf),
+            Pipe::Aside(pipe) => Pin::new(pipe).poll_write(cx, buf),
+        }
     }
 
     fn poll_write_vectored(
@@ -184,18 +215,30 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        match &mut self.get_mut().pipe {
+            Pipe::Net(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Pipe::Aside(pipe) => Pin::new(pipe).poll_write_vectored(cx, bufs),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.pipe {
+            Pipe::Net(stream) => stream.is_write_vectored(),
+            Pipe::Aside(pipe) => pipe.is_write_vectored(),
+        }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        match &mut self.get_mut().pipe {
+            Pipe::Net(stream) => Pin::new(stream).poll_flush(cx),
+            Pipe::Aside(pipe) => Pin::new(pipe).poll_flush(cx),
+        }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+        match &mut self.get_mut().pipe {
+            Pipe::Net(stream) => Pin::new(stream).poll_shutdown(cx),
+            Pipe::Aside(pipe) => Pin::new(pipe).poll_shutdown(cx),
+        }
     }
 }

@@ -409,6 +409,7 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             | FileOp::Truncate(_)
             | FileOp::Adopt(..)
             | FileOp::Lost(_)
+            | FileOp::UndoAppend(..)
             | FileOp::DetachAnew(..) => (vec![*ino], true),
         },
         Entry::Ns(Record::Attr { ino, .. } | Record::Free { ino }) => (vec![*ino], true),

@@ -4,10 +4,12 @@ use crate::config::{Config, StartError};
 use crate::core::Core;
 use crate::doors::{Doors, Visitor};
 use crate::stream;
+use ebb_transport::side_door::{Arrivals, SideDoor};
 use ebb_transport::{Token, admin};
 use ebb_types::NodeId;
 use ebb_wire::pb;
 use ebb_wire::pb::metadata_server::{Metadata, MetadataServer};
+use parking_lot::Mutex;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +41,8 @@ pub struct Server {
     core: Arc<Core>,
     token: Arc<Option<Token>>,
     calls: admin::Calls,
+    side_door: SideDoor,
+    arrivals: Mutex<Option<Arrivals>>,
 }
 
 impl Server {
@@ -46,7 +50,16 @@ impl Server {
     pub fn open(config: Config) -> Result<Arc<Server>, StartError> {
         let core = Arc::new(Core::open(&config)?);
         let (token, calls) = (Arc::new(config.token), admin::Calls::default());
-        Ok(Arc::new(Server { core, token, calls }))
+        let (side_door, arrivals) = SideDoor::new();
+        let arrivals = Mutex::new(Some(arrivals));
+        Ok(Arc::new(Server { core, token, calls, side_door, arrivals }))
+    }
+
+    /// A way in for the daemon that this service is in. It leads nowhere before the service serves,
+    /// and after it has ended.
+    #[must_use]
+    pub fn side_door(&self) -> SideDoor {
+        self.side_door.clone()
     }
 
     /// Serves nodes until `shutdown` resolves. Without a token only on loopback.
@@ -63,7 +76,7 @@ impl Server {
         let service = MetadataServer::new(Service { server: Arc::clone(self) })
             .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
-        let incoming = Doors::open(listener, self.token.is_some());
+        let incoming = Doors::open(listener, self.arrivals.lock().take(), self.token.is_some());
         let (stop, mut stopping) = tokio::sync::watch::channel(false);
         let serving = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)

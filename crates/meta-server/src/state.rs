@@ -106,6 +106,8 @@ pub enum FileOp {
     TakeBack(NodeId),
     /// Follows `State` in a snapshot.
     QuietState(Box<QuietState>),
+    /// What this node was appending there when it was lost, and nobody has.
+    UndoAppend(NodeId, ByteRange),
 }
 
 /// A node as the journal keeps it.
@@ -361,6 +363,7 @@ impl State {
             FileOp::Lose(node) => file.lose_quiet(*node),
             FileOp::TakeBack(node) => drop(file.take_back(*node)),
             FileOp::QuietState(stored) => file.restore_quiet(stored),
+            FileOp::UndoAppend(node, range) => drop(file.undo_append(*node, *range)),
         }
         match file.quiet() {
             Some(_) => self.quiet.insert(ino),

@@ -48,8 +48,7 @@ fn write(file: &File) -> io::Result<()> {
 }
 
 fn expect(watched: &Watched, ranges: &[Range<u64>]) -> Result<(), String> {
-    let seen = watched.drain().map_err(|e| e.to_string())?;
-    let seen: Vec<_> = seen.ranges.into_iter().collect();
+    let seen = watched.drain().map_err(|e| e.to_string())?.ranges;
     if seen == ranges { Ok(()) } else { Err(format!("seen {seen:?} instead of {ranges:?}")) }
 }
 
@@ -91,7 +90,7 @@ fn direct(tracker: &Tracker, dir: &Path) -> io::Result<Result<(), String>> {
     Ok(match watched.drain() {
         Err(lost) if lost.why == Why::Direct => Ok(()),
         // The file system may have written it as any other.
-        Ok(seen) if seen.ranges.contains(&0) => Ok(()),
+        Ok(seen) if seen.ranges.first().is_some_and(|r| r.contains(&0)) => Ok(()),
         Ok(_) => Err("a direct write was not noticed".into()),
         Err(lost) => Err(lost.to_string()),
     })

@@ -17,8 +17,8 @@ use std::sync::Arc;
 /// What was written since the last drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// These bytes, and no others.
-    pub ranges: RangeSet<u64>,
+    /// These bytes, and no others: in order, neighbours as one.
+    pub ranges: Vec<Range<u64>>,
 }
 
 /// Something was written since the last drain, and not all of it is known.
@@ -26,8 +26,8 @@ pub struct Written {
 pub struct Lost {
     /// How that came.
     pub why: Why,
-    /// Of these bytes it is known that they were written.
-    pub known: RangeSet<u64>,
+    /// Of these bytes it is known that they were written; in order.
+    pub known: Vec<Range<u64>>,
 }
 
 /// Why writes are not known.
@@ -81,9 +81,19 @@ impl std::error::Error for Lost {}
 #[derive(Default)]
 pub(crate) struct Pending {
     pub ino: u64,
-    ranges: RangeSet<u64>,
+    /// Ranges that came in order, with gaps between them: that of most files.
+    ordered: Vec<Range<u64>>,
+    /// The others.
+    others: RangeSet<u64>,
     /// The last range: most writes go on where the one before ended.
     last: Range<u64>,
+    events: u64,
+    overflow: bool,
+}
+
+/// What was taken of it.
+struct Taken {
+    ranges: Vec<Range<u64>>,
     events: u64,
     overflow: bool,
 }
@@ -102,16 +112,21 @@ impl Pending {
         }
         self.put_last();
         self.last = event.offset..end;
-        if self.ranges.len() >= ranges_max {
+        if self.ordered.len() + self.others.len() >= ranges_max {
             self.overflow = true;
-            self.ranges.clear();
+            self.ordered.clear();
+            self.others.clear();
         }
     }
 
     fn put_last(&mut self) {
         let last = std::mem::take(&mut self.last);
-        if !last.is_empty() {
-            self.ranges.insert(last);
+        if last.is_empty() {
+            return;
+        }
+        match self.ordered.last() {
+            Some(before) if last.start <= before.end => self.others.insert(last),
+            _ => self.ordered.push(last),
         }
     }
 
@@ -119,6 +134,17 @@ impl Pending {
     pub fn take(&mut self) -> Pending {
         self.put_last();
         std::mem::replace(self, Pending::new(self.ino))
+    }
+
+    fn taken(mut self) -> Taken {
+        let ranges = match self.others.is_empty() {
+            true => self.ordered,
+            false => {
+                self.others.extend(self.ordered);
+                self.others.into_iter().collect()
+            }
+        };
+        Taken { ranges, events: self.events, overflow: self.overflow }
     }
 }
 
@@ -160,6 +186,7 @@ impl Watched {
         let begun_have_ended = self.settle().is_ok();
         self.ask();
         let (pending, holes) = self.tracker.take(self.tag);
+        let pending = pending.taken();
         // Counters after the ring: a write that had no room in it has been counted by now.
         let counters = self.tracker.counters(&self.key);
         seen.events += pending.events;
@@ -251,10 +278,19 @@ mod tests {
         let mut pending = Pending::new(7);
         (0..100).for_each(|i| pending.add(event(10 * i, 10), 4));
         pending.add(event(2000, 5), 4);
-        let taken = pending.take();
-        assert_eq!(taken.ranges.iter().cloned().collect::<Vec<_>>(), [0..1000, 2000..2005]);
+        let taken = pending.take().taken();
+        assert_eq!(taken.ranges, [0..1000, 2000..2005]);
         assert_eq!(taken.events, 101);
-        assert!(pending.take().ranges.is_empty());
+        assert!(pending.take().taken().ranges.is_empty());
+    }
+
+    #[test]
+    fn ranges_come_in_order_whatever_the_order_of_writes() {
+        let mut pending = Pending::new(7);
+        for (offset, len) in [(40, 5), (60, 10), (10, 10), (65, 10), (20, 5), (90, 1), (80, 5)] {
+            pending.add(event(offset, len), 100);
+        }
+        assert_eq!(pending.take().taken().ranges, [10..25, 40..45, 60..75, 80..85, 90..91]);
     }
 
     #[test]
@@ -263,8 +299,8 @@ mod tests {
         (0..4).for_each(|i| pending.add(event(10 * i, 1), 4));
         assert!(!pending.overflow);
         (4..20).for_each(|i| pending.add(event(10 * i, 1), 4));
-        let taken = pending.take();
+        let taken = pending.take().taken();
         assert!(taken.overflow && taken.ranges.len() <= 5);
-        assert!(!pending.take().overflow, "told of once");
+        assert!(!pending.take().taken().overflow, "told of once");
     }
 }

@@ -15,6 +15,7 @@ mod peer;
 mod pool;
 mod reply;
 mod server;
+pub mod side_door;
 mod source;
 mod split;
 mod stats;

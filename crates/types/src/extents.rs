@@ -65,6 +65,40 @@ impl<V: Copy + Eq> Extents<V> {
         })
     }
 
+    /// What there is within each of `ranges`, one after the other. Cheap for many ranges that are in
+    /// order.
+    #[must_use]
+    pub fn within(&self, ranges: &[ByteRange]) -> Vec<(ByteRange, V)> {
+        match self.is_pass_cheaper(ranges.len()) && ranges.is_sorted_by(precedes) {
+            true => self.within_in_order(ranges),
+            false => ranges.iter().flat_map(|range| self.overlapping(*range)).collect(),
+        }
+    }
+
+    /// One pass over all there is.
+    fn within_in_order(&self, ranges: &[ByteRange]) -> Vec<(ByteRange, V)> {
+        let mut found = Vec::with_capacity(ranges.len());
+        let mut extents = self.iter().peekable();
+        for range in ranges {
+            while extents.next_if(|(extent, _)| extent.end() <= range.start()).is_some() {}
+            while let Some((extent, value)) = extents.peek().copied() {
+                let part = extent.intersect(*range);
+                found.extend((!part.is_empty()).then_some((part, value)));
+                // It may reach into the next range as well.
+                if extent.end() >= range.end() {
+                    break;
+                }
+                extents.next();
+            }
+        }
+        found
+    }
+
+    /// Whether one pass over everything is cheaper than so many looks.
+    fn is_pass_cheaper(&self, looks: usize) -> bool {
+        looks >= MANY_LOOKS && self.len() / looks <= EXTENTS_A_LOOK
+    }
+
     /// The parts of `range` that have no value, in order.
     pub fn gaps(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + '_ {
         let end = ByteRange::at(range.end(), 0);
@@ -122,10 +156,71 @@ impl<V: Copy + Eq> Extents<V> {
     }
 }
 
+/// A list of ranges is cheaper taken as a whole from this length on, and when there are not more
+/// than so many extents for each of them.
+const MANY_LOOKS: usize = 16;
+const EXTENTS_A_LOOK: usize = 8;
+
+fn precedes(one: &ByteRange, next: &ByteRange) -> bool {
+    one.end() <= next.start()
+}
+
+impl<V: Copy + Eq> Extents<V> {
+    /// All of these changes, in turn: every byte of a range has its value from now on, or none.
+    /// Returns how many bytes that had a value were in the ranges. Cheap for many ranges that are in
+    /// order.
+    pub fn assign(&mut self, changes: &[(ByteRange, Option<V>)]) -> u64 {
+        let in_order = || changes.is_sorted_by(|(one, _), (next, _)| precedes(one, next));
+        if self.is_pass_cheaper(changes.len()) && in_order() {
+            return self.assign_in_order(changes);
+        }
+        let mut had = 0;
+        for (range, value) in changes {
+            had += self.remove(*range);
+            if let Some(value) = value {
+                self.insert(*range, *value);
+            }
+        }
+        had
+    }
+
+    /// One pass over all there is and all that changes.
+    fn assign_in_order(&mut self, changes: &[(ByteRange, Option<V>)]) -> u64 {
+        let mut had = 0;
+        let mut new: Vec<(u64, (u64, V))> = Vec::with_capacity(self.len() + changes.len());
+        let mut push = |range: ByteRange, value: V| match new.last_mut() {
+            _ if range.is_empty() => {}
+            Some((_, (end, last))) if *end == range.start() && *last == value => *end = range.end(),
+            _ => new.push((range.start(), (range.end(), value))),
+        };
+        let mut old = self.iter();
+        let mut next = old.next();
+        for (range, value) in changes.iter().filter(|(range, _)| !range.is_empty()) {
+            // What lies before the change stays, what lies in it goes; what goes on behind it is next.
+            while let Some((extent, kept)) = next.filter(|(e, _)| e.start() < range.end()) {
+                push(ByteRange::new(extent.start(), extent.end().min(range.start())), kept);
+                had += extent.intersect(*range).len();
+                if extent.end() > range.end() {
+                    next = Some((ByteRange::new(range.end(), extent.end()), kept));
+                    break;
+                }
+                next = old.next();
+            }
+            if let Some(value) = value {
+                push(*range, *value);
+            }
+        }
+        next.into_iter().chain(old).for_each(|(extent, kept)| push(extent, kept));
+        self.map = new.into_iter().collect();
+        had
+    }
+}
+
 impl<V: Copy + Eq> FromIterator<(ByteRange, V)> for Extents<V> {
     fn from_iter<I: IntoIterator<Item = (ByteRange, V)>>(extents: I) -> Extents<V> {
         let mut all = Extents::new();
-        extents.into_iter().for_each(|(range, value)| all.insert(range, value));
+        let changes: Vec<_> = extents.into_iter().map(|(range, v)| (range, Some(v))).collect();
+        all.assign(&changes);
         all
     }
 }
@@ -194,6 +289,44 @@ mod tests {
             prop_assert_eq!(extents.gaps(look).collect::<Vec<_>>(), gaps);
             for at in 0..BYTES {
                 prop_assert_eq!(extents.get(at).map(|(_, v)| v), plain.0[at as usize]);
+            }
+        }
+    }
+
+    proptest! {
+        /// In one pass, in turn, and byte by byte: it is the same.
+        #[test]
+        fn changes_as_a_whole_are_changes_in_turn(
+            before in prop::collection::vec((range(), 0..3u8), 0..12),
+            cuts in prop::collection::vec((0..=BYTES, prop::option::of(0..3u8)), 0..12),
+            any in prop::collection::vec((range(), prop::option::of(0..3u8)), 0..2 * MANY_LOOKS),
+        ) {
+            let (mut extents, mut plain) = (Extents::new(), Plain::default());
+            for (range, value) in before {
+                plain.set(range, Some(value));
+                extents.insert(range, value);
+            }
+            let mut cuts = cuts;
+            cuts.sort_unstable_by_key(|(at, _)| *at);
+            let pairs = cuts.chunks_exact(2);
+            let in_order: Vec<_> =
+                pairs.map(|p| (ByteRange::new(p[0].0, p[1].0), p[0].1)).collect();
+            for (whole, changes) in [(true, in_order), (false, any)] {
+                let had: u64 = changes.iter().map(|(r, v)| plain.set(*r, *v)).sum();
+                let all = plain.within(ByteRange::new(0, BYTES));
+                let all: Vec<_> = all.into_iter().filter_map(|(r, v)| Some((r, v?))).collect();
+                prop_assert_eq!(match whole {
+                    true => extents.assign_in_order(&changes),
+                    false => extents.assign(&changes),
+                }, had);
+                prop_assert_eq!(extents.iter().collect::<Vec<_>>(), all);
+                let ranges: Vec<ByteRange> = changes.iter().map(|(range, _)| *range).collect();
+                let each = ranges.iter().flat_map(|range| extents.overlapping(*range));
+                let each: Vec<_> = each.collect();
+                prop_assert_eq!(&extents.within(&ranges), &each);
+                if whole {
+                    prop_assert_eq!(extents.within_in_order(&ranges), each);
+                }
             }
         }
     }

@@ -6,9 +6,11 @@ use crate::view::{FileView, Writing};
 use ebb_types::{ByteRange, Version};
 use rangemap::RangeSet;
 
-/// How far behind the end of what was written a node first asks to write quietly, and at most.
-const WINDOW_MIN: u64 = 1 << 20;
+/// How far behind the end of what was written a node first asks to write quietly, and at most; each
+/// time it asks for so many times as much as the time before.
+const WINDOW_MIN: u64 = 4 << 20;
 const WINDOW_MAX: u64 = 64 << 20;
+const WINDOW_GROWTH: u64 = 4;
 
 /// The right to write quietly, as it came with an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,7 +146,7 @@ impl QuietWrites {
     pub fn granted(&mut self, held: Held) {
         self.right = Right::Held(held);
         self.since = held.version;
-        self.window = (self.window * 2).clamp(WINDOW_MIN, WINDOW_MAX);
+        self.window = (self.window * WINDOW_GROWTH).clamp(WINDOW_MIN, WINDOW_MAX);
     }
 
     /// It could not be told.

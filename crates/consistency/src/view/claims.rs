@@ -33,7 +33,11 @@ impl FileView {
     #[must_use]
     pub fn by_precision(&self, ranges: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
         let (mut exact, mut guessed) = (Vec::new(), Vec::new());
-        for range in ranges.iter().filter(|r| !r.is_empty()) {
+        let some = ranges.iter().filter(|r| !r.is_empty());
+        if self.guessed.is_empty() {
+            return (some.copied().collect(), guessed);
+        }
+        for range in some {
             let outer = range.to_std();
             exact.extend(self.guessed.gaps(&outer).map(|r| bytes(&r)));
             guessed.extend(self.guessed.overlapping(&outer).map(|r| bytes(r).intersect(*range)));
@@ -56,6 +60,12 @@ impl FileView {
         self.local.gaps(within)
     }
 
+    /// The same of many ranges; neighbours as one.
+    #[must_use]
+    pub fn absent_of(&self, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        self.local.gaps_in(ranges)
+    }
+
     /// Bytes that are not in the cache file, and that nobody is putting there.
     #[must_use]
     pub fn vacant(&self, within: ByteRange) -> Vec<ByteRange> {
@@ -73,9 +83,8 @@ impl FileView {
     pub fn attached_again(&mut self, ranges: &[ByteRange], version: Version) -> Changes {
         let mut changes = Changes::default();
         for range in ranges {
-            for owned in self.owned(*range) {
-                self.own(owned, version, &mut changes);
-            }
+            let owned = self.owned(*range);
+            self.own(&owned, version, &mut changes);
         }
         self.extend_whole(ranges, version);
         changes

@@ -25,21 +25,35 @@ impl Flying {
         }
     }
 
-    /// An attach of `range` was answered with `version` (or failed: `Version::ZERO`). Returns the
-    /// parts that no other attach is under way for, with the newest version of all of theirs.
-    pub(crate) fn land(&mut self, range: ByteRange, version: Version) -> Vec<(ByteRange, Version)> {
-        let mut landed = Vec::new();
-        for (piece, flight) in self.pieces(range) {
-            let Some(flight) = flight else { continue };
-            let newest = flight.newest.max(version);
-            if flight.attaches <= 1 {
-                self.flights.remove(piece);
-                landed.push((piece, newest));
-            } else {
-                let attaches = flight.attaches - 1;
-                self.flights.insert(piece, Flight { attaches, newest });
-            }
+    /// The same for all of `ranges`, which do not meet.
+    pub(crate) fn start_all(&mut self, ranges: &[ByteRange]) {
+        if self.flights.is_empty() {
+            let first = Flight { attaches: 1, ..Flight::default() };
+            let all: Vec<_> = ranges.iter().map(|range| (*range, Some(first))).collect();
+            self.flights.assign(&all);
+        } else {
+            ranges.iter().for_each(|range| self.start(*range));
         }
+    }
+
+    /// An attach of `ranges`, which do not meet, was answered with `version` (or failed:
+    /// `Version::ZERO`). Returns the parts that no other attach is under way for, with the newest
+    /// version of all of theirs.
+    pub(crate) fn land(
+        &mut self,
+        ranges: &[ByteRange],
+        version: Version,
+    ) -> Vec<(ByteRange, Version)> {
+        let (mut landed, mut changes) = (Vec::new(), Vec::new());
+        for (piece, flight) in self.flights.within(ranges) {
+            let newest = flight.newest.max(version);
+            let attaches = flight.attaches.saturating_sub(1);
+            if attaches == 0 {
+                landed.push((piece, newest));
+            }
+            changes.push((piece, (attaches > 0).then_some(Flight { attaches, newest })));
+        }
+        self.flights.assign(&changes);
         landed
     }
 

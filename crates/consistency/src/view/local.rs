@@ -119,6 +119,11 @@ impl LocalMap {
         ranges
     }
 
+    /// The parts of `ranges` that are of that class.
+    pub(crate) fn extents(&self, class: Class, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        self.classes[class as usize].within(ranges).into_iter().map(|(found, _)| found).collect()
+    }
+
     /// The parts of `range` that are not in the cache file.
     pub(crate) fn gaps(&self, range: ByteRange) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
@@ -129,6 +134,19 @@ impl LocalMap {
             at = next.end();
         }
         gaps
+    }
+
+    /// The parts of many ranges that are not in the cache file, neighbours as one.
+    pub(crate) fn gaps_in(&self, ranges: &[ByteRange]) -> Vec<ByteRange> {
+        let first = ranges.iter().map(|range| range.start()).min().unwrap_or(0);
+        let hull = ByteRange::new(first, ranges.iter().map(|r| r.end()).max().unwrap_or(0));
+        let mut missing: Extents<()> = Extents::new();
+        missing.assign(&ranges.iter().map(|range| (*range, Some(()))).collect::<Vec<_>>());
+        for extents in self.classes.iter().filter(|extents| !extents.is_empty()) {
+            let there: Vec<_> = extents.overlapping(hull).map(|(range, _)| (range, None)).collect();
+            missing.assign(&there);
+        }
+        missing.iter().map(|(range, ())| range).collect()
     }
 
     /// True when every byte of `range` is in the cache file.
@@ -162,6 +180,20 @@ impl LocalMap {
             self.classes[class].insert(range, state.versions());
             self.bytes[class] += range.len();
         }
+    }
+
+    /// The same for many ranges, which do not meet.
+    pub(crate) fn set_all(&mut self, ranges: &[ByteRange], state: Local) {
+        let all = |value| -> Vec<_> { ranges.iter().map(|range| (*range, value)).collect() };
+        let gone = all(None);
+        for (extents, bytes) in self.classes.iter_mut().zip(&mut self.bytes) {
+            if *bytes > 0 {
+                *bytes -= extents.assign(&gone);
+            }
+        }
+        let class = state.class() as usize;
+        self.classes[class].assign(&all(Some(state.versions())));
+        self.bytes[class] += ranges.iter().map(|range| range.len()).sum::<u64>();
     }
 
     fn is(&self, range: ByteRange, state: Local) -> bool {

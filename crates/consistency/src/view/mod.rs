@@ -56,6 +56,7 @@ use flying::Flying;
 use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
 use rangemap::RangeSet;
+use std::collections::BTreeMap;
 pub(crate) use writing::Writing;
 
 /// Where bytes are read from.
@@ -252,6 +253,12 @@ impl FileView {
         self.local.set(range, Some(Local::Dirty));
     }
 
+    /// The same for many ranges, which do not meet.
+    pub fn write_all(&mut self, ranges: &[ByteRange]) {
+        ranges.iter().for_each(|range| self.settle(*range));
+        self.local.set_all(ranges, Local::Dirty);
+    }
+
     /// The bytes of `range` are going to be put into the cache file.
     pub fn begin_write(&mut self, range: ByteRange) {
         self.writing.begin(range);
@@ -271,10 +278,8 @@ impl FileView {
     /// The written bytes within `within` that no attach was sent for. They count as sent now.
     pub fn take_unattached(&mut self, within: ByteRange) -> Vec<ByteRange> {
         let taken = self.local.of_class(Class::Dirty, within);
-        for range in &taken {
-            self.local.set(*range, Some(Local::Attaching));
-            self.flying.start(*range);
-        }
+        self.local.set_all(&taken, Local::Attaching);
+        self.flying.start_all(&taken);
         taken
     }
 
@@ -293,13 +298,18 @@ impl FileView {
     pub fn attached(&mut self, ranges: &[ByteRange], version: Version, size: u64) -> Changes {
         let mut changes = Changes::default();
         self.known.size.update(size, version);
-        for range in ranges {
-            for (landed, newest) in self.flying.land(*range, version) {
-                for bytes in self.local.of_class(Class::Attaching, landed) {
-                    self.own(bytes, newest, &mut changes);
-                }
-            }
-            for lost in self.local.gaps(*range) {
+        let mut landed: BTreeMap<Version, Vec<ByteRange>> = BTreeMap::new();
+        for (range, newest) in self.flying.land(ranges, version) {
+            landed.entry(newest).or_default().push(range);
+        }
+        let mut owned = 0;
+        for (newest, ranges) in landed {
+            let attaching = self.local.extents(Class::Attaching, &ranges);
+            owned += attaching.iter().map(|range| range.len()).sum::<u64>();
+            self.own(&attaching, newest, &mut changes);
+        }
+        if owned < ranges.iter().map(|range| range.len()).sum() || !changes.overtaken.is_empty() {
+            for lost in self.local.gaps_in(ranges) {
                 self.learn_newer(lost, Fact { owner: self.me, version, as_of: version });
             }
         }
@@ -314,17 +324,16 @@ impl FileView {
     pub fn appended(&mut self, range: ByteRange, version: Version, size: u64) -> Changes {
         let mut changes = Changes::default();
         self.known.size.update(size, version);
-        for bytes in self.local.of_class(Class::Dirty, range) {
-            self.own(bytes, version, &mut changes);
-        }
+        let dirty = self.local.of_class(Class::Dirty, range);
+        self.own(&dirty, version, &mut changes);
         self.extend_whole(&[range], version);
         changes
     }
 
     /// An attach of `ranges` came to nothing: they wait for the next one.
     pub fn attach_failed(&mut self, ranges: &[ByteRange]) {
+        self.flying.land(ranges, Version::ZERO);
         for range in ranges {
-            self.flying.land(*range, Version::ZERO);
             for bytes in self.local.of_class(Class::Attaching, *range) {
                 self.local.set(bytes, Some(Local::Dirty));
             }
@@ -335,27 +344,23 @@ impl FileView {
     /// written: what was not written again meanwhile is no longer local.
     pub fn not_attached(&mut self, ranges: &[ByteRange]) -> Changes {
         let mut changes = Changes::default();
-        for range in ranges {
-            for (landed, _) in self.flying.land(*range, Version::ZERO) {
-                let gone = self.local.of_class(Class::Attaching, landed);
-                self.forget(&gone, &mut changes.overtaken);
-            }
+        for (landed, _) in self.flying.land(ranges, Version::ZERO) {
+            let gone = self.local.of_class(Class::Attaching, landed);
+            self.forget(&gone, &mut changes.overtaken);
         }
         changes
     }
 
     /// Bytes attached at `version` become owned, except where a newer answer that came first
     /// shows that they were taken from us since.
-    fn own(&mut self, range: ByteRange, version: Version, changes: &mut Changes) {
-        let facts: Vec<(ByteRange, Fact)> = self.known.facts(range).collect();
+    fn own(&mut self, ranges: &[ByteRange], version: Version, changes: &mut Changes) {
+        let newer = |fact: &Fact| fact.owner != self.me && fact.version >= version;
+        let facts = ranges.iter().flat_map(|range| self.known.facts(*range));
+        let taken: Vec<ByteRange> = facts.filter(|(_, f)| newer(f)).map(|(r, _)| r).collect();
+        ranges.iter().for_each(|range| self.settle(*range));
         let owned = Local::Owned { first: version, last: version, flushed: false };
-        self.settle(range);
-        self.local.set(range, Some(owned));
-        for (bytes, fact) in facts {
-            if fact.owner != self.me && fact.version >= version {
-                self.forget(&[bytes], &mut changes.overtaken);
-            }
-        }
+        self.local.set_all(ranges, owned);
+        self.forget(&taken, &mut changes.overtaken);
     }
 
     /// When nothing happened to the file between what we know wholly and our own attach, then

@@ -64,8 +64,20 @@ pub fn probe(node: &Node, device: &OwnedFd) {
     }
     if obstacle.is_none() {
         node.paths.telling.start(node.config.tracker, &node.config.cache);
+        leave_times_alone(node);
     }
     node.paths.set_obstacle(obstacle);
+}
+
+/// Where the kernel tells of mappings nobody looks at the times that show them otherwise.
+fn leave_times_alone(node: &Node) {
+    if node.paths.telling.state().is_err() {
+        return;
+    }
+    match node.cache.leave_times_alone() {
+        Ok(()) => node.paths.set_access_times(false),
+        Err(e) => tracing::debug!(error = %e, "reads past the daemon keep access times"),
+    }
 }
 
 fn try_it(node: &Node, device: &OwnedFd) -> Result<(), Reason> {

@@ -328,7 +328,7 @@ impl Note {
     /// Forgets what cannot be in a cache file of this length; how many bytes that was.
     pub fn trim(&mut self, len: u64) -> u64 {
         let had = self.len();
-        self.change(ByteRange::new(len, u64::MAX), |_| None);
+        self.change(&[ByteRange::new(len, u64::MAX)], |_| None);
         had - self.len()
     }
 
@@ -352,14 +352,12 @@ impl Note {
     }
 
     fn put(&mut self, ranges: &[ByteRange], kept: Kept, guessed: bool) {
-        for range in ranges.iter().filter(|r| !r.is_empty()) {
-            let durable: Vec<ByteRange> =
-                self.held_in(*range).into_iter().filter(|(_, h)| h.durable).map(|p| p.0).collect();
-            self.held.insert(*range, Held { kept, durable: false, guessed });
-            for part in durable {
-                self.held.insert(part, Held { kept, durable: true, guessed });
-            }
-        }
+        let held = |durable| Some(Held { kept, durable, guessed });
+        let before = self.held.within(ranges).into_iter();
+        let durable: Vec<_> =
+            before.filter(|(_, h)| h.durable).map(|(part, _)| (part, held(true))).collect();
+        self.held.assign(&ranges.iter().map(|r| (*r, held(false))).collect::<Vec<_>>());
+        self.held.assign(&durable);
     }
 
     /// Bytes were written, or an attach of them is about to be sent.
@@ -376,17 +374,18 @@ impl Note {
         let kept = Kept::Again(version);
         let gaps: Vec<_> = self.held.gaps(range).collect();
         gaps.into_iter().for_each(|gap| self.held.insert(gap, Held::new(kept)));
-        self.change(range, |h| Some(if h.is_published() { Held { kept, ..h } } else { h }));
+        self.change(&[range], |h| Some(if h.is_published() { Held { kept, ..h } } else { h }));
     }
 
-    fn change(&mut self, range: ByteRange, f: impl Fn(Held) -> Option<Held>) {
-        for (part, held) in self.held_in(range) {
-            match f(held) {
-                Some(new) if new != held => self.held.insert(part, new),
-                Some(_) => {}
-                None => drop(self.held.remove(part)),
-            }
-        }
+    /// What is held of `ranges` becomes something else.
+    fn change(&mut self, ranges: &[ByteRange], f: impl Fn(Held) -> Option<Held>) {
+        let held = self.held.within(ranges).into_iter();
+        let changed = held.map(|(part, held)| (part, held, f(held)));
+        let changes: Vec<_> = changed
+            .filter(|(_, held, new)| *new != Some(*held))
+            .map(|(part, _, new)| (part, new))
+            .collect();
+        self.held.assign(&changes);
     }
 }
 
@@ -507,21 +506,19 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             some.for_each(|r| note.put_again(*r, *version));
         }
         Record::Refused(_, ranges) => {
-            ranges.iter().for_each(|r| note.change(*r, |_| None));
+            note.change(ranges, |_| None);
             return true;
         }
         Record::Attached(_, ranges, version, size) => {
             note.known = note.known.max(*version);
             note.header.size = note.header.size.max(*size);
-            for range in ranges {
-                note.change(*range, |h| match h.kept {
-                    Kept::Attaching => Some(Held { kept: Kept::Owned(*version), ..h }),
-                    Kept::Owned(v) | Kept::Again(v) => {
-                        Some(Held { kept: Kept::Owned(v.max(*version)), ..h })
-                    }
-                    Kept::Written => Some(h),
-                });
-            }
+            note.change(ranges, |h| match h.kept {
+                Kept::Attaching => Some(Held { kept: Kept::Owned(*version), ..h }),
+                Kept::Owned(v) | Kept::Again(v) => {
+                    Some(Held { kept: Kept::Owned(v.max(*version)), ..h })
+                }
+                Kept::Written => Some(h),
+            });
         }
         Record::Window(_, window, known) => {
             note.window = Some(*window).filter(|w| !w.is_empty());
@@ -539,7 +536,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         }
         Record::Flushed(_, ranges) => {
             for (range, upto) in ranges {
-                note.change(*range, |h| match h.kept {
+                note.change(&[*range], |h| match h.kept {
                     Kept::Owned(v) if v <= *upto => None,
                     _ => Some(h),
                 });
@@ -547,25 +544,23 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             return true;
         }
         Record::Lost(_, ranges) => {
-            ranges.iter().for_each(|r| note.change(*r, |h| (!h.is_published()).then_some(h)));
+            note.change(ranges, |h| (!h.is_published()).then_some(h));
             return true;
         }
         Record::Cut(_, len, version) => {
-            note.change(ByteRange::new(*len, u64::MAX), |_| None);
+            note.change(&[ByteRange::new(*len, u64::MAX)], |_| None);
             note.known = note.known.max(*version);
             note.header.size = *len;
             return true;
         }
         Record::Durable(_, ranges) => {
-            let durable = |h| Some(Held { durable: true, ..h });
-            ranges.iter().for_each(|r| note.change(*r, durable));
+            note.change(ranges, |h| Some(Held { durable: true, ..h }));
         }
         Record::Extents(_, extents, known, appending) => {
             note.known = note.known.max(*known);
             note.appending = *appending;
-            for (range, held) in extents {
-                note.held.insert(*range, *held);
-            }
+            let held: Vec<_> = extents.iter().map(|(range, held)| (*range, Some(*held))).collect();
+            note.held.assign(&held);
         }
         Record::Life(_) | Record::File(..) | Record::Gone(_) | Record::Synced(_) => {}
     }

@@ -22,8 +22,10 @@ const FETCH_BYTES_MAX: u64 = 4 << 20;
 /// Reads in a row before a reader counts as sequential.
 const SEQUENTIAL_RUN: u32 = 2;
 
-/// How far ahead of a sequential reader to fetch.
+/// How far ahead of a sequential reader to fetch, and in which pieces: whoever needs a byte waits for
+/// its piece.
 const READ_AHEAD_BYTES: u64 = 8 << 20;
+const READ_AHEAD_PIECE: u64 = 1 << 20;
 
 /// What one round over a range found.
 enum Round {
@@ -181,7 +183,7 @@ impl Node {
         match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => {
                 self.metrics.fetched_peer.fetch_add(range.len(), Relaxed);
-                Ok(Some(bytes.to_vec()))
+                Ok(Some(bytes.into()))
             }
             Ok(_) => Err(Errno::EPROTO),
             Err(ReadError::NotHere) => {
@@ -308,7 +310,7 @@ impl Node {
             (from, ahead.ahead)
         };
         let pieces = handle.file.state.read().view.plan_read(ByteRange::new(from, to));
-        for piece in pieces.into_iter().flat_map(split) {
+        for piece in pieces.into_iter().flat_map(|piece| split_at(piece, READ_AHEAD_PIECE)) {
             if matches!(piece.source, Source::Peer { .. } | Source::Backing)
                 && let Fetch::Mine(ticket) = handle.file.fetch(piece.range)
                 && let Some(node) = self.me_arc()
@@ -326,10 +328,14 @@ impl Node {
 }
 
 pub(crate) fn split(piece: Piece) -> Vec<Piece> {
+    split_at(piece, FETCH_BYTES_MAX)
+}
+
+fn split_at(piece: Piece, bytes_max: u64) -> Vec<Piece> {
     let mut parts = Vec::new();
     let mut start = piece.range.start();
     while start < piece.range.end() {
-        let end = piece.range.end().min(start + FETCH_BYTES_MAX);
+        let end = piece.range.end().min(start + bytes_max);
         parts.push(Piece { range: ByteRange::new(start, end), ..piece });
         start = end;
     }

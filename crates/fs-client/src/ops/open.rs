@@ -285,7 +285,7 @@ impl Node {
                 let attr = opened.attr;
                 let file = self.file_or_new(attr.ino, self.rules.job());
                 let _turn = file.turn.lock().await;
-                let asked = Asked::new(flags, opened.sole, Some(&attr));
+                let asked = Asked::new(flags, opened.sole, Some(&attr)).made();
                 self.take_opened(&file, opened, false, ticket).await?;
                 Ok((attr, self.entered(&file, asked, door).await?))
             }

@@ -36,6 +36,8 @@ pub(crate) struct Asked {
     pub access: Access,
     pub sole: bool,
     pub privileged: bool,
+    /// This open made the file, or emptied it.
+    pub fresh: bool,
 }
 
 impl Asked {
@@ -46,7 +48,13 @@ impl Asked {
             libc::O_WRONLY => Access::Write,
             _ => Access::ReadWrite,
         };
-        Asked { access, sole, privileged: attr.is_some_and(|a| a.perm & 0o6000 != 0) }
+        let privileged = attr.is_some_and(|a| a.perm & 0o6000 != 0);
+        Asked { access, sole, privileged, fresh: flags & libc::O_TRUNC != 0 }
+    }
+
+    /// The same, of a file that was just made.
+    pub(crate) fn made(self) -> Asked {
+        Asked { fresh: true, ..self }
     }
 }
 
@@ -133,7 +141,7 @@ impl Node {
         if cache.metadata()?.len() != size {
             cache.set_len(size)?;
         }
-        let id = door.register(self.cache.read_only(file.ino)?.as_fd())?;
+        let id = door.register(self.cache.for_kernel(file.ino)?.as_fd())?;
         let held = state.view.unflushed_bytes() + state.view.clean_bytes();
         self.room.past.pin(0, held);
         state.passing = Some(Passing { id: Arc::new(id), track: None, size, held, ahead: 0 });
@@ -163,7 +171,9 @@ impl Node {
             }
             passing.track = Some(track);
         }
-        if path == IoPath::Write && !asked.sole && view.is_blank() {
+        // An empty file that somebody else has open, or made: many are going to write it.
+        let many = !(asked.sole && asked.fresh);
+        if path == IoPath::Write && many && view.is_blank() {
             self.take_ahead(file, passing);
         }
         if let Some(track) = passing.track.as_mut().filter(|_| asked.access == Access::ReadWrite) {

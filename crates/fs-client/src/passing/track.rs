@@ -6,7 +6,7 @@ use crate::cache;
 use ebb_consistency::claim::{blocks_of, changed_runs};
 use ebb_consistency::{FileView, Source};
 use ebb_tracker::{Watched, Why};
-use ebb_types::{ByteRange, Time};
+use ebb_types::{ByteRange, Extents, Time};
 use rangemap::RangeSet;
 use std::fs::{File, Metadata};
 use std::io;
@@ -212,17 +212,12 @@ impl Track {
         };
         // What was cut off since is not to come back as zeros.
         let whole = ByteRange::new(0, cache.metadata()?.len());
-        let mut seen = Seen { lost, ..Seen::default() };
-        for range in ranges.iter().map(|r| ByteRange::new(r.start, r.end).intersect(whole)) {
-            if !range.is_empty() {
-                let new = view.absent(range);
-                let rest = gaps(range, &new);
-                seen.changed.extend(rest);
-                seen.new.extend(new);
-                view.write(range);
-            }
-        }
-        Ok(seen)
+        let ranges = ranges.iter().map(|r| ByteRange::new(r.start, r.end).intersect(whole));
+        let ranges: Vec<ByteRange> = ranges.filter(|r| !r.is_empty()).collect();
+        let new = view.absent_of(&ranges);
+        let changed = without(&ranges, &new);
+        view.write_all(&ranges);
+        Ok(Seen { new, changed, lost })
     }
 
     fn look_for(&self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
@@ -314,17 +309,11 @@ impl Track {
     }
 }
 
-/// What `parts`, which are in order, leave of `range`.
-fn gaps(range: ByteRange, parts: &[ByteRange]) -> Vec<ByteRange> {
-    let mut at = range.start();
-    let mut out = Vec::new();
-    for part in parts {
-        out.push(ByteRange::new(at, part.start()));
-        at = part.end();
-    }
-    out.push(ByteRange::new(at, range.end()));
-    out.retain(|r| !r.is_empty());
-    out
+/// What `parts` leave of `ranges`.
+fn without(ranges: &[ByteRange], parts: &[ByteRange]) -> Vec<ByteRange> {
+    let mut rest: Extents<()> = ranges.iter().map(|range| (*range, ())).collect();
+    rest.assign(&parts.iter().map(|part| (*part, None)).collect::<Vec<_>>());
+    rest.iter().map(|(range, ())| range).collect()
 }
 
 /// Cuts `blocks` into absent bytes that others have, as far as is known, and the rest. What the

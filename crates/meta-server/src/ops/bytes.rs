@@ -227,6 +227,10 @@ impl Call {
         entries.push(self.answered(Outcome::Appended(size, version)));
         self.core.commit(&mut state, &entries);
         debug_assert_eq!(state.file(ino).map(|f| (f.version(), f.size())), Ok((version, size)));
+        if op.copies != 0 {
+            let range = ByteRange::new(size.saturating_sub(op.len), size);
+            self.core.appends.lock().note(self.who.node, op.copies, ino, range);
+        }
         let attached = pb::Attached { version: version.0, size, ..Default::default() };
         Ok(Some(Body::Attached(self.with_attr(&state, ino, op.lease, attached))))
     }

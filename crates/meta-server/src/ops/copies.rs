@@ -7,9 +7,13 @@ use crate::state::{Entry, FileOp, NodeRecord, Orphaned, Outcome, Pair, State};
 use ebb_types::{ByteRange, Errno, Incarnation, Ino, NodeId, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
+use std::collections::{HashMap, VecDeque};
 
 /// Copies of more lost lives than one node can hold are not a list but an attack.
 const HELD_MAX: usize = 4096;
+
+/// Appends of a node that are remembered: more than can be under way at a time.
+const APPENDS_KEPT: usize = 4096;
 
 /// No daemon has this incarnation: nothing is done for a node that has it.
 const NO_LIFE: Incarnation = Incarnation(0);
@@ -21,6 +25,33 @@ fn refused(text: &str) -> OpError {
 /// True for the node that a daemon with an empty cache has left behind.
 fn is_ghost(node: &NodeRecord) -> bool {
     node.incarnation == NO_LIFE
+}
+
+/// The last appends of each node, with the epoch of their copies: an append gets its place before there
+/// are any. In memory only: a service that restarts while a node with an append under way is lost
+/// leaves a hole that nobody can read.
+#[derive(Debug, Default)]
+pub struct Appends(HashMap<NodeId, VecDeque<(u64, Ino, ByteRange)>>);
+
+impl Appends {
+    /// A node has got this place.
+    pub fn note(&mut self, node: NodeId, epoch: u64, ino: Ino, range: ByteRange) {
+        let its = self.0.entry(node).or_default();
+        if its.len() == APPENDS_KEPT {
+            its.pop_front();
+        }
+        its.push_back((epoch, ino, range));
+    }
+
+    /// It has the bytes itself.
+    pub fn forget(&mut self, node: NodeId) {
+        self.0.remove(&node);
+    }
+
+    fn take(&mut self, node: NodeId, epoch: u64) -> Vec<(Ino, ByteRange)> {
+        let all = self.0.remove(&node).unwrap_or_default().into_iter();
+        all.filter(|(e, ..)| *e == epoch).map(|(_, ino, range)| (ino, range)).collect()
+    }
 }
 
 impl Call {
@@ -42,6 +73,7 @@ impl Call {
             return Err(OpError::new(Errno::EINVAL, "no such partner"));
         }
         // This node lives, with its bytes: nobody adopts what it had.
+        self.core.appends.lock().forget(me);
         let mut entries = forget_orphans(&state, me);
         let mut epoch = 0;
         if op.partner != 0 {
@@ -88,6 +120,7 @@ impl Call {
             reply.drop.push(held.epoch);
         } else if held.done {
             let mut entries = vec![Entry::Orphaned(held.epoch, None)];
+            entries.extend(self.undo_appends(state, owner, held.epoch));
             let more = state.orphaned.iter().any(|(e, o)| *e != held.epoch && o.owner == owner);
             if !more && state.nodes.get(&owner).is_some_and(is_ghost) {
                 entries.push(Entry::NodeLeft(owner));
@@ -97,6 +130,19 @@ impl Call {
         } else {
             reply.take.push(held.epoch);
         }
+    }
+
+    /// Everything that `owner`'s partner had is adopted. An append gets its place before there are
+    /// copies, and is acknowledged when there are: of what the owner was appending when it was lost,
+    /// nobody has what is its own still, and nobody was told that it is there.
+    fn undo_appends(&self, state: &State, owner: NodeId, epoch: u64) -> Vec<Entry> {
+        let appends = self.core.appends.lock().take(owner, epoch);
+        let its = |o: &ebb_consistency::Owned| o.node == owner && !o.flushed;
+        let missing = |(ino, range): &(Ino, ByteRange)| {
+            state.files.get(ino).is_some_and(|file| file.owned_in(*range).any(|o| its(&o)))
+        };
+        let undone = appends.into_iter().filter(missing);
+        undone.map(|(ino, range)| Entry::File(ino, FileOp::UndoAppend(owner, range))).collect()
     }
 
     /// The next node after this one, in a ring of those that are there.

@@ -33,7 +33,9 @@ pub fn fast_limits() -> Limits {
 }
 
 pub fn drained(watched: &Watched) -> RangeSet<u64> {
-    watched.drain().expect("nothing is lost").ranges
+    let ranges = watched.drain().expect("nothing is lost").ranges;
+    assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start), "in order");
+    ranges.into_iter().collect()
 }
 
 /// A directory, perhaps on a file system of its own.
