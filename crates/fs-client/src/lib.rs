@@ -49,5 +49,5 @@ mod virtual_files;
 mod watchdog;
 
 pub use daemon::{MetaAt, Ready, RunError, run};
-pub use fuse::unmount;
+pub use fuse::{ask_kernel, open_flags, unmount};
 pub use rules::{Rules, RulesError};
