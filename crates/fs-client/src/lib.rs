@@ -36,6 +36,7 @@ mod overtaken;
 mod passing;
 mod peer_source;
 mod quiet;
+mod read_ahead;
 pub mod recover;
 pub mod registry;
 pub mod replica;
