@@ -6,9 +6,9 @@ use crate::asking::Asker;
 use ebb_wire::pb::{self, request::Op};
 use fuser::{
     AccessFlags, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags,
-    ReplyAttr, ReplyCreate, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyWrite, ReplyXattr,
-    Request, Session, TimeOrNow, WriteFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyWrite, ReplyXattr, Request, Session,
+    TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -22,27 +22,11 @@ use std::time::{Duration, SystemTime};
 /// The root, for the kernel and for the service.
 const ROOT: u64 = 1;
 
-/// As in Ebb's adapter (`fs-client/src/fuse/mod.rs`), like everything about the mount here.
+/// As in Ebb's adapter (`fs-client/src/fuse/mod.rs`), like the rest of the mount here.
 const TTL: Duration = Duration::ZERO;
 
 /// Event loops: the default of `--fuse-threads`.
 const LOOPS: usize = 2;
-
-/// Asked for by Ebb.
-const WANTED: [InitFlags; 12] = [
-    InitFlags::FUSE_ASYNC_READ,
-    InitFlags::FUSE_BIG_WRITES,
-    InitFlags::FUSE_POSIX_LOCKS,
-    InitFlags::FUSE_FLOCK_LOCKS,
-    InitFlags::FUSE_ATOMIC_O_TRUNC,
-    InitFlags::FUSE_PARALLEL_DIROPS,
-    InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
-    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-    InitFlags::FUSE_MAX_PAGES,
-];
 
 #[derive(Debug)]
 struct Inode {
@@ -178,13 +162,7 @@ fn empty(done: Result<(), Errno>, reply: ReplyEmpty) {
 
 impl Filesystem for Files {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        for flag in WANTED {
-            let _ = config.add_capabilities(flag);
-        }
-        let _ = config.add_capabilities(InitFlags::FUSE_HAS_RESEND);
-        let _ = config.set_max_write(1 << 20);
-        let _ = config.set_max_background(128);
-        let _ = config.set_time_granularity(Duration::from_nanos(1));
+        ebb_fs_client::ask_kernel(config);
         Ok(())
     }
 
@@ -267,7 +245,7 @@ impl Filesystem for Files {
         let op = || make(parent, name, (mode & 0o7777) | libc::S_IFREG, true);
         self.after(false, op, move |tree, made| {
             let made = tree.make(made, parent.0, &wanted, FileType::RegularFile);
-            let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+            let flags = ebb_fs_client::open_flags();
             reply.created(&TTL, &made, Generation(0), FileHandle(made.ino.0), flags);
         });
     }

@@ -23,6 +23,8 @@ pub mod model;
 pub mod msc;
 pub mod ownership;
 pub mod path;
+#[cfg(test)]
+mod planted;
 pub mod table;
 pub mod tree;
 pub mod view;

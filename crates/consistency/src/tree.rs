@@ -22,17 +22,12 @@
 //! entries until they are flushed. [`OwnershipTree::compact`] merges those too; it must be told
 //! which bytes are being flushed, and leaves them alone.
 
-use ebb_types::{ByteRange, NodeId, Version};
+use ebb_types::{ByteRange, Extents, NodeId, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Versions of one owner are merged only within an aligned span of so many bytes.
 pub const MERGE_SPAN: u64 = 1 << 20;
-
-/// A list of ranges is cheaper taken as a whole from this length on, and when there are not more
-/// than so many entries for each of them.
-const MANY_RANGES: usize = 16;
-const ENTRIES_A_RANGE: usize = 8;
 
 /// A range of bytes with its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -48,10 +43,6 @@ pub struct Owned {
 }
 
 impl Owned {
-    fn clipped(self, range: ByteRange) -> Owned {
-        Owned { range: self.range.intersect(range), ..self }
-    }
-
     /// True when this and the next one may be shown to readers as one.
     fn joins(&self, next: &Owned) -> bool {
         self.range.end() == next.range.start()
@@ -66,29 +57,22 @@ pub(crate) fn same_span(left: ByteRange, right: ByteRange) -> bool {
     !right.is_empty() && left.start() / MERGE_SPAN == (right.end() - 1) / MERGE_SPAN
 }
 
+/// What is known of owned bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Entry {
-    end: u64,
+struct Owner {
     node: NodeId,
     version: Version,
     flushed: bool,
 }
 
-impl Entry {
-    fn owned(self, start: u64) -> Owned {
-        Owned {
-            range: ByteRange::new(start, self.end),
-            node: self.node,
-            version: self.version,
-            flushed: self.flushed,
-        }
-    }
+fn owned((range, Owner { node, version, flushed }): (ByteRange, Owner)) -> Owned {
+    Owned { range, node, version, flushed }
 }
 
 /// Disjoint intervals of owned bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OwnershipTree {
-    entries: BTreeMap<u64, Entry>,
+    extents: Extents<Owner>,
     /// Bytes owned unflushed, per node; no zeros.
     unflushed: BTreeMap<NodeId, u64>,
 }
@@ -103,13 +87,13 @@ impl OwnershipTree {
     /// Number of intervals.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.extents.len()
     }
 
     /// True when nobody owns anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.extents.is_empty()
     }
 
     /// Bytes owned unflushed, per node.
@@ -120,15 +104,12 @@ impl OwnershipTree {
 
     /// All intervals in order.
     pub fn iter(&self) -> impl Iterator<Item = Owned> + '_ {
-        self.entries.iter().map(|(start, e)| e.owned(*start))
+        self.extents.iter().map(owned)
     }
 
     /// The intervals that meet `range`, clipped to it.
     pub fn overlapping(&self, range: ByteRange) -> impl Iterator<Item = Owned> + '_ {
-        let before = self.entries.range(..range.start()).next_back();
-        let before = before.filter(move |(_, e)| e.end > range.start() && !range.is_empty());
-        let within = self.entries.range(range.to_std());
-        before.into_iter().chain(within).map(move |(start, e)| e.owned(*start).clipped(range))
+        self.extents.overlapping(range).map(owned)
     }
 
     /// The intervals that meet `range`, clipped to it and merged for readers.
@@ -149,69 +130,47 @@ impl OwnershipTree {
     /// `owned.node` takes those bytes from whoever has them.
     pub fn insert(&mut self, owned: Owned) {
         let Owned { range, node, version, flushed } = owned;
-        if range.is_empty() {
-            return;
+        self.replace(&[range], Some(Owner { node, version, flushed }));
+        if flushed {
+            self.extents.join_at(range.end(), newest_of_joined);
+            self.extents.join_at(range.start(), newest_of_joined);
         }
-        self.remove(range);
-        self.add(range.start(), Entry { end: range.end(), node, version, flushed });
-        self.merge_at(range.end());
-        self.merge_at(range.start());
     }
 
-    /// `node` takes all of `ranges`, unflushed, at a version that no older one exceeds. Cheap for many
-    /// that are in order.
+    /// `node` takes all of `ranges`, unflushed. Cheap for many that are in order.
     pub fn insert_all(&mut self, node: NodeId, ranges: &[ByteRange], version: Version) {
-        let few = ranges.len() < MANY_RANGES || self.len() / ranges.len() > ENTRIES_A_RANGE;
-        let in_order = |pair: &[ByteRange]| pair[0].end() <= pair[1].start();
-        if few || !ranges.windows(2).all(in_order) {
-            let one = |range: &ByteRange| Owned { range: *range, node, version, flushed: false };
-            return ranges.iter().map(one).for_each(|owned| self.insert(owned));
+        let owner = Some(Owner { node, version, flushed: false });
+        match ranges.is_sorted_by(|one, next| one.end() <= next.start()) {
+            true => self.replace(ranges, owner),
+            false => ranges.iter().for_each(|range| self.replace(&[*range], owner)),
         }
-        self.insert_in_order(node, ranges, version);
-    }
-
-    /// One pass over all there is and all that is new.
-    fn insert_in_order(&mut self, node: NodeId, ranges: &[ByteRange], version: Version) {
-        let old: Vec<Owned> = std::mem::take(self).into();
-        let mut old = old.into_iter();
-        let mut all: Vec<Owned> = Vec::with_capacity(old.len() + ranges.len());
-        // Others were joined as far as they may be.
-        let mut push = |owned: Owned| match all.last_mut() {
-            _ if owned.range.is_empty() => {}
-            Some(last) if last.joins(&owned) && [last.version, owned.version] == [version; 2] => {
-                last.range = ByteRange::new(last.range.start(), owned.range.end());
-            }
-            _ => all.push(owned),
-        };
-        let mut next = old.next();
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            // What lies before the range stays, what lies in it goes; what goes on behind it is next.
-            while let Some(owned) = next.filter(|o| o.range.start() < range.end()) {
-                push(owned.clipped(ByteRange::new(owned.range.start(), range.start())));
-                if owned.range.end() > range.end() {
-                    next = Some(owned.clipped(ByteRange::from(range.end())));
-                    break;
-                }
-                next = old.next();
-            }
-            push(Owned { range: *range, node, version, flushed: false });
-        }
-        next.into_iter().chain(old).for_each(push);
-        for owned in all.iter().filter(|o| !o.flushed) {
-            *self.unflushed.entry(owned.node).or_default() += owned.range.len();
-        }
-        self.entries = all.into_iter().map(|o| (o.range.start(), Entry::from(o))).collect();
     }
 
     /// Nobody owns `range` any more.
     pub fn remove(&mut self, range: ByteRange) {
-        if range.is_empty() {
+        self.replace(&[range], None);
+    }
+
+    /// The bytes of `ranges`, which do not meet, change hands.
+    fn replace(&mut self, ranges: &[ByteRange], to: Option<Owner>) {
+        for (range, from) in self.extents.within(ranges) {
+            self.count(from, |bytes| bytes - range.len());
+        }
+        self.extents.assign(&ranges.iter().map(|range| (*range, to)).collect::<Vec<_>>());
+        if let Some(to) = to {
+            let more: u64 = ranges.iter().map(|range| range.len()).sum();
+            self.count(to, |bytes| bytes + more);
+        }
+    }
+
+    fn count(&mut self, owner: Owner, change: impl FnOnce(u64) -> u64) {
+        if owner.flushed {
             return;
         }
-        self.split_at(range.start());
-        self.split_at(range.end());
-        while let Some((&start, _)) = self.entries.range(range.to_std()).next() {
-            self.take(start);
+        let bytes = self.unflushed.entry(owner.node).or_default();
+        *bytes = change(*bytes);
+        if *bytes == 0 {
+            self.unflushed.remove(&owner.node);
         }
     }
 
@@ -234,67 +193,17 @@ impl OwnershipTree {
     /// Merges unflushed intervals within spans as well, but nothing that meets `busy`.
     pub fn compact(&mut self, busy: &[ByteRange]) {
         let free = |r: ByteRange| !busy.iter().any(|b| b.overlaps(r));
-        let mut out: Vec<Owned> = Vec::with_capacity(self.entries.len());
-        for next in self.iter() {
-            match out.last_mut() {
-                Some(last) if last.joins(&next) && free(last.range) && free(next.range) => {
-                    last.range = ByteRange::new(last.range.start(), next.range.end());
-                    last.version = last.version.max(next.version);
-                }
-                _ => out.push(next),
-            }
-        }
-        self.entries = out.into_iter().map(|o| (o.range.start(), Entry::from(o))).collect();
-    }
-
-    fn add(&mut self, start: u64, entry: Entry) {
-        if !entry.flushed {
-            *self.unflushed.entry(entry.node).or_default() += entry.end - start;
-        }
-        self.entries.insert(start, entry);
-    }
-
-    fn take(&mut self, start: u64) -> Option<Entry> {
-        let entry = self.entries.remove(&start)?;
-        if !entry.flushed
-            && let Some(bytes) = self.unflushed.get_mut(&entry.node)
-        {
-            *bytes -= entry.end - start;
-            if *bytes == 0 {
-                self.unflushed.remove(&entry.node);
-            }
-        }
-        Some(entry)
-    }
-
-    fn split_at(&mut self, at: u64) {
-        if let Some((_, left)) = self.entries.range_mut(..at).next_back()
-            && left.end > at
-        {
-            let right = *left;
-            left.end = at;
-            self.entries.insert(at, right);
-        }
-    }
-
-    /// Joins the interval that ends at `at` with the one that starts there, if they may.
-    fn merge_at(&mut self, at: u64) {
-        let Some((&start, &left)) = self.entries.range(..at).next_back() else { return };
-        let Some(&right) = self.entries.get(&at) else { return };
-        let (l, r) = (left.owned(start), right.owned(at));
-        if !l.joins(&r) || (left.version != right.version && !left.flushed) {
-            return;
-        }
-        self.entries.remove(&at);
-        let version = left.version.max(right.version);
-        self.entries.insert(start, Entry { end: right.end, version, ..left });
+        self.extents.join(|left, right| {
+            let both = newest_of_joined(left, right)?;
+            (free(left.0) && free(right.0)).then_some(both)
+        });
     }
 }
 
-impl From<Owned> for Entry {
-    fn from(o: Owned) -> Entry {
-        Entry { end: o.range.end(), node: o.node, version: o.version, flushed: o.flushed }
-    }
+/// What two neighbours are as one, if they may be.
+fn newest_of_joined(left: (ByteRange, Owner), right: (ByteRange, Owner)) -> Option<Owner> {
+    let version = left.1.version.max(right.1.version);
+    owned(left).joins(&owned(right)).then_some(Owner { version, ..left.1 })
 }
 
 /// A stored tree whose intervals are empty, overlap or are out of order.
@@ -306,14 +215,14 @@ impl TryFrom<Vec<Owned>> for OwnershipTree {
     type Error = DamagedTree;
 
     fn try_from(list: Vec<Owned>) -> Result<OwnershipTree, DamagedTree> {
-        let mut tree = OwnershipTree::new();
-        let mut end = 0;
+        let (mut tree, mut end) = (OwnershipTree::new(), 0);
         for o in list {
             if o.range.is_empty() || o.range.start() < end || o.node == NodeId::NOBODY {
                 return Err(DamagedTree(o.range));
             }
             end = o.range.end();
-            tree.add(o.range.start(), Entry::from(o));
+            let Owned { range, node, version, flushed } = o;
+            tree.replace(&[range], Some(Owner { node, version, flushed }));
         }
         Ok(tree)
     }

@@ -76,8 +76,8 @@ proptest! {
     #[test]
     fn ranges_as_a_whole_are_ranges_in_turn(
         before in prop::collection::vec((0..60u64, 1..20u64, 1..4u32, any::<bool>()), 0..20),
-        cuts in prop::collection::vec(0..80u64, 0..24),
-        later in prop::collection::vec(0..80u64, 0..24),
+        cuts in prop::collection::vec(0..80u64, 0..48),
+        later in prop::collection::vec(0..80u64, 0..48),
     ) {
         let mut whole = OwnershipTree::new();
         for (i, (start, len, node, flushed)) in before.into_iter().enumerate() {
@@ -89,7 +89,7 @@ proptest! {
             cuts.sort_unstable();
             let pairs = cuts.chunks_exact(2);
             let ranges: Vec<ByteRange> = pairs.map(|p| ByteRange::new(p[0], p[1])).collect();
-            whole.insert_in_order(NodeId(1), &ranges, Version(99));
+            whole.insert_all(NodeId(1), &ranges, Version(99));
             for r in ranges.iter().filter(|r| !r.is_empty()) {
                 in_turn.insert(owned(r.start(), r.end(), 1, 99, false));
             }

@@ -10,10 +10,11 @@ use crate::home::Whereabouts;
 use crate::journal::Home;
 use crate::leases::Published;
 use crate::passing::Passing;
+use bytes::Bytes;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileLease, FileView, Model, QuietWrites};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockUpgradableReadGuard};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -83,14 +84,39 @@ pub struct CachedFile {
 
 struct InFlight {
     range: ByteRange,
-    done: watch::Receiver<()>,
+    done: watch::Receiver<Option<Fetched>>,
+}
+
+/// What a fetch brought.
+#[derive(Clone, Debug)]
+pub struct Fetched {
+    range: ByteRange,
+    as_of: Version,
+    bytes: Bytes,
+}
+
+impl Fetched {
+    /// What it brought, if that is what somebody wants who knows of nothing newer than `as_of`.
+    #[must_use]
+    pub fn part(&self, range: ByteRange, as_of: Version) -> Option<Bytes> {
+        let at = range.start().checked_sub(self.range.start())? as usize;
+        let fits = range.end() <= self.range.end() && as_of <= self.as_of;
+        fits.then(|| self.bytes.slice(at..at + range.len() as usize))
+    }
 }
 
 /// Held by whoever fetches a range; others that want it wait until it is dropped.
 pub struct FetchTicket {
     file: Arc<CachedFile>,
     range: ByteRange,
-    _done: watch::Sender<()>,
+    done: watch::Sender<Option<Fetched>>,
+}
+
+impl FetchTicket {
+    /// All `bytes` of the range have come, as they were at `as_of`.
+    pub fn finish(self, as_of: Version, bytes: &Bytes) {
+        self.done.send_replace(Some(Fetched { range: self.range, as_of, bytes: bytes.clone() }));
+    }
 }
 
 impl Drop for FetchTicket {
@@ -123,8 +149,8 @@ impl Drop for HeldBytes {
 pub enum Fetch {
     /// This caller fetches it.
     Mine(FetchTicket),
-    /// Somebody does already; look again when this fires.
-    Wait(watch::Receiver<()>),
+    /// Somebody does already; look again when this has no sender any more.
+    Wait(watch::Receiver<Option<Fetched>>),
 }
 
 impl CachedFile {
@@ -239,9 +265,9 @@ impl CachedFile {
         if let Some(other) = fetching.iter().find(|f| f.range.overlaps(range)) {
             return Fetch::Wait(other.done.clone());
         }
-        let (sender, receiver) = watch::channel(());
+        let (sender, receiver) = watch::channel(None);
         fetching.push(InFlight { range, done: receiver });
-        Fetch::Mine(FetchTicket { file: Arc::clone(self), range, _done: sender })
+        Fetch::Mine(FetchTicket { file: Arc::clone(self), range, done: sender })
     }
 
     /// Stores an application's bytes. Returns where they went; that is less than all of them
@@ -307,21 +333,26 @@ impl CachedFile {
         data: &[u8],
     ) -> Result<(), Errno> {
         let cache = self.cache(dir)?;
-        let mut state = self.state.write();
-        for part in state.view.fetched(range, as_of) {
+        // Nobody writes meanwhile; readers go on, as these bytes are not here yet.
+        let state = self.state.upgradable_read();
+        let at = |part: ByteRange| {
             let from = (part.start() - range.start()) as usize;
-            let bytes = &data[from..from + part.len() as usize];
-            let kept = match &mut state.passing {
-                Some(Passing { track: Some(track), .. }) => {
-                    track.merge(&cache, part.start(), bytes)
-                }
-                _ => cache.write_all_at(bytes, part.start()),
-            };
-            if let Err(e) = kept {
-                state.view.drop_clean(part);
-                return Err(Errno::from(e));
+            &data[from..from + part.len() as usize]
+        };
+        let wanted = state.view.still_wanted(range, as_of);
+        let is_tracked = state.passing.as_ref().is_some_and(|p| p.track.is_some());
+        if !is_tracked {
+            for part in &wanted {
+                cache.write_all_at(at(*part), part.start())?;
             }
         }
+        let mut state = RwLockUpgradableReadGuard::upgrade(state);
+        if let Some(Passing { track: Some(track), .. }) = &mut state.passing {
+            for part in &wanted {
+                track.merge(&cache, part.start(), at(*part))?;
+            }
+        }
+        state.view.filled(&wanted);
         Ok(())
     }
 }

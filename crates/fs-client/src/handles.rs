@@ -2,6 +2,7 @@
 
 use crate::file::CachedFile;
 use crate::heir::Heirloom;
+use crate::read_ahead::ReadAhead;
 use ebb_consistency::IoPath;
 use ebb_types::{Attr, Ino};
 use parking_lot::{Mutex, RwLock};
@@ -22,17 +23,6 @@ pub struct OpenFile {
     pub record_owners: Mutex<Vec<u64>>,
     /// The owner of a flock taken through this handle; 0: none.
     pub flock_owner: AtomicU64,
-}
-
-/// What is known of a handle's reading.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReadAhead {
-    /// One past the last byte read.
-    pub next: u64,
-    /// Reads in a row that began where the one before ended.
-    pub run: u32,
-    /// How far ahead has been asked for.
-    pub ahead: u64,
 }
 
 /// One entry of a listed directory.

@@ -36,6 +36,7 @@ mod overtaken;
 mod passing;
 mod peer_source;
 mod quiet;
+mod read_ahead;
 pub mod recover;
 pub mod registry;
 pub mod replica;
@@ -49,5 +50,5 @@ mod virtual_files;
 mod watchdog;
 
 pub use daemon::{MetaAt, Ready, RunError, run};
-pub use fuse::unmount;
+pub use fuse::{ask_kernel, open_flags, unmount};
 pub use rules::{Rules, RulesError};

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
@@ -86,10 +86,10 @@ impl Doors {
         // An answer that waits for the acknowledgement of the one before it waits 40 ms.
         stream.set_nodelay(true)?;
         let is_ours = neighbour::is_ours(peer, stream.local_addr()?);
-        Ok(self.watched(Pipe::Net(stream), peer, is_ours))
+        Ok(self.watched(Box::pin(stream), peer, is_ours))
     }
 
-    fn watched(&self, pipe: Pipe, peer: SocketAddr, is_ours: bool) -> Connection {
+    fn watched(&self, pipe: Pin<Box<dyn Pipe>>, peer: SocketAddr, is_ours: bool) -> Connection {
         let (stranger, shut_out) = self.gate.enter();
         let place =
             Place { admitted: AtomicBool::new(false), stranger: Mutex::new(Some(stranger)) };
@@ -122,7 +122,7 @@ impl tokio_stream::Stream for Doors {
                 match aside.poll_recv(cx) {
                     Poll::Ready(Some(pipe)) => {
                         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-                        let connection = doors.watched(Pipe::Aside(pipe), nowhere, true);
+                        let connection = doors.watched(Box::pin(pipe), nowhere, true);
                         return Poll::Ready(Some(Ok(connection)));
                     }
                     Poll::Ready(None) => doors.aside = None,
@@ -141,15 +141,14 @@ impl tokio_stream::Stream for Doors {
     }
 }
 
-/// What a connection is made of.
-enum Pipe {
-    Net(TcpStream),
-    Aside(DuplexStream),
-}
+/// What a connection is made of: a socket, or a pipe in memory.
+trait Pipe: AsyncRead + AsyncWrite + Send {}
+
+impl<P: AsyncRead + AsyncWrite + Send> Pipe for P {}
 
 /// A connection that ends when its visitor stays a stranger for too long.
 pub struct Connection {
-    pipe: Pipe,
+    pipe: Pin<Box<dyn Pipe>>,
     visitor: Visitor,
     /// Ends when the stranger must go; none once it was admitted.
     patience: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -187,10 +186,7 @@ impl AsyncRead for Connection {
         let this = self.get_mut();
         this.check(cx)?;
         let before = buf.filled().len();
-        let read = match &mut this.pipe {
-            Pipe::Net(stream) => Pin::new(stream).poll_read(cx, buf),
-            Pipe::Aside(pipe) => Pin::new(pipe).poll_read(cx, buf),
-        };
+        let read = this.pipe.as_mut().poll_read(cx, buf);
         if this.patience.is_some() {
             this.bytes_left = this.bytes_left.saturating_sub(buf.filled().len() - before);
         }
@@ -204,10 +200,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().pipe {
-            Pipe::Net(stream) => Pin::new(stream).poll_write(cx, buf),
-            Pipe::Aside(pipe) => Pin::new(pipe).poll_write(cx, buf),
-        }
+        self.get_mut().pipe.as_mut().poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -215,30 +208,18 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().pipe {
-            Pipe::Net(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Pipe::Aside(pipe) => Pin::new(pipe).poll_write_vectored(cx, bufs),
-        }
+        self.get_mut().pipe.as_mut().poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.pipe {
-            Pipe::Net(stream) => stream.is_write_vectored(),
-            Pipe::Aside(pipe) => pipe.is_write_vectored(),
-        }
+        self.pipe.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().pipe {
-            Pipe::Net(stream) => Pin::new(stream).poll_flush(cx),
-            Pipe::Aside(pipe) => Pin::new(pipe).poll_flush(cx),
-        }
+        self.get_mut().pipe.as_mut().poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().pipe {
-            Pipe::Net(stream) => Pin::new(stream).poll_shutdown(cx),
-            Pipe::Aside(pipe) => Pin::new(pipe).poll_shutdown(cx),
-        }
+        self.get_mut().pipe.as_mut().poll_shutdown(cx)
     }
 }

@@ -19,6 +19,7 @@ pub mod side_door;
 mod source;
 mod split;
 mod stats;
+mod sys;
 mod tcp;
 pub mod wire;
 

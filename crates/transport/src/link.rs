@@ -6,6 +6,7 @@
 //! full); one task reads the replies, the bytes straight into the buffer that the read brought.
 
 use crate::source::Subject;
+use crate::sys;
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
 use bytes::{Buf, BufMut, BytesMut};
 use ebb_types::ByteRange;
@@ -23,6 +24,10 @@ use tokio::task::AbortHandle;
 /// The read buffer for everything but the bytes of large replies. Holds a small reply whole, so
 /// that it takes one system call.
 const STASH_BYTES: usize = 32 << 10;
+
+/// Bytes of a large reply that are waited for at once: a wake-up costs as much time as the copy of
+/// some 64 KiB.
+const WAKE_BYTES: usize = 256 << 10;
 
 /// How a part of a read ended.
 #[derive(Debug)]
@@ -192,7 +197,8 @@ async fn write_unsent(shared: Arc<Shared>) {
 }
 
 async fn read_replies(shared: Arc<Shared>, reader: OwnedReadHalf) {
-    let mut reader = Reader { reader, stash: BytesMut::with_capacity(STASH_BYTES), shared };
+    let stash = BytesMut::with_capacity(STASH_BYTES);
+    let mut reader = Reader { reader, stash, shared, wakes_at: 1 };
     let reason = loop {
         match reader.one_reply().await {
             Ok(()) => {}
@@ -209,6 +215,8 @@ struct Reader {
     reader: OwnedReadHalf,
     stash: BytesMut,
     shared: Arc<Shared>,
+    /// Bytes that must be there before the kernel says so.
+    wakes_at: usize,
 }
 
 impl Reader {
@@ -257,9 +265,11 @@ impl Reader {
         self.stash.advance(stashed);
         missing -= stashed;
         while missing > 0 {
+            self.wake_at(missing.min(WAKE_BYTES))?;
             let n = self.reader.read_buf(&mut (&mut into).limit(missing)).await?;
             missing -= self.count(n)?;
         }
+        self.wake_at(1)?;
         let trailer: [u8; TRAILER_LEN] = self.take().await?;
         if reply.held {
             let mut queue = self.shared.queue.lock();
@@ -285,6 +295,15 @@ impl Reader {
         let mut out = [0; N];
         self.stash.copy_to_slice(&mut out);
         Ok(out)
+    }
+
+    /// Whoever waits for many bytes is woken when they are there, not for each of their packets.
+    fn wake_at(&mut self, bytes: usize) -> io::Result<()> {
+        if self.wakes_at != bytes {
+            sys::set_receive_low_water(self.reader.as_ref(), bytes)?;
+            self.wakes_at = bytes;
+        }
+        Ok(())
     }
 
     fn count(&self, n: usize) -> io::Result<usize> {

@@ -216,6 +216,37 @@ impl<V: Copy + Eq> Extents<V> {
     }
 }
 
+/// Joining neighbours that differ.
+impl<V: Copy + Eq> Extents<V> {
+    /// The two extents that meet at `at` become one with the value that `both` has for them, if any.
+    pub fn join_at(&mut self, at: u64, both: impl Fn((ByteRange, V), (ByteRange, V)) -> Option<V>) {
+        let left = at.checked_sub(1).and_then(|before| self.get(before));
+        let (Some(left), Some(right)) = (left, self.get(at)) else { return };
+        if left.0.end() == right.0.start()
+            && let Some(value) = both(left, right)
+        {
+            self.insert(ByteRange::new(left.0.start(), right.0.end()), value);
+        }
+    }
+
+    /// The same wherever two meet, from the first one on.
+    pub fn join(&mut self, both: impl Fn((ByteRange, V), (ByteRange, V)) -> Option<V>) {
+        let mut out: Vec<(ByteRange, V)> = Vec::with_capacity(self.len());
+        for next in self.iter() {
+            let meets = out.last().copied().filter(|(last, _)| last.end() == next.0.start());
+            match meets.and_then(|last| both(last, next)) {
+                Some(value) => {
+                    if let Some((last, old)) = out.last_mut() {
+                        (*last, *old) = (ByteRange::new(last.start(), next.0.end()), value);
+                    }
+                }
+                None => out.push(next),
+            }
+        }
+        *self = out.into_iter().collect();
+    }
+}
+
 impl<V: Copy + Eq> FromIterator<(ByteRange, V)> for Extents<V> {
     fn from_iter<I: IntoIterator<Item = (ByteRange, V)>>(extents: I) -> Extents<V> {
         let mut all = Extents::new();
@@ -329,6 +360,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn neighbours_are_joined_where_they_may_be() {
+        let at = |start, end, value| (ByteRange::new(start, end), value);
+        let all = [at(0, 5, 1), at(5, 9, 2), at(9, 12, 7), at(20, 25, 1), at(25, 30, 2)];
+        let small =
+            |(_, a): (ByteRange, u8), (_, b): (ByteRange, u8)| (a.max(b) < 5).then_some(a.max(b));
+        let mut extents: Extents<u8> = all.into_iter().collect();
+        for nowhere in [0, 3, 9, 12, 20, 30] {
+            extents.join_at(nowhere, small);
+        }
+        assert!(extents.iter().eq(all));
+        extents.join_at(25, small);
+        assert!(extents.iter().eq([all[0], all[1], all[2], at(20, 30, 2)]));
+        extents.join(small);
+        assert!(extents.iter().eq([at(0, 9, 2), all[2], at(20, 30, 2)]));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::ownership::{FileState, MapAnswer};
+use crate::planted::{every_one_is_caught, healthy};
 use crate::view::FileView;
 use ebb_types::{ByteRange, Incarnation, Ino, NodeId, Version};
 use std::collections::VecDeque;
@@ -477,23 +478,19 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<usize, String> {
 
 #[test]
 fn nobody_is_shown_what_is_older_than_acknowledged() {
-    let mut quiet = 0;
-    for seed in 0..4000 {
-        quiet += run(seed, None).unwrap_or_else(|e| panic!("{e}"));
-    }
+    let quiet = healthy(4000, run);
     assert!(quiet > 10_000, "it must be of use: {quiet}");
 }
 
 #[test]
 fn every_planted_bug_is_caught() {
-    for bug in [
+    let bugs = [
         Bug::SkipSettle,
         Bug::IgnoreLapse,
         Bug::ForgetConversion,
         Bug::SettleOverwrites,
         Bug::ReturnAtOnce,
         Bug::RestartForgets,
-    ] {
-        assert!((0..30_000).any(|seed| run(seed, Some(bug)).is_err()), "{bug:?} is not caught");
-    }
+    ];
+    every_one_is_caught(&bugs, 30_000, run);
 }

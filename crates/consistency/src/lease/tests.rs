@@ -3,6 +3,7 @@
 //! trust something that is older than what another node's change was acknowledged with?
 
 use super::*;
+use crate::planted::{every_one_is_caught, healthy};
 use ebb_types::{Incarnation, Ino, NodeId, Version};
 use std::collections::VecDeque;
 
@@ -287,25 +288,21 @@ fn run(seed: u64, bug: Option<Bug>) -> Result<usize, String> {
 
 #[test]
 fn nobody_trusts_what_was_changed_and_acknowledged() {
-    let mut used = 0;
-    for seed in 0..3000 {
-        used += run(seed, None).unwrap_or_else(|e| panic!("{e}"));
-    }
+    let used = healthy(3000, run);
     assert!(used > 100_000, "leases must be of use: {used}");
 }
 
 #[test]
 fn every_planted_bug_is_caught() {
-    for bug in [
+    let bugs = [
         Bug::AckAtOnce,
         Bug::TrustFromAnswer,
         Bug::ForgetRecalls,
         Bug::GrantAfterLook,
         Bug::KeepOnNewStream,
         Bug::RestartForgets,
-    ] {
-        assert!((0..30_000).any(|seed| run(seed, Some(bug)).is_err()), "{bug:?} is not caught");
-    }
+    ];
+    every_one_is_caught(&bugs, 30_000, run);
 }
 
 fn grant(seq: u64, version: u64) -> Grant {

@@ -204,16 +204,8 @@ impl LocalMap {
     /// Joins the owned extents of one class on either side of `at` when they lie in one merge
     /// span; the joined one remembers both its oldest and its newest version.
     pub(crate) fn merge_owned_at(&mut self, at: u64) {
-        let Some(before) = at.checked_sub(1) else { return };
         for class in [Class::Unflushed, Class::Flushed] {
-            let extents = &mut self.classes[class as usize];
-            let (left, right) = (extents.get(before), extents.get(at));
-            if let (Some((left, older)), Some((right, newer))) = (left, right)
-                && left != right
-                && same_span(left, right)
-            {
-                extents.insert(joined(left, right), both(older, newer));
-            }
+            self.classes[class as usize].join_at(at, both_in_span);
         }
     }
 
@@ -222,28 +214,16 @@ impl LocalMap {
     pub(crate) fn compact(&mut self, busy: &[ByteRange]) {
         let free = |r: ByteRange| !busy.iter().any(|b| b.overlaps(r));
         for class in [Class::Unflushed, Class::Flushed] {
-            let mut out: Vec<(ByteRange, Versions)> = Vec::new();
-            for (range, versions) in self.classes[class as usize].iter() {
-                if let Some((last, old)) = out.last_mut()
-                    && last.end() == range.start()
-                    && same_span(*last, range)
-                    && free(*last)
-                    && free(range)
-                {
-                    (*last, *old) = (joined(*last, range), both(*old, versions));
-                    continue;
-                }
-                out.push((range, versions));
-            }
-            self.classes[class as usize] = out.into_iter().collect();
+            self.classes[class as usize].join(|left, right| {
+                let both = both_in_span(left, right)?;
+                (free(left.0) && free(right.0)).then_some(both)
+            });
         }
     }
 }
 
-fn joined(left: ByteRange, right: ByteRange) -> ByteRange {
-    ByteRange::new(left.start(), right.end())
-}
-
-fn both(left: Versions, right: Versions) -> Versions {
-    (left.0.min(right.0), left.1.max(right.1))
+/// The oldest and the newest version of two neighbours, when they lie in one merge span.
+fn both_in_span(left: (ByteRange, Versions), right: (ByteRange, Versions)) -> Option<Versions> {
+    let both = (left.1.0.min(right.1.0), left.1.1.max(right.1.1));
+    same_span(left.0, right.0).then_some(both)
 }

@@ -425,9 +425,10 @@ impl FileView {
     }
 
     /// Bytes of `range` came from a piece of that `as_of`. Returns the parts that are still
-    /// absent and have not changed since, as far as is known; they are clean now and the caller
-    /// fills exactly these into the cache file.
-    pub fn fetched(&mut self, range: ByteRange, as_of: Version) -> Vec<ByteRange> {
+    /// absent and have not changed since, as far as is known: the caller fills these into the
+    /// cache file and says so ([`FileView::filled`]) before anything else happens to the view.
+    #[must_use]
+    pub fn still_wanted(&self, range: ByteRange, as_of: Version) -> Vec<ByteRange> {
         let mut accepted = Vec::new();
         let gaps = self.local.gaps(range);
         for gap in gaps.into_iter().flat_map(|gap| self.writing.idle(gap)) {
@@ -437,10 +438,19 @@ impl FileView {
                 }
             }
         }
-        for bytes in &accepted {
-            self.local.set(*bytes, Some(Local::Clean));
-        }
         accepted
+    }
+
+    /// What was still wanted is in the cache file: clean from now on.
+    pub fn filled(&mut self, wanted: &[ByteRange]) {
+        wanted.iter().for_each(|r| self.local.set(*r, Some(Local::Clean)));
+    }
+
+    /// Both at once, where the bytes themselves do not matter.
+    pub fn fetched(&mut self, range: ByteRange, as_of: Version) -> Vec<ByteRange> {
+        let wanted = self.still_wanted(range, as_of);
+        self.filled(&wanted);
+        wanted
     }
 
     /// Gives up clean bytes within `within`; returns which.

@@ -243,37 +243,43 @@ macro_rules! handle {
     };
 }
 
+/// What is of use whatever a mount does: asks the kernel for it. True when requests that a dead daemon
+/// had are sent again.
+pub fn ask_kernel(config: &mut KernelConfig) -> bool {
+    let wanted = [
+        InitFlags::FUSE_ASYNC_READ,
+        InitFlags::FUSE_BIG_WRITES,
+        InitFlags::FUSE_POSIX_LOCKS,
+        InitFlags::FUSE_FLOCK_LOCKS,
+        InitFlags::FUSE_ATOMIC_O_TRUNC,
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        InitFlags::FUSE_ASYNC_DIO,
+        InitFlags::FUSE_DO_READDIRPLUS,
+        InitFlags::FUSE_READDIRPLUS_AUTO,
+        InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        InitFlags::FUSE_MAX_PAGES,
+    ];
+    for flag in wanted {
+        if config.add_capabilities(flag).is_err() {
+            tracing::info!(?flag, "this kernel does not have it");
+        }
+    }
+    let _ = config.set_max_write(REQUEST_BYTES_MAX);
+    let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
+    let _ = config.set_time_granularity(Duration::from_nanos(1));
+    config.add_capabilities(InitFlags::FUSE_HAS_RESEND).is_ok()
+}
+
 /// Data always travels through the daemon, and mappings are allowed beside that.
-fn open_flags() -> FopenFlags {
+pub fn open_flags() -> FopenFlags {
     FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
 }
 
 impl Filesystem for Adapter {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let wanted = [
-            InitFlags::FUSE_ASYNC_READ,
-            InitFlags::FUSE_BIG_WRITES,
-            InitFlags::FUSE_POSIX_LOCKS,
-            InitFlags::FUSE_FLOCK_LOCKS,
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-            InitFlags::FUSE_MAX_PAGES,
-        ];
         passing::negotiate(&self.node, config);
-        for flag in wanted {
-            if config.add_capabilities(flag).is_err() {
-                tracing::info!(?flag, "this kernel does not have it");
-            }
-        }
-        self.resends.store(config.add_capabilities(InitFlags::FUSE_HAS_RESEND).is_ok(), Release);
-        let _ = config.set_max_write(REQUEST_BYTES_MAX);
-        let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
-        let _ = config.set_time_granularity(Duration::from_nanos(1));
+        self.resends.store(ask_kernel(config), Release);
         Ok(())
     }
 

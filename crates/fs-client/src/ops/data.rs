@@ -8,6 +8,7 @@ use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use crate::ops::room::Need;
 use crate::quiet::Stored;
+use bytes::Bytes;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, Time};
 use std::os::unix::fs::FileExt;
@@ -303,26 +304,27 @@ impl Node {
         drop(state);
         self.note_used(&handle.file, ByteRange::at(offset, filled as u64));
         self.metrics.bytes_read.fetch_add(filled as u64, Relaxed);
+        if handle.read_ahead.lock().has_begun() {
+            self.read_ahead(handle, ByteRange::at(offset, filled as u64));
+        }
         Ok(Some(filled))
     }
 
     /// Reads, asking and fetching as needed.
-    pub async fn read(
-        &self,
-        handle: &OpenFile,
-        offset: u64,
-        size: usize,
-    ) -> Result<Vec<u8>, Errno> {
-        let mut passed = vec![0; size];
-        if let Some(n) = self.read_passed(&handle.file, offset, &mut passed)? {
-            passed.truncate(n);
-            return Ok(passed);
+    pub async fn read(&self, handle: &OpenFile, offset: u64, size: usize) -> Result<Bytes, Errno> {
+        if handle.file.state.read().passing.is_some() {
+            let mut passed = vec![0; size];
+            if let Some(n) = self.read_passed(&handle.file, offset, &mut passed)? {
+                passed.truncate(n);
+                return Ok(passed.into());
+            }
         }
         let range = ByteRange::at(offset, size as u64);
         self.event(&handle.file, SyncEvent::Read, range, false).await?;
+        let end = handle.file.state.read().view.size();
+        self.read_ahead(handle, range.intersect(ByteRange::new(0, end)));
         let bytes = self.gather(&handle.file, range).await?;
         self.metrics.bytes_read.fetch_add(bytes.len() as u64, Relaxed);
-        self.read_ahead(handle, offset, bytes.len() as u64);
         Ok(bytes)
     }
 

@@ -1,10 +1,12 @@
 //! Bytes that are not here: fetched once, from their owner or from the backing, kept as clean.
 
 use crate::cache::read_padded;
-use crate::file::{CachedFile, Fetch};
+use crate::file::{CachedFile, Fetch, FetchTicket};
 use crate::handles::OpenFile;
 use crate::node::Node;
+use crate::read_ahead::PIECE_BYTES;
 use crate::replica::Instead;
+use bytes::Bytes;
 use ebb_consistency::{Piece, Source};
 use ebb_transport::{ReadError, ReadRequest};
 use ebb_types::{ByteRange, Errno, NodeId, Version};
@@ -19,17 +21,9 @@ const ATTEMPTS_MIN: u32 = 12;
 /// Largest piece that is fetched at once.
 const FETCH_BYTES_MAX: u64 = 4 << 20;
 
-/// Reads in a row before a reader counts as sequential.
-const SEQUENTIAL_RUN: u32 = 2;
-
-/// How far ahead of a sequential reader to fetch, and in which pieces: whoever needs a byte waits for
-/// its piece.
-const READ_AHEAD_BYTES: u64 = 8 << 20;
-const READ_AHEAD_PIECE: u64 = 1 << 20;
-
 /// What one round over a range found.
 enum Round {
-    Complete(Vec<u8>),
+    Complete(Bytes),
     /// Something changed under way: plan again.
     Again,
 }
@@ -39,13 +33,21 @@ pub(crate) fn is_unknown(piece: &Piece) -> bool {
     piece.source != Source::Local && piece.as_of == Version::ZERO
 }
 
+/// The whole of `range`, when nothing of it is here and it is had from one place.
+fn absent_as_one(file: &CachedFile, range: ByteRange) -> Option<Piece> {
+    let plan = file.state.read().view.plan_read(range);
+    let [piece] = plan[..] else { return None };
+    let elsewhere = matches!(piece.source, Source::Peer { .. } | Source::Backing);
+    (elsewhere && !is_unknown(&piece)).then_some(piece)
+}
+
 impl Node {
     /// The bytes of `range` as this node sees them, up to the end of the file.
     pub(crate) async fn gather(
         &self,
         file: &Arc<CachedFile>,
         range: ByteRange,
-    ) -> Result<Vec<u8>, Errno> {
+    ) -> Result<Bytes, Errno> {
         let end = Instant::now() + self.deadline();
         for attempt in 0.. {
             match self.gather_once(file, range).await? {
@@ -63,6 +65,10 @@ impl Node {
     }
 
     async fn gather_once(&self, file: &Arc<CachedFile>, range: ByteRange) -> Result<Round, Errno> {
+        if let Some(piece) = absent_as_one(file, range) {
+            let got = self.obtain(file, piece).await?;
+            return Ok(got.map_or(Round::Again, Round::Complete));
+        }
         let (mut bytes, missing) = self.local_part(file, range)?;
         self.note_used(file, ByteRange::at(range.start(), bytes.len() as u64));
         if missing.iter().any(is_unknown) {
@@ -76,7 +82,7 @@ impl Node {
             let at = (piece.range.start() - range.start()) as usize;
             bytes[at..at + got.len()].copy_from_slice(&got);
         }
-        Ok(Round::Complete(bytes))
+        Ok(Round::Complete(bytes.into()))
     }
 
     /// What is here already, and the pieces that are not. One consistent look: the state is not
@@ -112,16 +118,20 @@ impl Node {
         &self,
         file: &Arc<CachedFile>,
         piece: Piece,
-    ) -> Result<Option<Vec<u8>>, Errno> {
+    ) -> Result<Option<Bytes>, Errno> {
         loop {
             match file.fetch(piece.range) {
-                Fetch::Mine(_ticket) => return self.fetch_and_keep(file, piece).await,
+                Fetch::Mine(ticket) => return self.fetch_and_keep(file, piece, ticket).await,
                 Fetch::Wait(mut done) => {
                     // An error means that the other one is done: its sender is gone.
-                    let _ = done.changed().await;
+                    while done.changed().await.is_ok() {}
+                    let fetched = done.borrow().clone();
+                    if let Some(got) = fetched.and_then(|f| f.part(piece.range, piece.as_of)) {
+                        return Ok(Some(got));
+                    }
                     let (bytes, missing) = self.local_part(file, piece.range)?;
                     if missing.is_empty() && bytes.len() as u64 == piece.range.len() {
-                        return Ok(Some(bytes));
+                        return Ok(Some(bytes.into()));
                     }
                 }
             }
@@ -132,25 +142,26 @@ impl Node {
         &self,
         file: &Arc<CachedFile>,
         piece: Piece,
-    ) -> Result<Option<Vec<u8>>, Errno> {
+        ticket: FetchTicket,
+    ) -> Result<Option<Bytes>, Errno> {
         let got = match piece.source {
             Source::Peer { node, .. } => self.fetch_from_peer(file, node, piece.range).await?,
-            Source::Backing => Some(self.fetch_from_backing(file, piece.range).await?),
+            Source::Backing => Some(self.fetch_from_backing(file, piece.range).await?.into()),
             Source::Local | Source::Zero => return Err(Errno::EIO),
         };
         // A buffer full of dirty bytes is for writers: readers do without a copy; not those of the
         // cache file itself.
         let must = file.state.read().passing.is_some();
-        if let Some(bytes) = &got
-            && (must || !self.is_over_capacity() || self.make_room_to_keep().await)
-        {
-            match file.keep(&self.cache, piece.range, piece.as_of, bytes) {
+        let Some(bytes) = got else { return Ok(None) };
+        if must || !self.is_over_capacity() || self.make_room_to_keep().await {
+            match file.keep(&self.cache, piece.range, piece.as_of, &bytes) {
                 Ok(()) => self.note_stored(file, piece.range),
                 // The reader has its bytes; only the copy for later is missing.
                 Err(e) => tracing::debug!(ino = %file.ino, error = %e, "fetched bytes not kept"),
             }
         }
-        Ok(got)
+        ticket.finish(piece.as_of, &bytes);
+        Ok(Some(bytes))
     }
 
     async fn fetch_from_peer(
@@ -158,7 +169,7 @@ impl Node {
         file: &CachedFile,
         owner: NodeId,
         range: ByteRange,
-    ) -> Result<Option<Vec<u8>>, Errno> {
+    ) -> Result<Option<Bytes>, Errno> {
         if owner == self.me {
             if !self.replicas.held.adopting(file.ino).is_empty() {
                 // They are being stored just now.
@@ -169,7 +180,7 @@ impl Node {
         }
         if self.is_down(owner) {
             match self.instead_of(file, owner, range, Duration::ZERO).await? {
-                Instead::Bytes(bytes) => return Ok(Some(bytes)),
+                Instead::Bytes(bytes) => return Ok(Some(bytes.into())),
                 Instead::Again => return Ok(None),
                 // It may be back.
                 Instead::Owner | Instead::Nothing => {}
@@ -183,7 +194,7 @@ impl Node {
         match self.peers.read(&address, &request).await {
             Ok(bytes) if bytes.len() as u64 == range.len() => {
                 self.metrics.fetched_peer.fetch_add(range.len(), Relaxed);
-                Ok(Some(bytes.into()))
+                Ok(Some(bytes))
             }
             Ok(_) => Err(Errno::EPROTO),
             Err(ReadError::NotHere) => {
@@ -196,7 +207,7 @@ impl Node {
                 Ok(None)
             }
             Err(e) => match self.instead_of(file, owner, range, self.deadline()).await? {
-                Instead::Bytes(bytes) => Ok(Some(bytes)),
+                Instead::Bytes(bytes) => Ok(Some(bytes.into())),
                 Instead::Again => Ok(None),
                 // One that hangs would be waited for again and again.
                 Instead::Owner if e != ReadError::TimedOut => {
@@ -290,35 +301,18 @@ impl Node {
         Ok(bytes)
     }
 
-    /// Fetches what a sequential reader will want next; random readers do not pay for it.
-    pub(crate) fn read_ahead(&self, handle: &OpenFile, offset: u64, len: u64) {
-        let end = offset.saturating_add(len);
-        let (from, to) = {
-            let mut ahead = handle.read_ahead.lock();
-            ahead.run = if ahead.next == offset { ahead.run.saturating_add(1) } else { 0 };
-            ahead.next = end;
-            if ahead.run < SEQUENTIAL_RUN || len == 0 {
-                ahead.ahead = end;
-                return;
-            }
-            // Ask again only when half of what was asked for is used up.
-            if ahead.ahead.saturating_sub(end) > READ_AHEAD_BYTES / 2 {
-                return;
-            }
-            let from = ahead.ahead.max(end);
-            ahead.ahead = end.saturating_add(READ_AHEAD_BYTES);
-            (from, ahead.ahead)
-        };
-        let pieces = handle.file.state.read().view.plan_read(ByteRange::new(from, to));
-        for piece in pieces.into_iter().flat_map(|piece| split_at(piece, READ_AHEAD_PIECE)) {
+    /// Fetches what a sequential reader of `range` will want next; random readers do not pay for it.
+    pub(crate) fn read_ahead(&self, handle: &OpenFile, range: ByteRange) {
+        let Some(next) = handle.read_ahead.lock().after(range) else { return };
+        let pieces = handle.file.state.read().view.plan_read(next);
+        for piece in pieces.into_iter().flat_map(|piece| split_at(piece, PIECE_BYTES)) {
             if matches!(piece.source, Source::Peer { .. } | Source::Backing)
                 && let Fetch::Mine(ticket) = handle.file.fetch(piece.range)
                 && let Some(node) = self.me_arc()
             {
                 let file = Arc::clone(&handle.file);
                 self.runtime.spawn(async move {
-                    let _ticket = ticket;
-                    if let Err(e) = node.fetch_and_keep(&file, piece).await {
+                    if let Err(e) = node.fetch_and_keep(&file, piece, ticket).await {
                         tracing::debug!(ino = %file.ino, error = %e, "read-ahead failed");
                     }
                 });

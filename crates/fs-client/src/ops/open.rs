@@ -2,7 +2,7 @@
 //! one that loses its last name lives on while somebody uses it.
 
 use crate::file::{CachedFile, State};
-use crate::handles::{OpenFile, ReadAhead};
+use crate::handles::OpenFile;
 use crate::home::Look;
 use crate::journal::Home;
 use crate::node::Node;
@@ -10,6 +10,7 @@ use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
 use crate::ops::passing::Asked;
 use crate::passing::{Door, Opening};
+use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::{IoPath, SyncEvent};
 use ebb_meta_client::{Backing, Made, Opened, Wish};

@@ -266,11 +266,10 @@ impl Node {
         }
         seen.new.iter().for_each(|range| self.note_stored(file, *range));
         self.list_dirty(file);
-        let bytes: u64 = seen.new.iter().chain(&seen.changed).map(|r| r.len()).sum();
-        if bytes > 0 {
+        if seen.bytes > 0 {
             self.note_taken();
         }
-        self.metrics.bytes_written.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        self.metrics.bytes_written.fetch_add(seen.bytes, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
 

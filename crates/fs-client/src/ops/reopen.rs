@@ -2,11 +2,12 @@
 //! handles, and the service still knows that they are open here.
 
 use crate::file::CachedFile;
-use crate::handles::{OpenFile, ReadAhead};
+use crate::handles::OpenFile;
 use crate::heir::{Inheritance, Opened, Placed};
 use crate::journal::Image;
 use crate::node::Node;
 use crate::ops::open::Again;
+use crate::read_ahead::ReadAhead;
 use ebb_consistency::{IoPath, Reason};
 use ebb_meta_client::Wish;
 use ebb_types::{Errno, Ino, Version};

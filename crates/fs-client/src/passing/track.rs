@@ -6,7 +6,7 @@ use crate::cache;
 use ebb_consistency::claim::{blocks_of, changed_runs};
 use ebb_consistency::{FileView, Source};
 use ebb_tracker::{Watched, Why};
-use ebb_types::{ByteRange, Extents, Time};
+use ebb_types::{ByteRange, Time};
 use rangemap::RangeSet;
 use std::fs::{File, Metadata};
 use std::io;
@@ -86,8 +86,8 @@ enum Mapped {
 pub struct Seen {
     /// What is new in the cache file: blocks, or bytes.
     pub new: Vec<ByteRange>,
-    /// Bytes that are known to be written.
-    pub changed: Vec<ByteRange>,
+    /// How many bytes were written, these or over what was there.
+    pub bytes: u64,
     /// Something that should have been told was not.
     pub lost: Option<Why>,
 }
@@ -190,7 +190,7 @@ impl Track {
         if self.told.is_none() || seen.lost.is_some() {
             let found = self.look_for(cache, now, view)?;
             seen.new.extend(found.new);
-            seen.changed.extend(found.changed);
+            seen.bytes += found.bytes;
             self.due = true;
         }
         // What lasts is news once.
@@ -215,9 +215,8 @@ impl Track {
         let ranges = ranges.iter().map(|r| ByteRange::new(r.start, r.end).intersect(whole));
         let ranges: Vec<ByteRange> = ranges.filter(|r| !r.is_empty()).collect();
         let new = view.absent_of(&ranges);
-        let changed = without(&ranges, &new);
         view.write_all(&ranges);
-        Ok(Seen { new, changed, lost })
+        Ok(Seen { new, bytes: sum(&ranges), lost })
     }
 
     fn look_for(&self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
@@ -236,7 +235,8 @@ impl Track {
         });
         let new = view.found(&others);
         changed.iter().for_each(|run| view.write(*run));
-        Ok(Seen { new, changed, lost: None })
+        let bytes = sum(&new) + sum(&changed);
+        Ok(Seen { new, bytes, lost: None })
     }
 
     fn by_refusal(&self, blocks: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
@@ -309,11 +309,8 @@ impl Track {
     }
 }
 
-/// What `parts` leave of `ranges`.
-fn without(ranges: &[ByteRange], parts: &[ByteRange]) -> Vec<ByteRange> {
-    let mut rest: Extents<()> = ranges.iter().map(|range| (*range, ())).collect();
-    rest.assign(&parts.iter().map(|part| (*part, None)).collect::<Vec<_>>());
-    rest.iter().map(|(range, ())| range).collect()
+fn sum(ranges: &[ByteRange]) -> u64 {
+    ranges.iter().map(|range| range.len()).sum()
 }
 
 /// Cuts `blocks` into absent bytes that others have, as far as is known, and the rest. What the
@@ -488,10 +485,9 @@ mod tests {
         track.merge(&cache, 0, &theirs).expect("merge");
         cache.write_all_at(&[8; 3], 10).expect("over theirs");
         let now = Stamp::of(&cache).expect("stamp");
-        let mut seen = track.look(&cache, now, &mut view).expect("look");
+        let seen = track.look(&cache, now, &mut view).expect("look");
         let written = [ByteRange::new(10, 13), ByteRange::new(60, 80)];
-        seen.changed.sort_unstable();
-        assert_eq!(seen.changed, written);
+        assert_eq!(seen.bytes, sum(&written));
         assert_eq!(view.unattached(ByteRange::ALL), written);
         assert!(!view.has_guessed());
         let mut bytes = [0; 80];

@@ -43,7 +43,7 @@ impl Appends {
         its.push_back((epoch, ino, range));
     }
 
-    /// It has the bytes itself.
+    /// It has the bytes itself, or nobody is to have them.
     pub fn forget(&mut self, node: NodeId) {
         self.0.remove(&node);
     }

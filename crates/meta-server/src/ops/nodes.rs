@@ -23,6 +23,7 @@ impl Call {
         self.check_life()?;
         let node = self.who.node;
         self.core.give_up(node);
+        self.core.appends.lock().forget(node);
         let lost: Vec<_> = {
             let mut state = self.core.state();
             let mine = |f: &ebb_consistency::FileState| f.unflushed_by_node().contains_key(&node);
