@@ -2,6 +2,7 @@
 //! overwriting and reading a cached one in several record sizes, and reading another node's file
 //! for the first time. New files are small and removed in turn: fresh memory would measure the host.
 
+use ebb_benches::through::{NAME, Through};
 use ebb_benches::{MIB, Report, rate, write, write_new};
 use ebb_testkit::Cluster;
 use std::fs::{File, OpenOptions};
@@ -66,6 +67,7 @@ fn read(file: &File, record: usize, bytes: usize, random: bool) -> f64 {
 fn main() {
     let mut report = Report::new("mount_io");
     report.head("bare", "mount");
+    what_the_kernel_leaves(&mut report);
     past_the_daemon(&mut report);
     for model in ["session", "commit", "posix"] {
         let cluster = Cluster::builder().nodes(1).consistency(model).flush("end").start();
@@ -93,6 +95,28 @@ fn main() {
     }
     first_touch(&mut report);
     println!("{}", report.save().expect("save").display());
+}
+
+/// Reading a local file past a daemon that does nothing but open it.
+fn what_the_kernel_leaves(report: &mut Report) {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (bare, mount) = (dir.path().join("bare"), dir.path().join("mount"));
+    std::fs::write(&bare, vec![0x5a; LOCAL_BYTES]).expect("write");
+    std::fs::create_dir(&mount).expect("mkdir");
+    let _mounted = match Through::mount(&mount, open(&bare)) {
+        Ok(mounted) => mounted,
+        Err(e) => return println!("no passthrough here: {e}"),
+    };
+    for size in [4, 8, 64, 1024] {
+        for (random, how) in [(false, "sequential"), (true, "random")] {
+            report.compare(
+                format!("nothing behind it: {how} read {size} KiB"),
+                "MiB/s",
+                || read_local(&bare, size << 10, LOCAL_BYTES, random),
+                || read_local(&mount.join(NAME), size << 10, LOCAL_BYTES, random),
+            );
+        }
+    }
 }
 
 /// A new file, and a local one that is read, as the kernel does it for session.

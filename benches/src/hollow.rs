@@ -77,7 +77,7 @@ impl Tree {
     }
 }
 
-fn attr(ino: u64, kind: FileType, size: u64) -> FileAttr {
+pub(crate) fn attr(ino: u64, kind: FileType, size: u64) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),
         size,

@@ -4,6 +4,7 @@
 pub mod asking;
 pub mod crew;
 pub mod hollow;
+pub mod through;
 pub mod timeline;
 
 use std::fmt::Write as _;

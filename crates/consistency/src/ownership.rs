@@ -446,6 +446,19 @@ impl FileState {
         bytes
     }
 
+    /// Of what `node` was granted, the bytes that it owns at a newer version by now, so that they were
+    /// not marked: it wrote them again, or was given up meanwhile ([`FileState::lapse`]) and does not
+    /// know.
+    #[must_use]
+    pub fn newer_than_granted(&self, node: NodeId, granted: &[Owned]) -> Vec<ByteRange> {
+        let newer = |g: &Owned| {
+            let own = |o: &Owned| o.node == node && !o.flushed;
+            let version = g.version;
+            self.owned_in(g.range).filter(move |o| own(o) && o.version > version).map(|o| o.range)
+        };
+        granted.iter().flat_map(newer).collect()
+    }
+
     /// `node` left for good. Its flushed bytes become the backing's; the ones returned were only
     /// in its cache and stay its own, so that whoever reads them gets an error and not old bytes.
     /// It may have written over flushed bytes and died before it published that: whoever fetched

@@ -13,8 +13,11 @@ fn model(name: &str) -> Arc<Model> {
 /// A reader that may have a lease when another node writes.
 const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, read 0..1";
 
+/// A writer that may write without telling, from its second write on.
+const QUIET: &str = "base 0 | 0: write 0..1, write 1..2, send 0 | 1: recv 0, read 0..2";
+
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 40] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 46] = {
     use Fault::*;
     [
         (
@@ -212,6 +215,27 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 40] = {
             [1, 0, 0],
             "base 0 | 0: write 0..1, close, write 0..1, restart, open, read 0..1",
         ),
+        (QuietNotAsked, "posix", [0, 0, 0], QUIET),
+        (QuietKept, "posix", [0, 0, 0], QUIET),
+        (LapseForgets, "posix", [0, 0, 0], QUIET),
+        (
+            QuietForEver,
+            "posix",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, send 0, recv 1, write 0..1, send 2 | 1: recv 0, read 0..1, send 1, recv 2, read 0..1",
+        ),
+        (
+            NewerCountsAsFlushed,
+            "posix",
+            [1, 0, 0],
+            "base 1 | 0: write 0..1, write 0..1, send 0 | 1: recv 0, read 0..1",
+        ),
+        (
+            QuietBesideFlush,
+            "posix",
+            [1, 0, 0],
+            "base 0 | 0: write 0..1, send 0, recv 1, write 1..2, write 0..1, send 2 | 1: recv 0, read 0..1, send 1, recv 2, read 0..1",
+        ),
     ]
 };
 
@@ -231,6 +255,11 @@ fn every_planted_bug_is_caught() {
         let bounds = match leases {
             _ if fault == Fault::LossNotTold => Bounds::told(flushes, Telling::Losing),
             _ if fault.is_past() => Bounds::past(flushes),
+            // Long enough without splitting them.
+            _ if fault == Fault::QuietBesideFlush => {
+                Bounds { split: false, ..Bounds::quiet(flushes, evictions, aheads) }
+            }
+            _ if fault.is_quiet() => Bounds::quiet(flushes, evictions, aheads),
             true => Bounds::leased(flushes, evictions, aheads),
             false => Bounds::split(flushes, evictions, aheads),
         };

@@ -106,6 +106,33 @@ fn leases() {
     }
 }
 
+/// Where every write publishes, a node that alone uses the file writes without telling, and nobody
+/// notices.
+#[test]
+fn quiet_writes() {
+    for model in models().into_iter().filter(|m| m.writes_publish()) {
+        let pairs = generate::handoffs(&model, 2, true);
+        assert!(all(&model, &pairs, 1, Bounds::quiet(0, 0, 0)) > 20);
+        assert!(all(&model, &pairs, stride([11, 1, 1]), Bounds::quiet(1, 0, 0)) > 1);
+        // Whole operations: three nodes that tell each other have too many schedules else.
+        let whole = |flushes| Bounds { split: false, ..Bounds::quiet(flushes, 0, 0) };
+        let triples = generate::handoffs(&model, 3, true);
+        assert!(all(&model, &triples, stride([23, 3, 1]), whole(0)) > 20);
+        let two: Vec<_> = triples.iter().filter(|p| p.nodes() < 3).cloned().collect();
+        assert!(all(&model, &two, stride([23, 3, 1]), whole(1)) > 3);
+        let crowded: Vec<_> = triples.iter().map(generate::crowded).collect();
+        assert!(all(&model, &crowded, stride([61, 7, 1]), whole(0)) > 3);
+        let locked = generate::locked();
+        assert!(all(&model, &locked, stride([97, 11, 1]), whole(0)) > 2);
+        if depth() > 0 {
+            assert!(all(&model, &pairs, 1, Bounds::quiet(1, 0, 0)) > 20);
+            assert!(all(&model, &crowded, stride([1, 61, 7]), whole(1)) > 3);
+            assert!(all(&model, &locked, stride([1, 97, 11]), whole(1)) > 2);
+            assert!(all(&model, &pairs, 1, Bounds { split: false, ..Bounds::quiet(2, 1, 1) }) > 20);
+        }
+    }
+}
+
 /// Models under which nodes may share a file that is written past the daemon.
 fn past_models() -> Vec<Arc<Model>> {
     models().into_iter().filter(|m| shared_claims_are_exact(m)).collect()

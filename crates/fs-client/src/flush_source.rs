@@ -2,10 +2,10 @@
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
-use crate::ops::sync::is_gone;
+use crate::ops::sync::{is_gone, split_by};
 use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError, FlushGrant};
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno, Ino, Version};
 use futures_util::future::join_all;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -183,7 +183,8 @@ impl Node {
             Ok(ended) if done => {
                 if let Some(file) = file {
                     let at = (&grant.backing_path[..], grant.backing_ino);
-                    self.note_flushed(&file, &grant.ranges, at, ended.published).await;
+                    let ranges = without(&grant.ranges, &ended.again);
+                    self.note_flushed(&file, &ranges, at, ended.published).await;
                     self.copies_in_surplus(grant.ino);
                     self.unlist_if_clean(&file);
                 }
@@ -233,6 +234,15 @@ impl Node {
             }
         });
     }
+}
+
+/// What was flushed, but for bytes that became newer meanwhile.
+fn without(flushed: &[(ByteRange, Version)], newer: &[ByteRange]) -> Vec<(ByteRange, Version)> {
+    let rest = |(range, version): &(ByteRange, Version)| {
+        let version = *version;
+        split_by(&[*range], newer).0.into_iter().map(move |r| (r, version))
+    };
+    flushed.iter().flat_map(rest).collect()
 }
 
 /// What was picked is flushed only as far as it was granted.

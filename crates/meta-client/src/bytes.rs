@@ -161,12 +161,14 @@ impl Opened {
 }
 
 /// What became of a flush.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushDone {
     /// The file has its own name, size and attributes on the backing; nothing is missing.
     pub published: bool,
     /// The file's newest version.
     pub version: Version,
+    /// These became newer meanwhile and count as unflushed.
+    pub again: Vec<ByteRange>,
 }
 
 /// One step of [`MetaClient::materialize`].
@@ -467,7 +469,8 @@ impl MetaClient {
     ) -> Result<FlushDone, CallError> {
         let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done, shaped });
         let end = expect_body!(self.call_explained(op).await?, FlushDone);
-        Ok(FlushDone { published: end.published, version: Version(end.version) })
+        let again = end.again.into_iter().map(ebb_wire::range_from_pb).collect::<Result<_, _>>()?;
+        Ok(FlushDone { published: end.published, version: Version(end.version), again })
     }
 
     /// Brings to the backing what is not file content, at most `limit` names of it.

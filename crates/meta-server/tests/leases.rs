@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Node, ROOT, Service};
+use common::{Node, ROOT, Service, write_granted};
 use ebb_wire::pb;
 use ebb_wire::pb::notice::What;
 use ebb_wire::pb::reply::Body;
@@ -265,4 +265,45 @@ async fn an_answer_that_is_given_again_brings_no_lease() {
     let again = entry(a.wait(made).await);
     assert_eq!(again.attr.map(|a| a.ino), first.attr.map(|a| a.ino), "it was done once");
     assert_eq!((again.lease, again.dir), (None, None));
+}
+
+/// A node that may write quietly is given up in the middle of a flush: what was flushed counts as
+/// unflushed, and the node hears so.
+#[tokio::test]
+async fn what_is_flushed_when_its_node_is_given_up_is_flushed_again() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let ino = a.create(ROOT, "f").await;
+    a.open(ino).await.unwrap();
+    // It has its place on the backing already.
+    a.attach(ino, 0, 10).await;
+    a.flush(&service.backing(), ino, 6).await;
+    let attach = pb::Attach {
+        ino,
+        ranges: vec![pb::Range { start: 0, end: 10 }],
+        lease: 2,
+        settles: true,
+        quiet_wish: 100,
+        ..Default::default()
+    };
+    match a.ask(Op::Attach(attach)).await {
+        Ok(Some(Body::Attached(done))) => assert_eq!(done.quiet_end, 100, "it may write quietly"),
+        other => panic!("{other:?}"),
+    }
+    let grant = a.begin(ino, 0, 10).await.unwrap();
+    write_granted(&service.backing(), &grant, 7);
+    // It is asked to tell, and says nothing.
+    let start = Instant::now();
+    let seen = b.query(ino).await;
+    assert!(start.elapsed() > TRUST / 2, "nobody was waited for");
+    assert_eq!(seen.size, 100, "what may have been written is an error for readers, not absent");
+    let done = a.end(ino, grant.grant, true).await.unwrap();
+    let again: Vec<(u64, u64)> = done.again.iter().map(|r| (r.start, r.end)).collect();
+    assert_eq!((again, done.published), (vec![(0, 10)], false));
+    // It tells that it wrote nothing else, and flushes again.
+    let tell = pb::Attach { ino, settles: true, ..Default::default() };
+    a.ask(Op::Attach(tell)).await.unwrap();
+    let done = a.flush(&service.backing(), ino, 7).await;
+    assert!(done.again.is_empty() && done.published, "{done:?}");
+    assert_eq!(std::fs::read(service.backing().join("f")).unwrap(), [7; 10]);
 }

@@ -18,9 +18,11 @@ pub(super) enum Flusher {
     Taken(Vec<ByteRange>),
     Attaching(Vec<ByteRange>, Version, u64, LeaseSeq),
     Attached,
+    /// Chosen to be flushed, with quiet writes.
+    Picked(Vec<ByteRange>),
     Granted(Vec<Owned>),
     Copied(Vec<Owned>),
-    Marked(Vec<Owned>),
+    Marked(Vec<Owned>, Vec<ByteRange>),
 }
 
 impl Flusher {
@@ -66,6 +68,11 @@ impl World {
                     let work = node.view.unflushed_bytes() > 0 || self.shows_past(i);
                     self.left.flushes > 0 && work && self.has_turn(i)
                 }
+                Flusher::Idle if setup.quiet => {
+                    let told = !node.view.has_unattached();
+                    self.left.flushes > 0 && told && node.view.unflushed_bytes() > 0
+                }
+                Flusher::Picked(_) if self.must_settle(setup, i) => self.may_knock(),
                 Flusher::Idle => {
                     self.left.flushes > 0 && node.view.unflushed_bytes() > 0 && !node.cutting
                 }
@@ -74,7 +81,10 @@ impl World {
                 _ => true,
             };
             let evict = match &node.evictor {
-                Evictor::Idle => self.left.evictions > 0 && node.view.clean_bytes() > 0,
+                Evictor::Idle => {
+                    let answered = !self.must_settle(setup, i) || self.may_knock();
+                    self.left.evictions > 0 && node.view.clean_bytes() > 0 && answered
+                }
                 _ => true,
             };
             let ahead = match &node.ahead {
@@ -84,6 +94,9 @@ impl World {
             let steps_of =
                 [(flush, Step::Flush(i)), (evict, Step::Evict(i)), (ahead, Step::Ahead(i))];
             steps.extend(steps_of.into_iter().filter(|(can, _)| *can).map(|(_, s)| s));
+            if setup.quiet && self.may_tell(setup, i) {
+                steps.push(Step::Tell(i));
+            }
             if self.lending.has_mail(i) {
                 steps.push(Step::Mail(i));
             }
@@ -107,8 +120,9 @@ impl World {
         match step {
             Step::Process(p) => return self.go(setup, p),
             Step::Flush(n) => self.flush(setup, n),
-            Step::Evict(n) => self.evict(n),
+            Step::Evict(n) => self.evict(setup, n),
             Step::Ahead(n) => self.read_ahead(setup, n),
+            Step::Tell(n) => self.tell(setup, n),
             Step::Mail(n) => self.open_mail(setup, n),
             Step::Tick => self.lending.tick(),
         }
@@ -118,6 +132,29 @@ impl World {
     fn flush(&mut self, setup: &Setup<'_>, n: usize) {
         let now = std::mem::replace(&mut self.nodes[n].flusher, Flusher::Idle);
         self.nodes[n].flusher = match now {
+            Flusher::Idle if setup.quiet => {
+                self.left.flushes -= 1;
+                Flusher::Attached
+            }
+            Flusher::Attached if setup.quiet => {
+                let ranges = self.nodes[n].view.unflushed(FILE).into_iter().map(|(r, _)| r);
+                let ranges: Vec<_> = ranges.collect();
+                self.note_flushing(setup, n, &ranges, &[]);
+                Flusher::Picked(ranges)
+            }
+            Flusher::Picked(ranges) if self.must_settle(setup, n) => {
+                self.knock(setup);
+                Flusher::Picked(ranges)
+            }
+            Flusher::Picked(ranges) => {
+                let next = self.begin(setup, n, ranges.clone());
+                let granted: Vec<_> = match &next {
+                    Flusher::Granted(granted) => granted.iter().map(|g| g.range).collect(),
+                    _ => Vec::new(),
+                };
+                self.note_flushing(setup, n, &granted, &ranges);
+                next
+            }
             Flusher::Idle => {
                 self.left.flushes -= 1;
                 if setup.past {
@@ -138,7 +175,11 @@ impl World {
                 self.end_attach(setup, n, &ranges, version, size);
                 Flusher::Attached
             }
-            Flusher::Attached => self.begin(setup, n),
+            Flusher::Attached => {
+                let wanted = self.nodes[n].view.unflushed(FILE).into_iter().map(|(r, _)| r);
+                let wanted = wanted.collect();
+                self.begin(setup, n, wanted)
+            }
             Flusher::Granted(granted) => {
                 for i in granted.iter().flat_map(|g| indexes(g.range)) {
                     self.backing[i] = self.nodes[n].cache[i];
@@ -152,10 +193,22 @@ impl World {
                     granted = self.service.grantable(id, &ranges);
                 }
                 self.service.mark_flushed(id, &granted);
-                Flusher::Marked(granted)
+                let newer = match setup.fault {
+                    Some(Fault::NewerCountsAsFlushed) => Vec::new(),
+                    _ => self.service.newer_than_granted(id, &granted),
+                };
+                Flusher::Marked(granted, newer)
             }
-            Flusher::Marked(granted) => {
-                let list: Vec<_> = granted.iter().map(|g| (g.range, g.version)).collect();
+            Flusher::Marked(granted, newer) => {
+                let ranges: Vec<_> = granted.iter().map(|g| g.range).collect();
+                self.note_flushing(setup, n, &[], &ranges);
+                let is_newer = |i: usize| newer.iter().any(|n| indexes(*n).contains(&i));
+                let marked = |g: &Owned| {
+                    let version = g.version;
+                    let bytes = indexes(g.range).filter(|i| !is_newer(*i));
+                    bytes.map(move |i| (ByteRange::at(i as u64, 1), version)).collect::<Vec<_>>()
+                };
+                let list: Vec<_> = granted.iter().flat_map(marked).collect();
                 self.nodes[n].view.flushed(&list);
                 Flusher::Idle
             }
@@ -163,14 +216,13 @@ impl World {
     }
 
     /// Asks for a grant. What is not granted was taken by others: the node learns of it.
-    fn begin(&mut self, setup: &Setup<'_>, n: usize) -> Flusher {
-        let wanted = self.nodes[n].view.unflushed(FILE);
+    fn begin(&mut self, setup: &Setup<'_>, n: usize, ranges: Vec<ByteRange>) -> Flusher {
         let node = self.nodes[n].id;
         if setup.fault == Some(Fault::FlushWithoutGrant) {
+            let wanted = self.nodes[n].view.unflushed(FILE);
             let own = |(range, version)| Owned { range, node, version, flushed: false };
             return Flusher::Granted(wanted.into_iter().map(own).collect());
         }
-        let ranges: Vec<_> = wanted.into_iter().map(|(r, _)| r).collect();
         let granted = self.service.grantable(node, &ranges);
         let bytes =
             |list: &mut dyn Iterator<Item = ByteRange>| list.map(ByteRange::len).sum::<u64>();
@@ -178,6 +230,8 @@ impl World {
             if setup.past {
                 self.learn_anew(setup, n);
                 self.bring_all(setup, n);
+            } else if setup.quiet {
+                self.learn_anew(setup, n);
             } else {
                 let answer = self.serve_query(setup, n, FILE, false);
                 self.learn(setup, n, &answer);
@@ -186,7 +240,25 @@ impl World {
         if granted.is_empty() { Flusher::Idle } else { Flusher::Granted(granted) }
     }
 
-    fn evict(&mut self, n: usize) {
+    /// These bytes are flushed from now on, and those not any more.
+    fn note_flushing(
+        &mut self,
+        setup: &Setup<'_>,
+        n: usize,
+        begun: &[ByteRange],
+        ended: &[ByteRange],
+    ) {
+        if setup.fault != Some(Fault::QuietBesideFlush) {
+            let writes = &mut self.nodes[n].quietly.writes;
+            writes.begin_flush(begun);
+            writes.end_flush(ended);
+        }
+    }
+
+    fn evict(&mut self, setup: &Setup<'_>, n: usize) {
+        if matches!(self.nodes[n].evictor, Evictor::Idle) && self.must_settle(setup, n) {
+            return self.knock(setup);
+        }
         let id = self.nodes[n].id;
         let now = std::mem::replace(&mut self.nodes[n].evictor, Evictor::Idle);
         self.nodes[n].evictor = match now {
@@ -230,6 +302,7 @@ impl World {
     /// After the end of all processes: every node flushes what it has, and then the backing has
     /// the file.
     pub fn drain(mut self, setup: &Setup<'_>) -> Result<(), Wrong> {
+        self.end_of_quiet();
         for _ in 0..DRAIN_STEPS {
             if setup.past {
                 self.publish_last(setup);
@@ -237,7 +310,8 @@ impl World {
             self.left.flushes = u8::MAX;
             // A flush that waits for leases goes on when they have come back.
             let steps = self.stirring(setup);
-            let flush = steps.iter().find(|s| matches!(s, Step::Flush(_)));
+            let told = steps.iter().find(|s| matches!(s, Step::Tell(_)));
+            let flush = told.or(steps.iter().find(|s| matches!(s, Step::Flush(_))));
             let Some(step) = flush.or(steps.iter().find(|s| matches!(s, Step::Mail(_)))).copied()
             else {
                 break;

@@ -75,11 +75,23 @@ pub enum Fault {
     AgainNotNoted,
     /// What the kernel tells of writes is taken for whole when some of it was lost.
     LossNotTold,
+    /// Others are answered without asking who writes quietly.
+    QuietNotAsked,
+    /// A lease is returned before what was written quietly is told.
+    QuietKept,
+    /// A node writes quietly after its time.
+    QuietForEver,
+    /// Who wrote quietly is given up, and what it may have written does not become its own.
+    LapseForgets,
+    /// Bytes are written quietly while they are flushed.
+    QuietBesideFlush,
+    /// Bytes that got a new version while they were flushed count as flushed at their node.
+    NewerCountsAsFlushed,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 33] = [
+    pub const ALL: [Fault; 39] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -113,6 +125,12 @@ impl Fault {
         Fault::GuessesOvertake,
         Fault::AgainNotNoted,
         Fault::LossNotTold,
+        Fault::QuietNotAsked,
+        Fault::QuietKept,
+        Fault::QuietForEver,
+        Fault::LapseForgets,
+        Fault::QuietBesideFlush,
+        Fault::NewerCountsAsFlushed,
     ];
 
     /// It is one of those who look for what was written past the daemon.
@@ -131,6 +149,15 @@ impl Fault {
                 | GuessesOvertake
                 | AgainNotNoted
         )
+    }
+
+    /// It is one of those who write without telling.
+    #[must_use]
+    pub fn is_quiet(self) -> bool {
+        use Fault::{LapseForgets, NewerCountsAsFlushed, QuietBesideFlush};
+        use Fault::{QuietForEver, QuietKept, QuietNotAsked};
+        let asked = matches!(self, QuietNotAsked | QuietKept | QuietForEver);
+        asked || matches!(self, LapseForgets | QuietBesideFlush | NewerCountsAsFlushed)
     }
 
     /// What a daemon with this bug does at an event.

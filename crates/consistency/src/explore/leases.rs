@@ -4,21 +4,24 @@
 
 use super::fault::Fault;
 use super::world::{Setup, World};
-use crate::lease::{FileLease, Grant, LeaseSeq, Leases, Party, StreamId, Trust};
+use crate::lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, Trust};
 use ebb_types::{Incarnation, Ino, NodeId};
 
 /// The one file.
-const INO: Ino = Ino(1);
+pub(super) const INO: Ino = Ino(1);
 /// The lease time.
 const LEASE: u64 = 10;
-/// The times.
+/// The times. With quiet writes there is one more, at which the right may be lent again after others
+/// have asked.
 const TIMES: [u64; 3] = [0, 9, 11];
+const TIMES_QUIET: [u64; 4] = [0, 2, 9, 11];
 
 /// Everybody's part in the leases of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Lending {
     desk: Leases,
     ends: Vec<End>,
+    times: &'static [u64],
     ticks: usize,
 }
 
@@ -38,7 +41,7 @@ fn party(id: NodeId) -> Party {
 
 impl Lending {
     /// Nodes that have said a word each, and hold nothing.
-    pub(super) fn new(nodes: usize) -> Lending {
+    pub(super) fn new(nodes: usize, quiet: bool) -> Lending {
         let mut desk = Leases::new(LEASE, &[], 0);
         let ends = (0..nodes).map(|i| {
             let stream = desk.join(party(NodeId(i as u32 + 1)), LEASE, 0).0;
@@ -49,11 +52,43 @@ impl Lending {
             End { stream, trust, lease: FileLease::default(), mail: Vec::new() }
         });
         let ends = ends.collect();
-        Lending { desk, ends, ticks: 0 }
+        let times = if quiet { &TIMES_QUIET[..] } else { &TIMES };
+        Lending { desk, ends, times, ticks: 0 }
     }
 
-    fn now(&self) -> u64 {
-        TIMES[self.ticks]
+    pub(super) fn now(&self) -> u64 {
+        self.times[self.ticks]
+    }
+
+    /// What node `n` trusts at that time.
+    pub(super) fn epoch_at(&self, n: usize, now: u64) -> Option<u64> {
+        self.ends[n].trust.epoch(now)
+    }
+
+    /// A grant came to node `n`, which had asked for it in `epoch`. False when it was recalled before.
+    pub(super) fn take_grant(&mut self, n: usize, grant: Grant, epoch: u64) -> bool {
+        self.ends[n].lease.granted(grant, epoch)
+    }
+
+    /// The node may still trust what it was granted, as far as the service knows.
+    pub(super) fn is_trusted(&self, node: NodeId) -> bool {
+        self.desk.trusted_until(node, self.now()).is_some()
+    }
+
+    pub(super) fn lends_alone(&self, n: usize) -> bool {
+        self.desk.lends_alone(self.ends[n].stream, INO, self.now())
+    }
+
+    /// The node must tell what it did without telling.
+    pub(super) fn demand(&mut self, node: NodeId) {
+        let recalls = self.desk.demand(INO, node, self.now());
+        self.post(recalls);
+    }
+
+    fn post(&mut self, recalls: Vec<Recall>) {
+        for recall in recalls {
+            self.ends[recall.node.0 as usize - 1].mail.push(recall.seq);
+        }
     }
 
     /// What has been called back until now.
@@ -62,7 +97,7 @@ impl Lending {
     }
 
     pub(super) fn may_tick(&self) -> bool {
-        self.ticks + 1 < TIMES.len()
+        self.ticks + 1 < self.times.len()
     }
 
     pub(super) fn tick(&mut self) {
@@ -98,8 +133,8 @@ impl World {
         // A service with the fault takes the number only now.
         let late = setup.fault == Some(Fault::GrantAfterLook);
         let grant = if late && grant.is_some() { self.grant(setup, n) } else { grant };
+        let now = self.lending.now();
         let end = &mut self.lending.ends[n];
-        let now = TIMES[self.lending.ticks];
         if let (Some(mut grant), Some(epoch)) = (grant, end.trust.epoch(now)) {
             if late {
                 grant.version = self.nodes[n].view.known_version();
@@ -114,15 +149,20 @@ impl World {
             return;
         }
         let (by, now) = (Some(self.lending.ends[n].stream), self.lending.now());
-        for recall in self.lending.desk.change(INO, by, true, now) {
-            let to = recall.node.0 as usize - 1;
-            self.lending.ends[to].mail.push(recall.seq);
-        }
+        let recalls = self.lending.desk.change(INO, by, true, now);
+        self.lending.post(recalls);
     }
 
     /// True while somebody may trust what was before: who waits for it waits on.
     pub(super) fn is_owed(&self, setup: &Setup<'_>, upto: LeaseSeq) -> bool {
-        let owed = self.lending.desk.owed(INO, upto, self.lending.now()).is_some();
+        self.is_owed_to(setup, upto, None)
+    }
+
+    /// The same without what node `but` owes.
+    pub(super) fn is_owed_to(&self, setup: &Setup<'_>, upto: LeaseSeq, but: Option<usize>) -> bool {
+        let (lending, now) = (&self.lending, self.lending.now());
+        let but = but.map(|n| lending.ends[n].stream);
+        let owed = lending.desk.owed_to(INO, upto, but, now).is_some();
         owed && setup.fault != Some(Fault::AckBeforeRecall)
     }
 
@@ -135,6 +175,15 @@ impl World {
         } else {
             end.lease.recall(seq);
         }
-        self.lending.desk.returned(end.stream, INO, seq);
+        if self.recall_quiet(setup, n, seq) {
+            self.return_lease(n, seq);
+        }
+    }
+
+    /// Node `n` holds nothing any more that was granted before `seq`.
+    pub(super) fn return_lease(&mut self, n: usize, seq: LeaseSeq) {
+        let stream = self.lending.ends[n].stream;
+        self.lending.desk.returned(stream, INO, seq);
+        self.returned_quiet(n, seq);
     }
 }

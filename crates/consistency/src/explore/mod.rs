@@ -11,6 +11,7 @@
 //!   grant, copy, mark), an evictor (detach, drop) and a read-ahead (plan, fetch, fill).
 //! * [`leases`]: with leases, answers come with grants, recalls travel by themselves, answers to
 //!   changes wait for their return, and time can pass.
+//! * [`quiet`]: who alone uses the file writes without telling, and tells before others are answered.
 //! * [`past`]: the kernel writes and reads the cache files, and the nodes find that out afterwards.
 //! * [`restart`]: a daemon dies after a sync, and another one takes its cache over.
 //! * [`search`]: depth first over all steps, every state once; a failing schedule as text that
@@ -27,6 +28,7 @@ pub mod generate;
 mod leases;
 mod past;
 pub mod program;
+mod quiet;
 pub mod races;
 mod restart;
 pub mod search;

@@ -22,6 +22,8 @@ pub struct Bounds {
     pub cold: bool,
     /// Answers come with leases, as far as the model wants them.
     pub leases: bool,
+    /// Who alone uses the file writes without telling, as far as the model publishes each write.
+    pub quiet: bool,
     /// The kernel reads and writes past the nodes, which look for it at sync events.
     pub past: bool,
     /// Whom it tells what was written.
@@ -41,6 +43,7 @@ impl Bounds {
             narrow: false,
             cold: false,
             leases: false,
+            quiet: false,
             past: false,
             telling: Telling::Nobody,
             states_max: 2_000_000,
@@ -70,6 +73,12 @@ impl Bounds {
     #[must_use]
     pub fn leased(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
         Bounds { narrow: false, leases: true, ..Bounds::split(flushes, evictions, aheads) }
+    }
+
+    /// The same with quiet writes.
+    #[must_use]
+    pub fn quiet(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
+        Bounds { quiet: true, ..Bounds::leased(flushes, evictions, aheads) }
     }
 }
 
@@ -134,7 +143,8 @@ fn setup<'a>(
 ) -> Setup<'a> {
     let Bounds { split, narrow, cold, past, telling, .. } = bounds;
     let leases = bounds.leases && model.wants_leases();
-    Setup { program, model, fault, split, narrow, cold, leases, past, telling }
+    let quiet = bounds.quiet && leases && model.writes_publish();
+    Setup { program, model, fault, split, narrow, cold, leases, quiet, past, telling }
 }
 
 struct Search<'a> {

@@ -8,6 +8,7 @@ use super::fault::Fault;
 use super::leases::Lending;
 use super::past::{self, Claimed, Past, Sending, Telling};
 use super::program::{FILE_MAX, Op, Program};
+use super::quiet::{self, Lent, Letter, Quietly};
 use crate::lease::{Grant, LeaseSeq};
 use crate::model::{Model, Scope, SyncEvent};
 use crate::ownership::{FileState, MapAnswer};
@@ -43,6 +44,8 @@ pub struct Setup<'a> {
     pub cold: bool,
     /// Answers come with leases.
     pub leases: bool,
+    /// Who alone uses the file writes without telling.
+    pub quiet: bool,
     /// The kernel reads and writes the cache files.
     pub past: bool,
     /// Whom it tells what was written.
@@ -83,6 +86,16 @@ pub(super) enum Part {
     EndTurn,
     Die,
     Revive,
+    // Without telling.
+    QuietWrite(ByteRange, u8),
+    QuietOwed,
+    QuietTurn,
+    QuietGiveUp,
+    QuietTake(ByteRange, bool),
+    QuietSend,
+    QuietSent,
+    QuietMap,
+    QuietEnd,
 }
 
 /// What a process holds between two parts of an operation.
@@ -97,6 +110,7 @@ pub(super) enum Hand {
     Sending(Sending),
     Claimed(Claimed),
     Brought(Vec<(Piece, Option<Vec<u8>>)>, u8),
+    Letter(Letter),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -106,6 +120,12 @@ pub(super) struct Proc {
     hand: Hand,
     /// What must be returned before the answer that is awaited comes.
     upto: LeaseSeq,
+}
+
+impl Proc {
+    pub(super) fn hand(&self) -> &Hand {
+        &self.hand
+    }
 }
 
 /// One node.
@@ -120,6 +140,7 @@ pub(super) struct Node {
     pub(super) evictor: Evictor,
     pub(super) ahead: Ahead,
     pub(super) past: Past,
+    pub(super) quietly: Quietly,
 }
 
 /// A step that can be taken.
@@ -133,6 +154,8 @@ pub enum Step {
     Evict(usize),
     /// The next step of a node's read-ahead.
     Ahead(usize),
+    /// A node tells what it wrote quietly.
+    Tell(usize),
     /// A node hears of a recall.
     Mail(usize),
     /// Time passes.
@@ -146,6 +169,7 @@ impl fmt::Display for Step {
             Step::Flush(n) => write!(f, "f{n}"),
             Step::Evict(n) => write!(f, "e{n}"),
             Step::Ahead(n) => write!(f, "a{n}"),
+            Step::Tell(n) => write!(f, "q{n}"),
             Step::Mail(n) => write!(f, "m{n}"),
             Step::Tick => write!(f, "t"),
         }
@@ -209,6 +233,7 @@ pub struct World {
     sent: u64,
     locked: Option<usize>,
     pub(super) lending: Lending,
+    pub(super) lent: Lent,
     pub(super) left: Budget,
 }
 
@@ -239,6 +264,7 @@ impl World {
                 evictor: Evictor::Idle,
                 ahead: Ahead::Idle,
                 past: Past::default(),
+                quietly: Quietly::default(),
             }
         };
         World {
@@ -247,7 +273,8 @@ impl World {
             memory: backing,
             sent: 0,
             locked: None,
-            lending: Lending::new(setup.program.nodes()),
+            lending: Lending::new(setup.program.nodes(), setup.quiet),
+            lent: Lent::default(),
             service,
             backing,
             left,
@@ -280,6 +307,7 @@ impl World {
     }
 
     fn may(&self, setup: &Setup<'_>, p: usize, part: Part) -> bool {
+        let node = setup.program.processes[p].node;
         match part {
             Part::Recv(m) => self.sent & (1 << m) != 0,
             Part::Lock => self.locked.is_none(),
@@ -289,6 +317,8 @@ impl World {
             Part::Attached | Part::Learn | Part::HaveCut(_) => {
                 !self.is_owed(setup, self.procs[p].upto)
             }
+            part if settles(part) && self.must_settle(setup, node) => self.may_knock(),
+            Part::QuietTurn | Part::QuietSent => self.may_quietly(setup, p, node, part),
             Part::Turn => self.has_turn(setup.program.processes[p].node),
             Part::Take(_) => !self.nodes[setup.program.processes[p].node].cutting,
             Part::Cut(len) => {
@@ -318,6 +348,11 @@ impl World {
         loop {
             let Some(part) = self.part(setup, p) else { return Ok(()) };
             if !self.may(setup, p, part) {
+                return Ok(());
+            }
+            let node = setup.program.processes[p].node;
+            if settles(part) && self.must_settle(setup, node) {
+                self.knock(setup);
                 return Ok(());
             }
             self.procs[p].part += 1;
@@ -357,6 +392,15 @@ impl World {
             | Part::Claimed
             | Part::Die
             | Part::Revive => self.past_part(setup, p, n, part, hand)?,
+            Part::QuietWrite(..)
+            | Part::QuietOwed
+            | Part::QuietTurn
+            | Part::QuietGiveUp
+            | Part::QuietTake(..)
+            | Part::QuietSend
+            | Part::QuietSent
+            | Part::QuietMap
+            | Part::QuietEnd => self.quiet_part(setup, p, n, part, hand),
             Part::Ask(_) if self.is_leased(setup, n) => {
                 // Nothing to ask, nothing to learn.
                 self.procs[p].part += 1;
@@ -385,6 +429,11 @@ impl World {
             (Part::Announce(_), _) => view.begin_write(r),
             _ => view.end_write(r),
         }
+    }
+
+    /// The next so many parts are not needed.
+    pub(super) fn skip(&mut self, p: usize, parts: usize) {
+        self.procs[p].part = self.procs[p].part.saturating_add(parts);
     }
 
     fn signal(&mut self, p: usize, part: Part) {
@@ -454,6 +503,9 @@ impl World {
         }
         self.scramble(n, &changes.overtaken);
         self.scramble(n, &changes.stale);
+        if setup.quiet {
+            self.nodes[n].quietly.writes.cut(len);
+        }
         self.scramble(n, &[ByteRange::from(len)]);
     }
 
@@ -499,12 +551,22 @@ impl World {
 
     /// Goes back to planning a read.
     fn again(&mut self, p: usize, tries: u8) -> Result<Hand, Wrong> {
+        if self.nodes.iter().any(|n| self.service.has_lapsed(n.id)) {
+            // An error for who reads, until it is known what was written.
+            self.skip(p, usize::MAX / 2);
+            return Ok(Hand::Nothing);
+        }
         self.procs[p].part -= 2;
         if tries >= READ_TRIES {
             return Err(Wrong::Unreadable { process: p, op: self.procs[p].op });
         }
         Ok(Hand::Read(Vec::new(), Vec::new(), tries + 1))
     }
+}
+
+/// With this the service answers, or changes something.
+fn settles(part: Part) -> bool {
+    matches!(part, Part::Ask(_) | Part::Cut(_) | Part::QuietSend)
 }
 
 /// The parts of an operation, as the row says.
@@ -535,6 +597,10 @@ fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
                 sync(setup, SyncEvent::Write, r, &mut out);
                 return out;
             }
+            if setup.quiet {
+                quiet::write(r, value, &mut out);
+                return out;
+            }
             out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
             sync(setup, SyncEvent::Write, r, &mut out);
         }
@@ -545,6 +611,7 @@ fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
         // Elsewhere nothing is noted, so nothing could come back.
         Op::Restart => {}
         Op::Truncate(len) if setup.past => past::cut(len, &mut out),
+        Op::Truncate(len) if setup.quiet => quiet::cut(len, &mut out),
         Op::Truncate(len) => out.extend([Part::Cut(len), Part::HaveCut(len)]),
         Op::Send(m) => out.push(Part::Send(m)),
         Op::Recv(m) => out.push(Part::Recv(m)),
@@ -564,6 +631,19 @@ fn sync(setup: &Setup<'_>, event: SyncEvent, range: ByteRange, out: &mut Vec<Par
     if setup.past {
         if actions.attach.is_some() || actions.query.is_some() {
             past::sync(actions.query.is_some(), out);
+        }
+        return;
+    }
+    if setup.quiet {
+        match (actions.attach, actions.query) {
+            (Some(_), asks) => {
+                quiet::attach(FILE, event == SyncEvent::Write, out);
+                out.extend(asks.iter().flat_map(|_| [Part::Ask(FILE), Part::Learn]));
+            }
+            (None, Some(scope)) => {
+                quiet::ask(if scope == Scope::File { FILE } else { range }, out);
+            }
+            (None, None) => {}
         }
         return;
     }

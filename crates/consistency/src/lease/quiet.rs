@@ -36,7 +36,7 @@ enum Right {
 }
 
 /// Quiet writes to one file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct QuietWrites {
     right: Right,
     /// Written quietly and not told.
@@ -52,7 +52,7 @@ pub struct QuietWrites {
 }
 
 /// What is told.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Untold {
     /// These bytes were written quietly.
     pub ranges: Vec<ByteRange>,

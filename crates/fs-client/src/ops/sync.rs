@@ -498,7 +498,10 @@ impl Sending {
 }
 
 /// Cuts `ranges` into what is outside of `marked` and what is inside.
-fn split_by(ranges: &[ByteRange], marked: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+pub(crate) fn split_by(
+    ranges: &[ByteRange],
+    marked: &[ByteRange],
+) -> (Vec<ByteRange>, Vec<ByteRange>) {
     if marked.is_empty() {
         return (ranges.to_vec(), Vec::new());
     }

@@ -116,7 +116,7 @@ impl Call {
     pub(super) async fn flush_end(&self, op: &pb::FlushEnd) -> OpResult {
         let ino = Ino(op.ino);
         let node = self.who.node;
-        let shaped = {
+        let (shaped, again) = {
             let mut state = self.core.state();
             // Under the state: nothing can be cut or claimed between the two.
             let granted = self.core.end_claim(ino, op.grant, node).ok_or_else(|| {
@@ -125,11 +125,15 @@ impl Call {
             // Of the file as it is now: whatever else came to the backing since has changed it.
             let version = |state: &State| state.file(ino).map(FileState::version).ok();
             let current = granted.shape.filter(|(_, of)| op.shaped && version(&state) == Some(*of));
+            let mut again = Vec::new();
             if op.done && state.file(ino).is_ok() {
-                let entry = Entry::File(ino, FileOp::Flushed(node, granted.ranges));
+                let entry = Entry::File(ino, FileOp::Flushed(node, granted.ranges.clone()));
                 self.core.commit(&mut state, &[entry]);
+                again = state.file(ino)?.newer_than_granted(node, &granted.ranges);
             }
-            current.and_then(|(shape, _)| Some(Shaped { shape, version: version(&state)? }))
+            let shaped =
+                current.and_then(|(shape, _)| Some(Shaped { shape, version: version(&state)? }));
+            (shaped, again)
         };
         if self.core.state().ns.get(ino).is_none_or(|i| i.links.is_empty()) {
             return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
@@ -143,7 +147,8 @@ impl Call {
             }),
         };
         let version = self.core.state().file(ino).map_or(0, |f| f.version().0);
-        Ok(Some(Body::FlushDone(pb::FlushDone { published, version })))
+        let again = again.into_iter().map(ebb_wire::range_to_pb).collect();
+        Ok(Some(Body::FlushDone(pb::FlushDone { published, version, again })))
     }
 }
 
