@@ -3,14 +3,15 @@
 
 use crate::hollow::attr;
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, MountOption, OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen, Request,
-    Session,
+    BackingId, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, MountOption, OpenFlags, ReplyAttr, ReplyEntry, ReplyOpen,
+    Request, Session,
 };
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 const ROOT: INodeNo = INodeNo(1);
@@ -31,12 +32,16 @@ impl Through {
         let mut config = Config::default();
         config.mount_options =
             vec![MountOption::FSName("through".into()), MountOption::DefaultPermissions];
-        Ok(Through { _session: Session::new(OneFile { file }, at, &config)?.spawn()? })
+        Ok(Through {
+            _session: Session::new(OneFile { file, id: OnceLock::new() }, at, &config)?.spawn()?,
+        })
     }
 }
 
 struct OneFile {
     file: File,
+    /// The kernel looks for it after the answer to the open.
+    id: OnceLock<BackingId>,
 }
 
 impl OneFile {
@@ -77,9 +82,14 @@ impl Filesystem for OneFile {
     }
 
     fn open(&self, _req: &Request, _i: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match reply.open_backing(&self.file) {
-            Ok(id) => reply.opened_passthrough(FileHandle(0), FopenFlags::empty(), &id),
-            Err(_) => reply.error(Errno::EOPNOTSUPP),
+        if self.id.get().is_none()
+            && let Ok(id) = reply.open_backing(&self.file)
+        {
+            let _ = self.id.set(id);
+        }
+        match self.id.get() {
+            Some(id) => reply.opened_passthrough(FileHandle(0), FopenFlags::empty(), id),
+            None => reply.error(Errno::EOPNOTSUPP),
         }
     }
 }

@@ -53,6 +53,8 @@ pub(super) struct Book {
 
 /// The file that all programs write, each its own records.
 pub(super) const SHARED: &str = "shared";
+/// Where that is: a directory that is not below the mount when the daemon is gone just now.
+pub(super) const COMMON: &str = "all";
 /// Names of the files that a program has for itself, below a directory of its own.
 pub(super) const NAMES: [&str; 6] = ["a", "b", "c", "s/a", "s/b", "s/c"];
 
@@ -67,7 +69,7 @@ impl Book {
 
     pub fn path(&self, root: &Path, name: &str) -> PathBuf {
         match name {
-            SHARED => root.join(SHARED),
+            SHARED => root.join(COMMON).join(SHARED),
             _ => root.join(self.directory()).join(name),
         }
     }

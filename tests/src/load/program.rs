@@ -1,7 +1,7 @@
 //! The program: random operations on its files, one after the other, each entered in the books
 //! before it is tried and when it has succeeded.
 
-use super::book::{Book, NAMES, Open, SHARED, Unanswered};
+use super::book::{Book, COMMON, NAMES, Open, SHARED, Unanswered};
 use super::{Failure, Mix, Order, Setup, Work};
 use crate::content;
 use crate::model::{Model, close};
@@ -113,6 +113,7 @@ impl Program {
         }
         self.mount = root.metadata()?.dev();
         let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
+        std::fs::create_dir_all(root.join(COMMON))?;
         std::fs::create_dir_all(root.join(self.book.directory()).join("s"))
     }
 
