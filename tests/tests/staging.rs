@@ -7,6 +7,7 @@ use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::wait_until;
 use serde_json::Value;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -149,6 +150,26 @@ fn bytes_of_another_node_come_from_that_node() {
     assert_eq!(number(&status, "fetched_bytes_backing"), 0);
     same("made", &fs::read(node.path("made")).expect("read"), &content);
     cluster.umount_all();
+}
+
+/// However slowly it reads: also where everything it asks for is here already.
+#[test]
+fn a_reader_in_order_finds_what_it_wants_next() {
+    const MIB: u64 = 1 << 20;
+    const SIZE: u64 = 40 * MIB;
+    let Some(cluster) = cluster(2, &[("--flush", "end")]) else { return };
+    let (writer, reader) = (cluster.node(0), cluster.node(1));
+    fs::write(writer.path("f"), vec![7; SIZE as usize]).expect("write");
+    let mut file = fs::File::open(reader.path("f")).expect("open");
+    let mut record = vec![0; MIB as usize];
+    for read in (MIB..=SIZE).step_by(MIB as usize) {
+        file.read_exact(&mut record).expect("read");
+        assert!(record.iter().all(|b| *b == 7));
+        let ahead = (read + 2 * MIB).min(SIZE);
+        let fetched = |s: &Value| number(s, "fetched_bytes_peer") >= ahead;
+        reader.wait_status(Duration::from_secs(10), fetched);
+    }
+    assert_eq!(number(&reader.status(), "fetched_bytes_peer"), SIZE, "something came twice");
 }
 
 #[test]

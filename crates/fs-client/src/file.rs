@@ -390,3 +390,42 @@ pub fn checked_range(offset: u64, len: u64) -> Result<ByteRange, Errno> {
         _ => Err(Errno::EFBIG),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ebb_consistency::{FileState, ModelTable};
+
+    /// Bytes that did not arrive, as on a full disk, do not count as here: neither those that could
+    /// not be stored nor what comes after them.
+    #[test]
+    fn what_cannot_be_stored_is_not_here() {
+        let at = tempfile::tempdir().expect("a directory");
+        let dir = CacheDir::open(at.path()).expect("a cache");
+        let model = ModelTable::builtin().get("session").expect("a built-in model");
+        let file = CachedFile::new(Ino(7), NodeId(1), model);
+        let mut service = FileState::new(0);
+        service.attach(NodeId(2), &[ByteRange::new(0, 30)]);
+        let answer = service.query(ByteRange::ALL, Version::ZERO);
+        let written = ByteRange::new(10, 20);
+        {
+            let mut state = file.state.write();
+            state.view.apply(&answer);
+            state.view.write(written);
+        }
+        let refusing = cache::reopened_for_reading(&file.cache(&dir).expect("made"));
+        *file.cache.lock() = Some(Arc::new(refusing.expect("opened")));
+        let all = ByteRange::new(0, 30);
+        file.keep(&dir, all, answer.version, &[5; 30]).expect_err("it cannot be written to");
+        let gone = [ByteRange::new(0, 10), ByteRange::new(20, 30)];
+        let is_here = |range: &ByteRange| file.state.read().view.local(*range);
+        assert!(is_here(&written) && !gone.iter().any(is_here));
+
+        *file.cache.lock() = None;
+        file.keep(&dir, all, answer.version, &[5; 30]).expect("stored");
+        assert!(is_here(&all));
+        let mut bytes = [0; 30];
+        file.cache(&dir).expect("there").read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!([&bytes[..10], &bytes[20..]].concat(), [5; 20]);
+    }
+}

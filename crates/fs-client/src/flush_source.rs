@@ -2,10 +2,10 @@
 
 use crate::file::{CachedFile, State};
 use crate::node::Node;
-use crate::ops::sync::{is_gone, split_by};
+use crate::ops::sync::is_gone;
 use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError, FlushGrant};
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Ino, Version, split_by};
 use futures_util::future::join_all;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

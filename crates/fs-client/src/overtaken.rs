@@ -14,8 +14,7 @@ use crate::restore::Verdict;
 use ebb_consistency::claim::changed_runs;
 use ebb_consistency::{FileView, MapAnswer, Piece, Source};
 use ebb_transport::ReadRequest;
-use ebb_types::{ByteRange, Errno, Ino, NodeId};
-use rangemap::RangeSet;
+use ebb_types::{ByteRange, Errno, Ino, NodeId, split_by};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,11 +54,11 @@ pub(crate) async fn look_again(
         };
         let held = held.map(|h| Held { guessed: false, ..h });
         for range in written {
-            let (certain, doubtful) = cut(range, guessed);
+            let (certain, doubtful) = split_by(&[range], guessed);
             let mut parts: Vec<_> = certain.into_iter().map(|r| (r, Verdict::Aside)).collect();
             for range in doubtful {
                 let taken = there.taken(range, silent).await?;
-                let (free, taken) = cut(range, &taken);
+                let (free, taken) = split_by(&[range], &taken);
                 parts.extend(free.into_iter().map(|r| (r, Verdict::Dirty)));
                 parts.extend(taken.into_iter().map(|r| (r, Verdict::Aside)));
             }
@@ -69,19 +68,6 @@ pub(crate) async fn look_again(
     }
     there.leave().await;
     Ok(out)
-}
-
-/// What is outside of `marked` and what is inside.
-fn cut(range: ByteRange, marked: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
-    let marked: RangeSet<u64> =
-        marked.iter().filter(|r| !r.is_empty()).map(|r| r.to_std()).collect();
-    if range.is_empty() {
-        return (Vec::new(), Vec::new());
-    }
-    let outer = range.to_std();
-    let outside = marked.gaps(&outer).map(|r| ByteRange::new(r.start, r.end)).collect();
-    let inside = marked.overlapping(&outer);
-    (outside, inside.map(|r| ByteRange::new(r.start, r.end).intersect(range)).collect())
 }
 
 /// The file as it is for a node that has nothing of it.
@@ -164,20 +150,5 @@ impl There<'_> {
         if is_open && let Err(e) = self.node.meta.release(self.ino, false).await {
             tracing::debug!(ino = %self.ino, error = %e, "not released");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_cut_at_marks() {
-        let range = |(a, b)| ByteRange::new(a, b);
-        let marked = [(0, 5), (7, 9), (20, 30)].map(range);
-        let (outside, inside) = cut(range((3, 25)), &marked);
-        assert_eq!(outside, [(5, 7), (9, 20)].map(range));
-        assert_eq!(inside, [(3, 5), (7, 9), (20, 25)].map(range));
-        assert_eq!(cut(range((4, 4)), &marked), (Vec::new(), Vec::new()));
     }
 }

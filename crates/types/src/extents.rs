@@ -256,6 +256,18 @@ impl<V: Copy + Eq> FromIterator<(ByteRange, V)> for Extents<V> {
     }
 }
 
+/// Cuts `ranges` into what is outside of `marked` and what is inside.
+#[must_use]
+pub fn split_by(ranges: &[ByteRange], marked: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
+    if marked.is_empty() {
+        return (ranges.to_vec(), Vec::new());
+    }
+    let marked: Extents<()> = marked.iter().map(|r| (*r, ())).collect();
+    let outside = ranges.iter().flat_map(|r| marked.gaps(*r)).collect();
+    let inside = ranges.iter().flat_map(|r| marked.overlapping(*r)).map(|(r, ())| r).collect();
+    (outside, inside)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,6 +371,26 @@ mod tests {
                     prop_assert_eq!(extents.within_in_order(&ranges), each);
                 }
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_is_outside_or_inside(
+            list in prop::collection::vec((0..40u64, 0..9u64), 0..8),
+            cuts in prop::collection::vec((0..40u64, 0..9u64), 0..8),
+        ) {
+            let ranges = |list: &[(u64, u64)]| -> Vec<ByteRange> {
+                list.iter().map(|(at, len)| ByteRange::at(*at, *len)).collect()
+            };
+            let bytes = |ranges: &[ByteRange]| -> Vec<u64> {
+                ranges.iter().flat_map(|r| r.to_std()).collect()
+            };
+            let (list, cuts) = (ranges(&list), ranges(&cuts));
+            let (outside, inside) = split_by(&list, &cuts);
+            let is_cut = |byte: &u64| cuts.iter().any(|c| c.contains_offset(*byte));
+            let (cut, rest): (Vec<u64>, Vec<u64>) = bytes(&list).into_iter().partition(is_cut);
+            prop_assert_eq!((bytes(&outside), bytes(&inside)), (rest, cut));
         }
     }
 

@@ -13,7 +13,7 @@ pub mod units;
 
 pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
-pub use extents::Extents;
+pub use extents::{Extents, split_by};
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use name::Name;
 pub use range::{ByteRange, in_steps};

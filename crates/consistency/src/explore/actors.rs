@@ -6,7 +6,7 @@ use super::world::{FILE, Setup, Step, World, Wrong, indexes};
 use crate::lease::LeaseSeq;
 use crate::ownership::Owned;
 use crate::view::Piece;
-use ebb_types::{ByteRange, Version};
+use ebb_types::{ByteRange, Version, split_by};
 
 /// Steps after which a drain that goes on is called endless.
 const DRAIN_STEPS: usize = 200;
@@ -137,8 +137,7 @@ impl World {
                 Flusher::Attached
             }
             Flusher::Attached if setup.quiet => {
-                let ranges = self.nodes[n].view.unflushed(FILE).into_iter().map(|(r, _)| r);
-                let ranges: Vec<_> = ranges.collect();
+                let ranges = self.unflushed(n);
                 self.note_flushing(setup, n, &ranges, &[]);
                 Flusher::Picked(ranges)
             }
@@ -175,11 +174,7 @@ impl World {
                 self.end_attach(setup, n, &ranges, version, size);
                 Flusher::Attached
             }
-            Flusher::Attached => {
-                let wanted = self.nodes[n].view.unflushed(FILE).into_iter().map(|(r, _)| r);
-                let wanted = wanted.collect();
-                self.begin(setup, n, wanted)
-            }
+            Flusher::Attached => self.begin(setup, n, self.unflushed(n)),
             Flusher::Granted(granted) => {
                 for i in granted.iter().flat_map(|g| indexes(g.range)) {
                     self.backing[i] = self.nodes[n].cache[i];
@@ -202,11 +197,9 @@ impl World {
             Flusher::Marked(granted, newer) => {
                 let ranges: Vec<_> = granted.iter().map(|g| g.range).collect();
                 self.note_flushing(setup, n, &[], &ranges);
-                let is_newer = |i: usize| newer.iter().any(|n| indexes(*n).contains(&i));
                 let marked = |g: &Owned| {
                     let version = g.version;
-                    let bytes = indexes(g.range).filter(|i| !is_newer(*i));
-                    bytes.map(move |i| (ByteRange::at(i as u64, 1), version)).collect::<Vec<_>>()
+                    split_by(&[g.range], &newer).0.into_iter().map(move |r| (r, version))
                 };
                 let list: Vec<_> = granted.iter().flat_map(marked).collect();
                 self.nodes[n].view.flushed(&list);
@@ -227,17 +220,21 @@ impl World {
         let bytes =
             |list: &mut dyn Iterator<Item = ByteRange>| list.map(ByteRange::len).sum::<u64>();
         if bytes(&mut granted.iter().map(|g| g.range)) < bytes(&mut ranges.iter().copied()) {
-            if setup.past {
+            if setup.past || setup.quiet {
                 self.learn_anew(setup, n);
-                self.bring_all(setup, n);
-            } else if setup.quiet {
-                self.learn_anew(setup, n);
+                if setup.past {
+                    self.bring_all(setup, n);
+                }
             } else {
                 let answer = self.serve_query(setup, n, FILE, false);
                 self.learn(setup, n, &answer);
             }
         }
         if granted.is_empty() { Flusher::Idle } else { Flusher::Granted(granted) }
+    }
+
+    fn unflushed(&self, n: usize) -> Vec<ByteRange> {
+        self.nodes[n].view.unflushed(FILE).into_iter().map(|(r, _)| r).collect()
     }
 
     /// These bytes are flushed from now on, and those not any more.
@@ -310,12 +307,11 @@ impl World {
             self.left.flushes = u8::MAX;
             // A flush that waits for leases goes on when they have come back.
             let steps = self.stirring(setup);
-            let told = steps.iter().find(|s| matches!(s, Step::Tell(_)));
-            let flush = told.or(steps.iter().find(|s| matches!(s, Step::Flush(_))));
-            let Some(step) = flush.or(steps.iter().find(|s| matches!(s, Step::Mail(_)))).copied()
-            else {
-                break;
-            };
+            let first = |is: fn(&Step) -> bool| steps.iter().copied().find(is);
+            let step = first(|s| matches!(s, Step::Tell(_)))
+                .or_else(|| first(|s| matches!(s, Step::Flush(_))))
+                .or_else(|| first(|s| matches!(s, Step::Mail(_))));
+            let Some(step) = step else { break };
             self.step(setup, step)?;
         }
         if !self.service.is_clean() || self.nodes.iter().any(|n| n.view.unflushed_bytes() > 0) {

@@ -8,7 +8,7 @@ use crate::lease::{FileLease, Grant, LeaseSeq, Leases, Party, Recall, StreamId, 
 use ebb_types::{Incarnation, Ino, NodeId};
 
 /// The one file.
-pub(super) const INO: Ino = Ino(1);
+const INO: Ino = Ino(1);
 /// The lease time.
 const LEASE: u64 = 10;
 /// The times. With quiet writes there is one more, at which the right may be lent again after others

@@ -9,6 +9,7 @@
 //!   not one step: requests, the service's work and replies interleave with everything else.
 //!   Besides the processes there are actors that nobody asked: per node a flusher (attach early,
 //!   grant, copy, mark), an evictor (detach, drop) and a read-ahead (plan, fetch, fill).
+//! * [`parts`]: what an operation consists of.
 //! * [`leases`]: with leases, answers come with grants, recalls travel by themselves, answers to
 //!   changes wait for their return, and time can pass.
 //! * [`quiet`]: who alone uses the file writes without telling, and tells before others are answered.
@@ -26,6 +27,7 @@ pub mod actors;
 pub mod fault;
 pub mod generate;
 mod leases;
+mod parts;
 mod past;
 pub mod program;
 mod quiet;

@@ -5,8 +5,9 @@
 
 use super::actors::Flusher;
 use super::fault::Fault;
+use super::parts::Part;
 use super::restart::Left;
-use super::world::{Bytes, FILE, Hand, LEN, Part, READ_TRIES, Setup, World, Wrong, indexes};
+use super::world::{Bytes, FILE, Hand, LEN, READ_TRIES, Setup, World, Wrong, indexes};
 use crate::claim::Claim;
 use crate::view::{Changes, FileView, Piece, Source};
 use ebb_types::{ByteRange, Version};
@@ -147,10 +148,10 @@ impl World {
         &mut self,
         setup: &Setup<'_>,
         p: usize,
-        n: usize,
         part: Part,
         hand: Hand,
     ) -> Result<Hand, Wrong> {
+        let n = setup.node(p);
         Ok(match (part, hand) {
             (Part::Past(r, value), _) => {
                 self.write_past(setup, n, r, value);

@@ -8,10 +8,11 @@
 //! it tells: a read that finds that is an error for its caller and says nothing wrong.
 
 use super::fault::Fault;
+use super::parts::Part;
 use super::program::FILE_MAX;
-use super::world::{FILE, Hand, Part, Setup, World, indexes};
+use super::world::{FILE, Hand, Setup, World, indexes};
 use crate::lease::{Grant, Held, LeaseSeq, QuietWrites, Untold};
-use ebb_types::{ByteRange, NodeId, Version};
+use ebb_types::{ByteRange, NodeId, Version, split_by};
 
 /// The turn of the node itself, beside those of the processes.
 const NODE: usize = usize::MAX;
@@ -60,16 +61,6 @@ struct Answer {
     end: u64,
     /// What must be returned before it comes.
     upto: LeaseSeq,
-}
-
-/// The parts of `list` within `cuts`, and the rest.
-fn split_by(list: &[ByteRange], cuts: &[ByteRange]) -> (Vec<ByteRange>, Vec<ByteRange>) {
-    let (mut inside, mut outside) = (Vec::new(), Vec::new());
-    for byte in list.iter().flat_map(|r| indexes(*r)).map(|i| ByteRange::at(i as u64, 1)) {
-        let is_cut = cuts.iter().any(|c| c.overlaps(byte));
-        if is_cut { inside.push(byte) } else { outside.push(byte) }
-    }
-    (inside, outside)
 }
 
 /// The parts of a write.
@@ -140,10 +131,10 @@ impl World {
         &mut self,
         setup: &Setup<'_>,
         p: usize,
-        n: usize,
         part: Part,
         hand: Hand,
     ) -> Hand {
+        let n = setup.node(p);
         match (part, hand) {
             (Part::QuietWrite(r, value), _) => {
                 if self.write_quietly(setup, n, r, value) {
@@ -227,7 +218,7 @@ impl World {
             return None;
         }
         let ranges = untold.as_ref().map_or(&[][..], |u| &u.ranges);
-        let (quiet, exact) = split_by(&taken, ranges);
+        let (exact, quiet) = split_by(&taken, ranges);
         Some(Letter { exact, quiet, untold, wishes, epoch, answer: None })
     }
 
@@ -280,7 +271,7 @@ impl World {
     fn answered(&mut self, n: usize, letter: Letter) {
         let Some(answer) = letter.answer else { return };
         let taken = [letter.exact, letter.quiet].concat();
-        let (overtaken, ranges) = split_by(&taken, &answer.refused);
+        let (ranges, overtaken) = split_by(&taken, &answer.refused);
         let mut lost = self.nodes[n].view.not_attached(&overtaken).overtaken;
         let attached = self.nodes[n].view.attached(&ranges, answer.version, answer.size);
         lost.extend(attached.overtaken);

@@ -6,11 +6,12 @@
 use super::actors::{Ahead, Evictor, Flusher};
 use super::fault::Fault;
 use super::leases::Lending;
-use super::past::{self, Claimed, Past, Sending, Telling};
-use super::program::{FILE_MAX, Op, Program};
-use super::quiet::{self, Lent, Letter, Quietly};
+use super::parts::{Part, parts, settles};
+use super::past::{Claimed, Past, Sending, Telling};
+use super::program::{FILE_MAX, Program};
+use super::quiet::{Lent, Letter, Quietly};
 use crate::lease::{Grant, LeaseSeq};
-use crate::model::{Model, Scope, SyncEvent};
+use crate::model::Model;
 use crate::ownership::{FileState, MapAnswer};
 use crate::view::{FileView, Piece};
 use ebb_types::{ByteRange, NodeId, Version};
@@ -52,50 +53,11 @@ pub struct Setup<'a> {
     pub telling: Telling,
 }
 
-/// A part of an operation that nothing comes in between of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    Announce(ByteRange),
-    Put(ByteRange, u8),
-    Written(ByteRange),
-    Take(ByteRange),
-    Attach,
-    Attached,
-    WaitForAttaches,
-    Ask(ByteRange),
-    Learn,
-    Plan(ByteRange),
-    Fetch,
-    Deliver(ByteRange),
-    Cut(u64),
-    HaveCut(u64),
-    Lock,
-    Unlock,
-    Send(u8),
-    Recv(u8),
-    Nothing,
-    // Past the daemon.
-    Past(ByteRange, u8),
-    Peek(ByteRange),
-    Turn,
-    Collect,
-    Claim,
-    Claimed,
-    Bring,
-    Keep,
-    EndTurn,
-    Die,
-    Revive,
-    // Without telling.
-    QuietWrite(ByteRange, u8),
-    QuietOwed,
-    QuietTurn,
-    QuietGiveUp,
-    QuietTake(ByteRange, bool),
-    QuietSend,
-    QuietSent,
-    QuietMap,
-    QuietEnd,
+impl Setup<'_> {
+    /// The node of a process.
+    pub(super) fn node(&self, p: usize) -> usize {
+        self.program.processes[p].node
+    }
 }
 
 /// What a process holds between two parts of an operation.
@@ -307,7 +269,7 @@ impl World {
     }
 
     fn may(&self, setup: &Setup<'_>, p: usize, part: Part) -> bool {
-        let node = setup.program.processes[p].node;
+        let node = setup.node(p);
         match part {
             Part::Recv(m) => self.sent & (1 << m) != 0,
             Part::Lock => self.locked.is_none(),
@@ -319,8 +281,8 @@ impl World {
             }
             part if settles(part) && self.must_settle(setup, node) => self.may_knock(),
             Part::QuietTurn | Part::QuietSent => self.may_quietly(setup, p, node, part),
-            Part::Turn => self.has_turn(setup.program.processes[p].node),
-            Part::Take(_) => !self.nodes[setup.program.processes[p].node].cutting,
+            Part::Turn => self.has_turn(setup.node(p)),
+            Part::Take(_) => !self.nodes[setup.node(p)].cutting,
             Part::Cut(len) => {
                 let beside = setup.fault == Some(Fault::TruncateBesideAttaches);
                 let over = setup.fault == Some(Fault::TruncateIgnoresGrants);
@@ -333,9 +295,9 @@ impl World {
 
     /// True when somebody else on the node of `p` has an attach under way.
     fn others_attach(&self, setup: &Setup<'_>, p: usize) -> bool {
-        let node = setup.program.processes[p].node;
+        let node = setup.node(p);
         let other = |(i, q): (usize, &Proc)| {
-            let here = i != p && setup.program.processes[i].node == node;
+            let here = i != p && setup.node(i) == node;
             here && matches!(q.hand, Hand::Taken(_) | Hand::Reply(..))
         };
         self.procs.iter().enumerate().any(other) || self.nodes[node].flusher.is_attaching()
@@ -350,7 +312,7 @@ impl World {
             if !self.may(setup, p, part) {
                 return Ok(());
             }
-            let node = setup.program.processes[p].node;
+            let node = setup.node(p);
             if settles(part) && self.must_settle(setup, node) {
                 self.knock(setup);
                 return Ok(());
@@ -368,10 +330,10 @@ impl World {
     }
 
     fn perform(&mut self, setup: &Setup<'_>, p: usize, part: Part) -> Result<(), Wrong> {
-        let n = setup.program.processes[p].node;
+        let n = setup.node(p);
         let hand = std::mem::take(&mut self.procs[p].hand);
         let hand = match part {
-            Part::Plan(_) | Part::Fetch | Part::Deliver(_) => self.read(setup, p, n, part, hand)?,
+            Part::Plan(_) | Part::Fetch | Part::Deliver(_) => self.read(setup, p, part, hand)?,
             Part::Announce(r) | Part::Put(r, _) | Part::Written(r) => {
                 self.write(setup, n, part, r);
                 Hand::Nothing
@@ -391,7 +353,7 @@ impl World {
             | Part::Claim
             | Part::Claimed
             | Part::Die
-            | Part::Revive => self.past_part(setup, p, n, part, hand)?,
+            | Part::Revive => self.past_part(setup, p, part, hand)?,
             Part::QuietWrite(..)
             | Part::QuietOwed
             | Part::QuietTurn
@@ -400,14 +362,14 @@ impl World {
             | Part::QuietSend
             | Part::QuietSent
             | Part::QuietMap
-            | Part::QuietEnd => self.quiet_part(setup, p, n, part, hand),
+            | Part::QuietEnd => self.quiet_part(setup, p, part, hand),
             Part::Ask(_) if self.is_leased(setup, n) => {
                 // Nothing to ask, nothing to learn.
                 self.procs[p].part += 1;
                 Hand::Nothing
             }
             _ => {
-                let hand = self.synchronise(setup, p, n, part, hand);
+                let hand = self.synchronise(setup, p, part, hand);
                 self.procs[p].upto = self.lending.upto();
                 hand
             }
@@ -445,14 +407,8 @@ impl World {
         }
     }
 
-    fn synchronise(
-        &mut self,
-        setup: &Setup<'_>,
-        p: usize,
-        n: usize,
-        part: Part,
-        hand: Hand,
-    ) -> Hand {
+    fn synchronise(&mut self, setup: &Setup<'_>, p: usize, part: Part, hand: Hand) -> Hand {
+        let n = setup.node(p);
         match (part, hand) {
             (Part::Take(within), _) => Hand::Taken(self.nodes[n].view.take_unattached(within)),
             (Part::Attach, Hand::Taken(ranges)) => {
@@ -509,14 +465,8 @@ impl World {
         self.scramble(n, &[ByteRange::from(len)]);
     }
 
-    fn read(
-        &mut self,
-        setup: &Setup<'_>,
-        p: usize,
-        n: usize,
-        part: Part,
-        hand: Hand,
-    ) -> Result<Hand, Wrong> {
+    fn read(&mut self, setup: &Setup<'_>, p: usize, part: Part, hand: Hand) -> Result<Hand, Wrong> {
+        let n = setup.node(p);
         Ok(match (part, hand) {
             (Part::Plan(range), hand) => {
                 let tries = if let Hand::Read(_, _, tries) = hand { tries } else { 0 };
@@ -561,97 +511,5 @@ impl World {
             return Err(Wrong::Unreadable { process: p, op: self.procs[p].op });
         }
         Ok(Hand::Read(Vec::new(), Vec::new(), tries + 1))
-    }
-}
-
-/// With this the service answers, or changes something.
-fn settles(part: Part) -> bool {
-    matches!(part, Part::Ask(_) | Part::Cut(_) | Part::QuietSend)
-}
-
-/// The parts of an operation, as the row says.
-fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
-    let mut out = Vec::with_capacity(8);
-    match op {
-        Op::Sync(event) => sync(setup, event, FILE, &mut out),
-        Op::Lock => {
-            out.push(Part::Lock);
-            sync(setup, SyncEvent::Lock, FILE, &mut out);
-        }
-        Op::Unlock => {
-            sync(setup, SyncEvent::Unlock, FILE, &mut out);
-            out.push(Part::Unlock);
-        }
-        Op::Read(r) if setup.past => {
-            sync(setup, SyncEvent::Read, r, &mut out);
-            out.push(Part::Peek(r));
-        }
-        Op::Read(r) => {
-            sync(setup, SyncEvent::Read, r, &mut out);
-            out.extend([Part::Plan(r), Part::Fetch, Part::Deliver(r)]);
-        }
-        Op::Write(r) | Op::Zero(r) => {
-            let value = if op == Op::Zero(r) { 0 } else { (p as u8 + 1) * 16 + index as u8 };
-            if setup.past {
-                out.push(Part::Past(r, value));
-                sync(setup, SyncEvent::Write, r, &mut out);
-                return out;
-            }
-            if setup.quiet {
-                quiet::write(r, value, &mut out);
-                return out;
-            }
-            out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
-            sync(setup, SyncEvent::Write, r, &mut out);
-        }
-        Op::Restart if setup.past => {
-            sync(setup, SyncEvent::Fsync, FILE, &mut out);
-            past::restart(&mut out);
-        }
-        // Elsewhere nothing is noted, so nothing could come back.
-        Op::Restart => {}
-        Op::Truncate(len) if setup.past => past::cut(len, &mut out),
-        Op::Truncate(len) if setup.quiet => quiet::cut(len, &mut out),
-        Op::Truncate(len) => out.extend([Part::Cut(len), Part::HaveCut(len)]),
-        Op::Send(m) => out.push(Part::Send(m)),
-        Op::Recv(m) => out.push(Part::Recv(m)),
-    }
-    // An operation that does nothing under this model still is one.
-    if out.is_empty() {
-        out.push(Part::Nothing);
-    }
-    out
-}
-
-fn sync(setup: &Setup<'_>, event: SyncEvent, range: ByteRange, out: &mut Vec<Part>) {
-    let mut actions = setup.model.on(event);
-    if let Some(fault) = setup.fault {
-        actions = fault.actions(event, actions);
-    }
-    if setup.past {
-        if actions.attach.is_some() || actions.query.is_some() {
-            past::sync(actions.query.is_some(), out);
-        }
-        return;
-    }
-    if setup.quiet {
-        match (actions.attach, actions.query) {
-            (Some(_), asks) => {
-                quiet::attach(FILE, event == SyncEvent::Write, out);
-                out.extend(asks.iter().flat_map(|_| [Part::Ask(FILE), Part::Learn]));
-            }
-            (None, Some(scope)) => {
-                quiet::ask(if scope == Scope::File { FILE } else { range }, out);
-            }
-            (None, None) => {}
-        }
-        return;
-    }
-    let whole = |scope: Scope| if scope == Scope::File { FILE } else { range };
-    if let Some(scope) = actions.attach {
-        out.extend([Part::Take(whole(scope)), Part::Attach, Part::Attached, Part::WaitForAttaches]);
-    }
-    if let Some(scope) = actions.query {
-        out.extend([Part::Ask(whole(scope)), Part::Learn]);
     }
 }

@@ -9,8 +9,7 @@ use crate::known::Changing;
 use crate::node::Node;
 use ebb_consistency::{Asked, Changes, Grant, MapAnswer, Scope, SyncEvent, Untold};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest, Quietly};
-use ebb_types::{ByteRange, Errno, Time, Version};
-use rangemap::RangeSet;
+use ebb_types::{ByteRange, Errno, Time, Version, split_by};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -495,25 +494,6 @@ impl Sending {
     fn is_empty(&self) -> bool {
         self.taken.is_empty() && self.again.is_empty() && self.quietly.is_none()
     }
-}
-
-/// Cuts `ranges` into what is outside of `marked` and what is inside.
-pub(crate) fn split_by(
-    ranges: &[ByteRange],
-    marked: &[ByteRange],
-) -> (Vec<ByteRange>, Vec<ByteRange>) {
-    if marked.is_empty() {
-        return (ranges.to_vec(), Vec::new());
-    }
-    let marked: RangeSet<u64> = marked.iter().map(|r| r.to_std()).collect();
-    let (mut outside, mut inside) = (Vec::new(), Vec::new());
-    for range in ranges {
-        let outer = range.to_std();
-        outside.extend(marked.gaps(&outer).map(|r| ByteRange::new(r.start, r.end)));
-        let hits = marked.overlapping(&outer);
-        inside.extend(hits.map(|r| ByteRange::new(r.start, r.end).intersect(*range)));
-    }
-    (outside, inside)
 }
 
 /// The file has lost its last name; ESTALE: and its last user, so that the service forgot it.
