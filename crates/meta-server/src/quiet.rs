@@ -11,7 +11,8 @@
 
 use crate::core::Core;
 use crate::leases::{now_ms, told};
-use crate::ops::{Call, OpResult};
+use crate::ops::{Call, OpError, OpResult};
+use crate::seats::changes;
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{FileState, StreamId};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
@@ -24,6 +25,15 @@ const WINDOW_MAX: u64 = 64 << 20;
 
 /// Largest offset that a file has.
 const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// What was settled for an operation already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It has just come.
+    Nothing,
+    /// Nodes at which files sit have published what was written before it came; they go on.
+    Seats,
+}
 
 /// What became of bytes that were written quietly.
 pub struct Told {
@@ -112,12 +122,18 @@ impl Core {
     }
 
     /// The inodes of an operation that another node may have written to quietly.
-    pub fn quiet_before(&self, node: NodeId, op: &Op) -> Vec<Ino> {
+    pub fn quiet_before(&self, node: NodeId, op: &Op, settled: Settled) -> Vec<Ino> {
         let state = self.state();
-        if state.quiet.is_empty() {
+        if state.quiet.is_empty() && changes(op).is_none() {
             return Vec::new();
         }
-        let others = |ino: &Ino| state.quiet_node(*ino).is_some_and(|holder| holder != node);
+        let others = |ino: &Ino| match settled {
+            Settled::Seats => state.quiet_node(*ino).is_some_and(|holder| holder != node),
+            Settled::Nothing => {
+                state.untold_writer(*ino).is_some_and(|writer| writer != node)
+                    || (changes(op) == Some(*ino) && self.seat_elsewhere(&state, node, *ino) != 0)
+            }
+        };
         let in_dir = |dir: u64, name: Option<&[u8]>| {
             let named = |ino: &&Ino| {
                 let links = state.ns.get(**ino).map_or(&[][..], |inode| &inode.links);
@@ -139,34 +155,40 @@ impl Core {
     }
 
     /// The same of what an answer tells: a name can mean another inode by now.
-    pub fn quiet_told(&self, node: NodeId, result: &OpResult) -> Vec<Ino> {
+    fn quiet_told(&self, node: NodeId, settled: Settled, result: &OpResult) -> Vec<Ino> {
         let state = self.state();
         if state.quiet.is_empty() {
             return Vec::new();
         }
         let mut inos = told(result);
-        inos.retain(|ino| state.quiet_node(*ino).is_some_and(|holder| holder != node));
+        let writer = |ino: Ino| match settled {
+            Settled::Seats => state.quiet_node(ino),
+            Settled::Nothing => state.untold_writer(ino),
+        };
+        inos.retain(|ino| writer(*ino).is_some_and(|writer| writer != node));
         inos
     }
 
     /// The operation to be done again, and what must be settled for it first.
     pub fn told_too_little(
         &self,
-        node: NodeId,
+        (node, settled): (NodeId, Settled),
         again: Option<Op>,
         result: &OpResult,
     ) -> Option<(Op, Vec<Ino>)> {
         let again = again?;
-        let quiet = self.quiet_told(node, result);
+        let quiet = self.quiet_told(node, settled, result);
         (!quiet.is_empty()).then_some((again, quiet))
     }
 
-    /// Waits until no node but `asker` may have written to these inodes quietly.
-    pub async fn settle_quiet(&self, asker: NodeId, inos: &[Ino]) {
+    /// Waits until no node but `asker` may have written to these inodes quietly, or past its daemon
+    /// before this.
+    pub async fn settle_quiet(&self, asker: NodeId, inos: &[Ino]) -> Result<(), OpError> {
         // All are asked before anybody is waited for.
         for ino in inos {
             let _ = self.ask_quiet(asker, *ino);
         }
+        let seats: Vec<_> = inos.iter().filter_map(|ino| self.ask_seat(asker, *ino)).collect();
         for ino in inos {
             loop {
                 let returned = self.desk.returned.notified();
@@ -175,6 +197,11 @@ impl Core {
                 let _ = tokio::time::timeout(wait, returned).await;
             }
         }
+        let mut settled = Ok(());
+        for asked in seats {
+            settled = self.settle_seat(asked).await.and(settled);
+        }
+        settled
     }
 
     /// Asks the holder to tell. How long it may take at most until it must be looked again; `None`:
@@ -203,8 +230,14 @@ impl Core {
         let mut state = self.state();
         let its = |f: &FileState| f.has_lapsed(node) || f.quiet().is_some_and(|q| q.node == node);
         let files = state.files.iter().filter(|(_, file)| its(file));
-        let lost: Vec<Entry> =
+        let mut lost: Vec<Entry> =
             files.map(|(ino, _)| Entry::File(*ino, FileOp::Lose(node))).collect();
+        for (ino, file) in &state.files {
+            if let Some(seat) = file.seat().filter(|seat| seat.node == node) {
+                tracing::warn!(%ino, %node, "what was written past its daemon and not published is lost");
+                lost.push(Entry::File(*ino, FileOp::NoSeat(node, seat.id)));
+            }
+        }
         self.commit(&mut state, &lost);
     }
 }
