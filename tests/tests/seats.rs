@@ -314,6 +314,29 @@ fn a_dead_seat_loses_no_byte_silently() {
     }
 }
 
+/// A node that is lost with its cache: what was flushed is there when that is known.
+#[test]
+fn a_lost_seat_ends_with_its_name() {
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = sitting(&cluster, 10);
+    a.drain();
+    a.kill9();
+    drop(file);
+    let read_there = || {
+        let mut got = vec![0; 10 * RECORD as usize];
+        File::open(b.path("f")).and_then(|f| f.read_exact_at(&mut got, 0)).map(|()| got)
+    };
+    read_there().expect_err("nobody knows what the node wrote at last");
+    let _ = a.ebb("umount", &[], &[]);
+    std::fs::remove_dir_all(a.cache()).expect("its cache goes, too");
+    a.mount();
+    same("flushed", &read_there().expect("read"), &bytes(1, 0, 0, 10 * RECORD));
+    open(&b.path("f")).write_all_at(&record(3), 0).expect("write");
+    same("written on", &read(&a.path("f"))[..RECORD as usize], &record(3));
+    cluster.umount_all();
+}
+
 #[test]
 fn a_restarted_service_knows_where_files_sit() {
     for model in ["posix", "commit"] {

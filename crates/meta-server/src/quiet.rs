@@ -230,14 +230,8 @@ impl Core {
         let mut state = self.state();
         let its = |f: &FileState| f.has_lapsed(node) || f.quiet().is_some_and(|q| q.node == node);
         let files = state.files.iter().filter(|(_, file)| its(file));
-        let mut lost: Vec<Entry> =
+        let lost: Vec<Entry> =
             files.map(|(ino, _)| Entry::File(*ino, FileOp::Lose(node))).collect();
-        for (ino, file) in &state.files {
-            if let Some(seat) = file.seat().filter(|seat| seat.node == node) {
-                tracing::warn!(%ino, %node, "what was written past its daemon and not published is lost");
-                lost.push(Entry::File(*ino, FileOp::NoSeat(node, seat.id)));
-            }
-        }
         self.commit(&mut state, &lost);
     }
 }

@@ -265,6 +265,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     }
     if replaced && hello.empty {
         core.lose_quiet_of(id);
+        core.lose_cache_of(id);
     }
     match (replaced, heir) {
         (true, false) => core.give_up(id),

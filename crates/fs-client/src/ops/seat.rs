@@ -14,6 +14,7 @@ use crate::node::Node;
 use crate::ops::open::Again;
 use crate::ops::passing::Asked;
 use crate::ops::room::Need;
+use crate::ops::sync::is_gone;
 use crate::passing::{Door, MySeat};
 use ebb_consistency::path::{Access, wants_seat};
 use ebb_meta_client::{SeatWish, SetAttr};
@@ -22,7 +23,7 @@ use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Before it is tried again to publish for others.
@@ -33,7 +34,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(crate) struct Seats {
     /// Held by who makes a file that is to sit here, until the node knows that it does.
     making: tokio::sync::RwLock<()>,
-    last: AtomicU64,
+    /// The number of the last one.
+    last: Mutex<u64>,
     links: Mutex<HashMap<NodeId, Arc<CopyLink>>>,
 }
 
@@ -54,10 +56,12 @@ impl State {
 impl Node {
     /// A number that no other seat of this node has had, in this life or another.
     fn next_seat(&self) -> u64 {
-        let first = Time::now();
-        let born = (first.sec as u64).wrapping_mul(1_000_000_000).wrapping_add(first.nsec.into());
-        let next = |last: u64| Some(last.max(born).wrapping_add(1).max(1));
-        self.seats.last.fetch_update(Relaxed, Relaxed, next).map_or(born, |n| n.max(born) + 1)
+        let now = Time::now();
+        let now = now.sec.unsigned_abs().wrapping_mul(1_000_000_000).wrapping_add(now.nsec.into());
+        let next = |last: u64| last.max(now).wrapping_add(1).max(1);
+        let mut last = self.seats.last.lock();
+        *last = next(*last);
+        *last
     }
 
     /// Whether the file should sit here, when it is opened so and nobody else has it open.
@@ -136,6 +140,8 @@ impl Node {
                     }
                     return;
                 }
+                // Nobody can ask for it any more.
+                Err(e) if is_gone(e) => return,
                 Err(e) => tracing::warn!(%ino, error = %e, "not published yet for others"),
             }
             drop(turn);
