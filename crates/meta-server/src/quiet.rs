@@ -123,6 +123,9 @@ impl Core {
 
     /// The inodes of an operation that another node may have written to quietly.
     pub fn quiet_before(&self, node: NodeId, op: &Op, settled: Settled) -> Vec<Ino> {
+        // What is made tells nothing of what is there, and a seat that is asked may have to wait for
+        // its own node to make something.
+        let settled = if matches!(op, Op::Make(_)) { Settled::Seats } else { settled };
         let state = self.state();
         if state.quiet.is_empty() && changes(op).is_none() {
             return Vec::new();

@@ -197,5 +197,5 @@ pub fn changes(op: &Op) -> Option<Ino> {
 
 /// What tells of names, or of everything: better old sizes than nothing at all.
 pub fn goes_on_without(op: &Op) -> bool {
-    matches!(op, Op::Lookup(_) | Op::ReadDir(_) | Op::Materialize(_) | Op::Make(_))
+    matches!(op, Op::Lookup(_) | Op::ReadDir(_) | Op::Materialize(_))
 }

@@ -119,15 +119,18 @@ impl Node {
             return;
         }
         let connection = self.meta.connection();
-        // Whoever makes a file learns that it sits here only with the answer.
-        drop(self.seats.making.write().await);
+        let is_seat = |file: &Arc<CachedFile>| file.seat().is_some_and(|s| s.id == seat);
+        if !self.file(ino).is_some_and(|file| is_seat(&file)) {
+            // Whoever makes a file learns that it sits here only with the answer.
+            drop(self.seats.making.write().await);
+        }
         let file = self.file(ino);
         while self.meta.connection() == connection {
             let turn = match &file {
                 Some(file) => Some(file.turn.lock().await),
                 None => None,
             };
-            let seated = file.as_ref().filter(|f| f.seat().is_some_and(|s| s.id == seat));
+            let seated = file.as_ref().filter(|file| is_seat(file));
             let published = match seated {
                 Some(file) => self.publish_unseen(file).await,
                 None => Ok(()),
