@@ -56,6 +56,10 @@ impl Core {
         if op.quiet_lost {
             self.commit(state, &[Entry::File(ino, FileOp::Lose(node))]);
         }
+        if self.seat_elsewhere(state, node, ino) != 0 {
+            // A word that comes late: the file sits somewhere since.
+            return Ok(Told { granted: Vec::new(), refused: ranges.to_vec() });
+        }
         let since = Version(op.quiet_since);
         let (granted, refused) = state.file(ino)?.judge_quiet(node, ranges, since);
         Ok(Told { granted, refused })
@@ -85,6 +89,7 @@ impl Core {
     fn may_lend_quiet(&self, state: &State, call: &Call, ino: Ino) -> bool {
         let node = call.who.node;
         state.quiet_node(ino).is_none_or(|holder| holder == node)
+            && self.seat_elsewhere(state, node, ino) == 0
             && state.ns.is_open_by(ino, node)
             && !state.ns.is_open_by_others(ino, node)
             && !state.pairs.contains_key(&node)

@@ -113,6 +113,24 @@ async fn what_others_want_to_change_is_not_done_here() {
         Some(Body::Attached(done)) => assert_eq!((done.seat, done.contested), (0, guessed)),
         other => panic!("{other:?}"),
     }
+    // So are quiet writes that are told late, and the right to more of them.
+    let quiet = vec![pb::Range { start: 70, end: 80 }];
+    let late = pb::Attach {
+        ino,
+        quiet: quiet.clone(),
+        quiet_since: u64::MAX >> 1,
+        quiet_wish: 100,
+        settles: true,
+        lease: 2,
+        ..Default::default()
+    };
+    let id = b.send(Op::Attach(late)).await;
+    let publish = asked(&mut a).await;
+    published(&mut a, &publish, true).await.expect("it sits here");
+    match b.wait(id).await.body {
+        Some(Body::Attached(done)) => assert_eq!((done.quiet_end, done.overtaken), (0, quiet)),
+        other => panic!("{other:?}"),
+    }
     // What it is asked when it sits there no more is done here.
     let id = b.send(attach(ino, 5, 20)).await;
     let publish = asked(&mut a).await;
