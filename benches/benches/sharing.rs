@@ -175,7 +175,7 @@ fn one_node_alone(report: &mut Report, io_path: &str) {
         for record in [RECORD, 64 << 10, 1 << 20] {
             let label =
                 |what: &str| format!("{io_path}: {what} {} KiB: session / {model}", record >> 10);
-            let (new, over) = (label("write new"), label("write over"));
+            let (new, over, read) = (label("write new"), label("write over"), label("read"));
             report.compare(
                 new,
                 "MiB/s",
@@ -188,6 +188,26 @@ fn one_node_alone(report: &mut Report, io_path: &str) {
                 || write(&old_a, record, SOLE_BYTES),
                 || write(&old_b, record, SOLE_BYTES),
             );
+            report.compare(
+                read,
+                "MiB/s",
+                || read_back(&old_a, record),
+                || read_back(&old_b, record),
+            );
         }
     }
+}
+
+/// MiB per second of reads of a whole file of one node, in an order that nobody foresees.
+fn read_back(file: &File, record: usize) -> f64 {
+    let records = SOLE_BYTES / record;
+    let mut bytes = vec![0; record];
+    rate(|| {
+        for i in 0..records {
+            // Odd, so that every record comes once where their number is a power of two.
+            let at = (i * 617) % records * record;
+            file.read_exact_at(&mut bytes, at as u64).expect("read");
+        }
+        SOLE_BYTES as f64 / MIB
+    })
 }

@@ -1,7 +1,7 @@
 //! Parts that die, hang, fill up or come back: errors within their deadline instead of hanging,
 //! the truth from drain and umount, and going on where that is possible.
 
-use ebb_testkit::{Cluster, Node, describe, mounts};
+use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::{shell, wait_until, within};
 use std::fs::{self, File, OpenOptions};
@@ -19,14 +19,18 @@ const COMMAND_MAX: Duration = Duration::from_secs(60);
 /// The service's lease for a silent node, and some.
 const LEASE_MAX: Duration = Duration::from_secs(40);
 
+fn builder(nodes: usize, model: &str) -> Builder {
+    let cluster = Cluster::builder().nodes(nodes).consistency(model).flush("end");
+    cluster.option("--request-timeout", TIMEOUT).separate_meta()
+}
+
 fn cluster(nodes: usize, model: &str) -> Cluster {
-    Cluster::builder()
-        .nodes(nodes)
-        .consistency(model)
-        .flush("end")
-        .option("--request-timeout", TIMEOUT)
-        .separate_meta()
-        .start()
+    builder(nodes, model).start()
+}
+
+/// Past the daemon, what a node alone does under posix needs no service.
+fn through_the_daemon(nodes: usize) -> Cluster {
+    builder(nodes, "posix").option("--io-path", "daemon").start()
 }
 
 fn ebb(node: &Node, command: &str, options: &[&str]) -> (Output, Duration) {
@@ -54,7 +58,7 @@ fn read_fresh(path: &Path) -> io::Result<Vec<u8>> {
 /// Every operation ends in time, with an error where it needs the service.
 #[test]
 fn without_the_service_operations_end_with_an_error_and_the_mount_can_go() {
-    let mut cluster = cluster(1, "posix");
+    let mut cluster = through_the_daemon(1);
     let node = cluster.node(0);
     let at = |p: &str| node.path(p);
     fs::write(at("f"), "content").expect("write");
@@ -383,7 +387,7 @@ fn a_read_only_backing_is_told_by_drain_and_made_good_later() {
 /// alike: under `posix` nothing waits for a sync event.
 #[test]
 fn a_write_that_was_under_way_when_its_daemon_died_is_the_same_on_all_nodes() {
-    let mut cluster = cluster(2, "posix");
+    let mut cluster = through_the_daemon(2);
     let (old, new) = (bytes(1, 1, 0, 100_000), bytes(2, 1, 0, 100_000));
     let (here, there) = (cluster.node(0).path("f"), cluster.node(1).path("f"));
     fs::write(&here, &old).expect("write");

@@ -66,7 +66,9 @@ fn a_naive_node_asks_every_time() {
 
 #[test]
 fn stats_and_reads_of_an_open_file_under_posix_do_not_ask() {
-    let cluster = Cluster::builder().nodes(2).consistency("posix").flush("end").start();
+    // Past the daemon the file would sit at the first node.
+    let cluster = Cluster::builder().nodes(2).consistency("posix").flush("end");
+    let cluster = cluster.option("--io-path", "daemon").start();
     let (a, b) = (cluster.node(0), cluster.node(1));
     std::fs::write(a.path("f"), [1; 100]).expect("write");
     let (fa, fb) = (open(&a.path("f")), open(&b.path("f")));
@@ -249,8 +251,9 @@ fn a_killed_holder_delays_a_write_by_a_lease() {
 /// hold some: changes are acknowledged when it is back, or one lease time later.
 #[test]
 fn a_restarted_service_waits_for_the_nodes_of_before() {
-    let mut cluster =
-        Cluster::builder().nodes(2).consistency("posix").flush("end").separate_meta().start();
+    // Past the daemon nobody else has a lease of what the first node has open.
+    let cluster = Cluster::builder().nodes(2).consistency("posix").flush("end");
+    let mut cluster = cluster.option("--io-path", "daemon").separate_meta().start();
     let at_b = cluster.node(1).path("f");
     let fa = {
         let a = cluster.node(0).path("f");

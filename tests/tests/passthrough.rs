@@ -428,7 +428,9 @@ fn the_daemon_path_can_be_chosen() {
     let status = node.status();
     assert_eq!(status["io_path_obstacle"], "switched-off");
     let ways = status["opens"].as_object().expect("an object");
-    assert!(ways.keys().all(|way| way == "daemon:switched-off"), "{ways:?}");
+    // The writer's last descriptor may not be let go when the reader comes.
+    let is_daemon = |way: &String| way == "daemon:switched-off" || way == "daemon:other-opens";
+    assert!(ways.contains_key("daemon:switched-off") && ways.keys().all(is_daemon), "{ways:?}");
 }
 
 /// Reading an existing file past the daemon while somebody else opens it to write: both see each

@@ -1,9 +1,9 @@
 //! Quiet writes through real mounts: what a node that uses a file alone need not tell, what everybody
 //! sees as soon as somebody asks, and what is left of it when the node stands still, or it or the
-//! service is dead.
+//! service is dead. Through the daemon: past it files sit at nodes (`seats.rs`).
 
 use ebb_testkit::random::{generator, seed};
-use ebb_testkit::{Cluster, Node};
+use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::{bytes, same};
 use rand::{Rng, RngCore};
 use rustix::process::Signal;
@@ -39,8 +39,12 @@ fn quiet(node: &Node) -> u64 {
     node.status()["leases"]["quiet"].as_u64().unwrap_or(0)
 }
 
+fn through() -> Builder {
+    Cluster::builder().consistency("posix").option("--io-path", "daemon")
+}
+
 fn posix(nodes: usize) -> Cluster {
-    Cluster::builder().nodes(nodes).consistency("posix").flush("end").separate_meta().start()
+    through().nodes(nodes).flush("end").separate_meta().start()
 }
 
 fn record(step: u64) -> Vec<u8> {
@@ -49,7 +53,7 @@ fn record(step: u64) -> Vec<u8> {
 
 /// Requests of a thousand writes.
 fn cost(more: &[&str], appends: bool) -> u64 {
-    let cluster = Cluster::builder().nodes(2).consistency("posix").flush("end").prepare();
+    let cluster = through().nodes(2).flush("end").prepare();
     cluster.nodes().iter().for_each(|n| n.mount_with(more));
     let a = cluster.node(0);
     let mut file = if appends { append(&a.path("f")) } else { open(&a.path("f")) };
@@ -265,13 +269,7 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
 
 #[test]
 fn an_heir_goes_on_writing() {
-    let cluster = Cluster::builder()
-        .nodes(2)
-        .consistency("posix")
-        .flush("end")
-        .separate_meta()
-        .supervised()
-        .start();
+    let cluster = through().nodes(2).flush("end").separate_meta().supervised().start();
     let (a, b) = (cluster.node(0), cluster.node(1));
     let file = open(&a.path("f"));
     let mut log = append(&a.path("log"));
@@ -294,8 +292,7 @@ fn an_heir_goes_on_writing() {
 
 #[test]
 fn a_restarted_service_counts_on_the_holder() {
-    let mut cluster =
-        Cluster::builder().nodes(2).consistency("posix").flush("end").separate_meta().start();
+    let mut cluster = through().nodes(2).flush("end").separate_meta().start();
     let want = bytes(1, 0, 0, 20 * RECORD);
     for _ in 0..2 {
         let file = written_quietly(&cluster, 20);
@@ -332,7 +329,7 @@ fn a_drain_brings_what_was_not_told() {
 /// each sees what all have done before.
 fn turns(nodes: usize, steps: usize, flush: &str) {
     const FILES: usize = 3;
-    let cluster = Cluster::builder().nodes(nodes).consistency("posix").flush(flush).start();
+    let cluster = through().nodes(nodes).flush(flush).start();
     let seed = seed();
     let mut random = generator(seed);
     let mut want: Vec<Vec<u8>> = vec![Vec::new(); FILES];

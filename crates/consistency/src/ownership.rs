@@ -28,9 +28,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[path = "quiet.rs"]
 mod quiet;
+#[path = "seat.rs"]
+mod seat;
 
 pub use crate::tree::Owned;
 pub use quiet::{Quiet, QuietState};
+pub use seat::Seat;
 
 /// Up to so many entries, an answer speaks of the whole file, whatever was asked.
 pub const WHOLE_ANSWER_ENTRIES: usize = 64;
@@ -79,6 +82,8 @@ pub struct FileState {
     guesses: Guesses,
     /// Who may write without telling; stored apart.
     quiet: QuietState,
+    /// At which node it sits; stored apart.
+    seat: Option<Seat>,
     tree: OwnershipTree,
 }
 
@@ -106,6 +111,7 @@ impl FileState {
             changes: BaseChanges::new(first),
             guesses: Guesses::default(),
             quiet: QuietState::default(),
+            seat: None,
             tree: OwnershipTree::new(),
         }
     }
@@ -466,6 +472,7 @@ impl FileState {
     /// overtaken: what is marked is when they were published.)
     pub fn node_gone(&mut self, node: NodeId) -> Vec<ByteRange> {
         self.lose_quiet(node);
+        self.seat.take_if(|seat| seat.node == node);
         let (flushed, lost): (Vec<Owned>, Vec<Owned>) =
             self.tree.iter().filter(|o| o.node == node).partition(|o| o.flushed);
         let version = self.give_to_backing(&flushed);
@@ -558,6 +565,7 @@ impl TryFrom<Stored> for FileState {
             changes: BaseChanges::new(s.base_version),
             guesses: Guesses::default(),
             quiet: QuietState::default(),
+            seat: None,
             tree: OwnershipTree::try_from(s.owned)?,
         })
     }

@@ -57,8 +57,8 @@ pub struct Circumstances<'a> {
     pub access: Access,
     /// Other local handles.
     pub beside: Beside,
-    /// Nobody else can change what this open may see, for as long as it lives (a lease that is
-    /// ended before anything changes).
+    /// The file sits here ([`crate::Seat`]): nobody else changes what this open may see, for as
+    /// long as it lives, nor is told of it without asking.
     pub leased: bool,
     /// The service says that no other node has the file open.
     pub sole: bool,
@@ -204,10 +204,15 @@ pub fn decide(view: &FileView, of: &Circumstances<'_>) -> IoPath {
     }
 }
 
+/// A model that asks at each read or write: past the daemon only with a seat ([`crate::Seat`]).
+#[must_use]
+pub fn wants_seat(model: &Model) -> bool {
+    model.reads_ask() || model.on(SyncEvent::Write).attach.is_some()
+}
+
 /// A model that asks at each read or write wants to be asked, unless there is nothing to ask.
 fn against_model(of: &Circumstances<'_>) -> Option<Reason> {
-    let asks = of.model.reads_ask() || of.model.on(SyncEvent::Write).attach.is_some();
-    (asks && !of.leased).then_some(Reason::ModelAsks)
+    (wants_seat(of.model) && !of.leased).then_some(Reason::ModelAsks)
 }
 
 fn first_reader(view: &FileView, of: &Circumstances<'_>) -> IoPath {

@@ -55,6 +55,13 @@ impl FileState {
         self.quiet.holder
     }
 
+    /// Who may write without telling.
+    #[must_use]
+    pub fn untold_writer(&self) -> Option<NodeId> {
+        let seat = self.seat.filter(|seat| seat.asked);
+        self.quiet.holder.map(|q| q.node).or(seat.map(|seat| seat.node))
+    }
+
     /// True when this node was given up and has not said since what it wrote.
     #[must_use]
     pub fn has_lapsed(&self, node: NodeId) -> bool {

@@ -17,7 +17,7 @@ const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, rea
 const QUIET: &str = "base 0 | 0: write 0..1, write 1..2, send 0 | 1: recv 0, read 0..2";
 
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 46] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 51] = {
     use Fault::*;
     [
         (
@@ -236,6 +236,26 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 46] = {
             [1, 0, 0],
             "base 0 | 0: write 0..1, send 0, recv 1, write 1..2, write 0..1, send 2 | 1: recv 0, read 0..1, send 1, recv 2, read 0..1",
         ),
+        (SeatNotAsked, "posix", [0, 0, 0], QUIET),
+        (
+            SeatPassedBy,
+            "commit",
+            [0, 0, 0],
+            "base 0 | 0: recv 0, read 0..1 | 1: write 0..1, fsync, send 0",
+        ),
+        (
+            SeatLeftUntold,
+            "posix",
+            [0, 0, 0],
+            "base 0 | 0: write 0..1, send 0 | 1: recv 0, read 0..1",
+        ),
+        (
+            SeatNotLearned,
+            "commit",
+            [1, 0, 0],
+            "base 1 | 0: send 0 | 1: write 0..1, recv 0, read 0..1",
+        ),
+        (SeatNotCut, "posix", [0, 0, 0], "base 2 | 0: recv 0, read 1..2 | 1: truncate 1, send 0"),
     ]
 };
 
@@ -254,6 +274,7 @@ fn every_planted_bug_is_caught() {
         );
         let bounds = match leases {
             _ if fault == Fault::LossNotTold => Bounds::told(flushes, Telling::Losing),
+            _ if fault.is_of_seats() => Bounds::seated(flushes, evictions, aheads),
             _ if fault.is_past() => Bounds::past(flushes),
             // Long enough without splitting them.
             _ if fault == Fault::QuietBesideFlush => {

@@ -6,6 +6,7 @@
 
 use ebb_consistency::claim::shared_claims_are_exact;
 use ebb_consistency::explore::{Bounds, Program, Telling, explore, generate, is_race_free};
+use ebb_consistency::path::wants_seat;
 use ebb_consistency::{Model, ModelTable};
 use std::sync::Arc;
 
@@ -130,6 +131,29 @@ fn quiet_writes() {
             assert!(all(&model, &locked, stride([1, 97, 11]), whole(1)) > 2);
             assert!(all(&model, &pairs, 1, Bounds { split: false, ..Bounds::quiet(2, 1, 1) }) > 20);
         }
+    }
+}
+
+/// A file sits at a node, which is written and read past its daemon under models that ask at each read
+/// or write, and the others do there what they want to change.
+#[test]
+fn files_that_sit_at_a_node() {
+    let seated = models().into_iter().filter(|m| wants_seat(m));
+    for model in seated {
+        let pairs = generate::handoffs(&model, 2, true);
+        assert!(all(&model, &pairs, 1, Bounds::seated(0, 0, 0)) > 20);
+        assert!(all(&model, &pairs, 1, Bounds::seated(1, 1, 1)) > 5);
+        let triples = generate::handoffs(&model, 3, true);
+        assert!(all(&model, &triples, 1, Bounds::seated(0, 0, 0)) > 100);
+        assert!(all(&model, &triples, stride([5, 1, 1]), Bounds::seated(1, 0, 0)) > 10);
+        let crowded: Vec<_> = triples.iter().map(generate::crowded).collect();
+        assert!(all(&model, &crowded, 1, Bounds::seated(0, 0, 0)) > 30);
+        let locked = generate::locked();
+        assert!(all(&model, &locked, stride([3, 1, 1]), Bounds::seated(0, 0, 0)) > 10);
+        let zeroed: Vec<_> = pairs.iter().map(|p| generate::blank(p, 1)).collect();
+        let losing = Bounds { telling: Telling::Losing, ..Bounds::seated(0, 0, 0) };
+        assert!(all(&model, &zeroed, 1, losing) > 20);
+        assert!(all(&model, &triples, stride([3, 1, 1]), losing) > 20);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use ebb_types::{ByteRange, Ino};
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -240,6 +240,19 @@ pub fn next_hole(file: &File, at: u64) -> io::Result<u64> {
 /// The same file once more, for reading only.
 pub fn reopened_for_reading(file: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// The same file once more, for writing behind its end.
+pub fn reopened_for_appending(file: &File) -> io::Result<File> {
+    OpenOptions::new().append(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Writes behind the end of a file that was opened for that, also while others do; where it went. Less
+/// than all only where no more fits.
+pub fn append(mut file: &File, data: &[u8]) -> io::Result<ByteRange> {
+    let n = file.write(data)? as u64;
+    let end = file.stream_position()?;
+    Ok(ByteRange::new(end.saturating_sub(n), end))
 }
 
 /// True when nobody has `file` open for writing or mapped writably; `file` must be open for

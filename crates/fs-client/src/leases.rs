@@ -28,6 +28,10 @@ pub struct LeaseCounts {
     pub quiet: AtomicU64,
     /// How often such writes were told.
     pub told: AtomicU64,
+    /// Opens with which a file came to sit here.
+    pub seats: AtomicU64,
+    /// What was done at other nodes, because files sit there.
+    pub at_seats: AtomicU64,
     /// What this node published.
     pub(crate) publications: Publications,
 }
@@ -141,12 +145,18 @@ impl Node {
     /// True when the map that this node knows needs no question.
     pub(crate) fn map_is_leased(&self, state: &State) -> bool {
         // First what needs no clock: most files of most models have none.
+        if state.seat().is_some() {
+            return true;
+        }
         let some = state.lease.is_some();
         self.hit(some && state.lease.covers_map(self.meta.trust(), state.view.known_version()))
     }
 
     /// True when one more open of a file that is open here needs no question.
     pub(crate) fn open_is_leased(&self, state: &State) -> bool {
+        if state.seat().is_some() {
+            return true;
+        }
         let some = state.lease.is_some();
         self.hit(some && state.lease.covers_open(self.meta.trust(), state.view.known_version()))
     }

@@ -39,7 +39,8 @@ impl Leftover {
     /// True when the daemon may have been about to write without a note.
     #[must_use]
     pub fn has_windows(&self) -> bool {
-        self.found().is_some_and(|f| f.image.files().any(|(_, note)| note.window.is_some()))
+        let untold = |note: &journal::Note| note.window.is_some() || note.seat != 0;
+        self.found().is_some_and(|f| f.image.files().any(|(_, note)| untold(note)))
     }
 
     /// What the cache files have where the daemon wrote without notes was written. After a boot
@@ -49,6 +50,11 @@ impl Leftover {
             let windows = found.image.files().filter(|(_, note)| note.window.is_some());
             for (ino, mut note) in windows.map(|(i, n)| (i, n.clone())).collect::<Vec<_>>() {
                 note.fill_window(crate::cache::len_in(cache, ino));
+                found.image.insert(ino, note);
+            }
+            let seats = found.image.files().filter(|(_, note)| note.seat != 0);
+            for (ino, mut note) in seats.map(|(i, n)| (i, n.clone())).collect::<Vec<_>>() {
+                note.fill_seat(crate::cache::len_in(cache, ino));
                 found.image.insert(ino, note);
             }
         }

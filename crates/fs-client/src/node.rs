@@ -13,6 +13,7 @@ use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::ops::room::Room;
+use crate::ops::seat::Seats;
 use crate::passing::Paths;
 use crate::quiet::QuietFiles;
 use crate::replica::Replicas;
@@ -88,6 +89,8 @@ pub struct Node {
     pub watchdog: Watchdog,
     /// Files that are written without telling.
     pub(crate) quiet_files: QuietFiles,
+    /// Files that sit here, and elsewhere.
+    pub(crate) seats: Seats,
     /// What a daemon before this one left is published.
     pub(crate) begun: watch::Sender<bool>,
     /// The whole daemon; set once it runs.
@@ -157,6 +160,7 @@ impl Node {
             placed: OnceLock::new(),
             watchdog: Watchdog::default(),
             quiet_files: QuietFiles::default(),
+            seats: Seats::default(),
             begun: watch::Sender::new(false),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
@@ -167,6 +171,12 @@ impl Node {
         let this = Arc::downgrade(&node);
         node.meta.on_recall(Box::new(move |ino, seq| {
             this.upgrade().is_none_or(|node| node.recalled(ino, seq))
+        }));
+        let this = Arc::downgrade(&node);
+        node.meta.on_publish(Box::new(move |ino, seat, seq| {
+            if let Some(node) = this.upgrade() {
+                node.asked_to_publish(ino, seat, seq);
+            }
         }));
         node
     }

@@ -105,6 +105,21 @@ impl Node {
         }
     }
 
+    /// The file sits here from now on: what its cache file has is right.
+    pub(crate) fn note_seat(&self, file: &CachedFile, state: &State, seat: u64) {
+        if let Some(journal) = self.journal().filter(|_| !state.orphan) {
+            let record = Record::Seat(file.ino, seat, state.view.known_version());
+            journal.push_about(file.ino, || header(state), &record);
+        }
+    }
+
+    /// Not any more.
+    pub(crate) fn note_no_seat(&self, file: &CachedFile) {
+        if let Some(journal) = self.journal() {
+            journal.push_if_known(file.ino, &Record::Seat(file.ino, 0, Version::ZERO));
+        }
+    }
+
     /// It does not write quietly any more.
     pub(crate) fn note_no_window(&self, file: &CachedFile) {
         if let Some(journal) = self.journal() {

@@ -2,7 +2,7 @@
 
 use crate::file::CachedFile;
 use crate::node::Node;
-use ebb_transport::{ByteSource, CopySet, Lent, SourceError, Subject};
+use ebb_transport::{ByteSource, CopySet, Lent, SeatWork, SourceError, Subject};
 use ebb_types::{ByteRange, Errno, Ino};
 use std::sync::{Arc, Weak};
 
@@ -79,6 +79,17 @@ impl ByteSource for PeerSource {
             return Err(Errno::ENOSPC);
         }
         node.replicas.held.keep(set, ino, ranges, bytes)
+    }
+
+    fn at_seat(
+        &self,
+        ino: Ino,
+        work: SeatWork,
+        ranges: &[ByteRange],
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let node = self.0.upgrade().ok_or(Errno::ESTALE)?;
+        node.runtime.block_on(node.do_at_seat(ino, work, ranges, bytes))
     }
 
     fn drop_copies(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {

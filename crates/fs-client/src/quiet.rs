@@ -292,6 +292,7 @@ impl Node {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(node) = node.upgrade() else { return };
+            node.publish_seats().await;
             for file in node.all_quiet() {
                 if let Err(e) = node.tell_if_owed(&file).await {
                     tracing::debug!(ino = %file.ino, error = %e, "quiet writes are not told yet");

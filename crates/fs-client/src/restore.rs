@@ -314,9 +314,18 @@ async fn one(
         node.meta.tell_quiet(ino, true).await?;
         since = Cow::Owned(node.meta.query_changes(ino, note.known).await?);
     }
+    // Of a file that sat here nobody else has changed a byte: the cache file is what it is.
+    let seat = note.as_ref().map_or(0, |n| n.seat);
+    let seated = seat != 0 && ends_with(node, ino, seat, !rebooted).await?;
+    if seat != 0 && rebooted {
+        tracing::warn!(
+            path = label,
+            "written past the daemon when the node went down: what was not published is lost"
+        );
+    }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
-    let heir = open.is_some();
+    let heir = open.is_some() || seated;
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let again = ranges_of(&judged, |v| v == Verdict::Again);
@@ -374,6 +383,9 @@ async fn one(
         if window.is_some() {
             node.meta.tell_quiet(ino, false).await?;
         }
+        if seated {
+            ends_with(node, ino, seat, false).await?;
+        }
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
@@ -402,8 +414,17 @@ async fn one(
         state.attr = Some(attr);
         state.orphan = nameless;
     }
-    node.adopt(Arc::new(file));
+    let file = Arc::new(file);
+    node.adopt(Arc::clone(&file));
+    if seated {
+        {
+            let _turn = file.turn.lock().await;
+            node.attach(&file, ByteRange::ALL, false, false).await?;
+        }
+        ends_with(node, ino, seat, false).await?;
+    }
     if let Some(mut note) = note {
+        note.seat = 0;
         note.header.path = place.path;
         note.known = note.known.max(answer.version);
         note.appending = false;
@@ -421,6 +442,15 @@ async fn one(
         done.image.insert(ino, note);
     }
     Ok(())
+}
+
+/// Tells the service that a seat goes on, or that it ends; whether it was one.
+async fn ends_with(node: &Node, ino: Ino, seat: u64, on: bool) -> Result<bool, Errno> {
+    match node.meta.published(ino, seat, 0, on).await {
+        Ok(()) => Ok(on),
+        Err(Errno::ESTALE) => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// Bytes that are neither published nor right any more: nobody reads them, but they were

@@ -146,6 +146,10 @@ pub struct Leases {
     pub quiet: u64,
     /// How often the service was told of such writes, or asked for the right to them.
     pub told: u64,
+    /// Opens with which a file came to sit here.
+    pub seats: u64,
+    /// What was done at other nodes, because files sit there.
+    pub at_seats: u64,
 }
 
 /// An open file and the way of its reads and writes.
@@ -289,6 +293,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             answered: node.leases.answered.load(Relaxed),
             quiet: node.leases.quiet.load(Relaxed),
             told: node.leases.told.load(Relaxed),
+            seats: node.leases.seats.load(Relaxed),
+            at_seats: node.leases.at_seats.load(Relaxed),
         },
         peers,
         errors,

@@ -15,9 +15,9 @@ pub fn peer_requests(mut bytes: &[u8]) {
         assert!(len <= bytes.len() && len > 0);
         if let wire::Request::Copies(wire::Copies { ranges, what, .. }) = &request {
             assert!(ranges.len() <= wire::RANGES_MAX);
-            if let wire::CopyWork::Keep { total, .. } = what {
-                assert!(*total <= wire::KEEP_BYTES_MAX);
-                assert_eq!(*total, ranges.iter().map(|r| r.len()).sum::<u64>());
+            if let Some((total, _)) = what.payload() {
+                assert!(total <= wire::KEEP_BYTES_MAX);
+                assert_eq!(total, ranges.iter().map(|r| r.len()).sum::<u64>());
             }
         }
         if let wire::Request::Read { ranges, total, .. } = request {

@@ -5,8 +5,8 @@
 
 use ebb_fs_client::journal::{Header, Image, Journal, Kept, Life, Record};
 use ebb_fuzzing::{entries, feed};
-use ebb_transport::wire;
-use ebb_types::{ByteRange, Errno, Ino, Time, Version};
+use ebb_transport::{CopySet, wire};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
@@ -19,7 +19,21 @@ fn peer_requests() {
     wire::put_received(&mut bytes, 1);
     let many: Vec<ByteRange> = (0..500).map(|i| ByteRange::at(i * 9, 5)).collect();
     wire::put_read(&mut bytes, 3, Ino(7), &many);
-    feed("peer-requests", &[bytes], entries::peer_requests);
+    let set = CopySet { owner: NodeId(0), epoch: 0 };
+    let one = vec![ByteRange::new(5, 105)];
+    let whats = [
+        (one.clone(), wire::SeatWork::Write { total: 100, crc: 5 }),
+        (one.clone(), wire::SeatWork::Append { total: 100, crc: 5 }),
+        (one, wire::SeatWork::Cut),
+        (Vec::new(), wire::SeatWork::Sync),
+    ];
+    let at_seats = whats.map(|(ranges, work)| {
+        let mut bytes = Vec::new();
+        let what = wire::CopyWork::AtSeat(work);
+        wire::put_copies(&mut bytes, &wire::Copies { id: 4, set, ino: Ino(7), ranges, what });
+        bytes
+    });
+    feed("peer-requests", &[&[bytes][..], &at_seats].concat(), entries::peer_requests);
 }
 
 #[test]
@@ -79,6 +93,15 @@ fn client_frames() {
             lease: 2,
             changed_after: Some(3),
         }),
+        Op::Open(pb::Open {
+            ino: 9,
+            write: true,
+            truncate: true,
+            known_version: 4,
+            lease: 2,
+            seat: Some(pb::Seat { id: 77, asked: true }),
+        }),
+        Op::Published(pb::Published { ino: 9, seat: 77, seq: 1 << 50, seated: true }),
     ];
     let requests: Vec<_> =
         (1..).zip(ops).map(|(id, op)| pb::Request { id, op: Some(op) }).collect();
@@ -124,6 +147,7 @@ fn server_frames() {
             dir,
             new_dir: dir,
             gone: 5,
+            seat: 6,
         }),
         Body::Map(map.clone()),
         Body::Attached(pb::Attached {
@@ -135,6 +159,7 @@ fn server_frames() {
             lease: Some(pb::Lease { seq: 6, version: 9, compared: true }),
             quiet_end: 1 << 20,
             overtaken: vec![range(3, 4)],
+            seat: 4,
         }),
     ];
     let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };

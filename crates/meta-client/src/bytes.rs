@@ -42,6 +42,25 @@ pub struct Opened {
     pub place: Place,
     /// No other node has it open.
     pub sole: bool,
+    /// It sits at this node, as it wished.
+    pub seated: bool,
+    /// It was opened, and not truncated: it sits at that node.
+    pub seat: Option<NodeId>,
+}
+
+/// A seat that a node would like to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeatWish {
+    /// Its number, which no other seat of this node has; not 0.
+    pub id: u64,
+    /// This node writes without telling, and is asked before others are told of the file.
+    pub asked: bool,
+}
+
+impl SeatWish {
+    pub(crate) fn to_pb(self) -> pb::Seat {
+        pb::Seat { id: self.id, asked: self.asked }
+    }
 }
 
 /// A question about the owners of bytes.
@@ -135,6 +154,8 @@ pub struct Attached {
     pub quiet_end: u64,
     /// Bytes written quietly that others have changed since.
     pub overtaken: Vec<ByteRange>,
+    /// Nothing was done: the file sits at that node.
+    pub seat: Option<NodeId>,
 }
 
 /// Permission to write bytes to the backing.
@@ -199,7 +220,14 @@ pub(crate) fn opened_from_pb(opened: pb::Opened) -> Result<Opened, Errno> {
         backing: opened.backing.map(backing_from_pb).transpose()?,
         place: place_from_pb(opened.r#where.unwrap_or_default()),
         sole: opened.sole,
+        seated: opened.seated,
+        seat: node_from_pb(opened.seat),
     })
+}
+
+/// The node at which something must be done; 0: it is done.
+pub(crate) fn node_from_pb(node: u32) -> Option<NodeId> {
+    (node != 0).then_some(NodeId(node))
 }
 
 fn place_from_pb(d: pb::Description) -> Place {
@@ -220,6 +248,7 @@ fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno>
         quiet_end: if told.is_some() { attached.quiet_end } else { 0 },
         told,
         overtaken: attached.overtaken.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
+        seat: node_from_pb(attached.seat),
     })
 }
 
@@ -240,8 +269,20 @@ impl MetaClient {
         known: Version,
         lease: Wish,
     ) -> Result<Opened, Errno> {
-        let (known_version, lease) = (known.0, lease.to_pb());
-        let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version, lease });
+        self.open_seated(ino, (write, truncate), known, lease, None).await
+    }
+
+    /// The same; `seat`: the file should sit at this node.
+    pub async fn open_seated(
+        &self,
+        ino: Ino,
+        (write, truncate): (bool, bool),
+        known: Version,
+        lease: Wish,
+        seat: Option<SeatWish>,
+    ) -> Result<Opened, Errno> {
+        let (known_version, lease, seat) = (known.0, lease.to_pb(), seat.map(SeatWish::to_pb));
+        let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version, lease, seat });
         let opened = expect_body!(self.call(op).await?, Opened);
         attr_for(ino, opened.attr)?;
         opened_from_pb(opened)
@@ -316,7 +357,7 @@ impl MetaClient {
             return Err(Errno::EPROTO);
         }
         // Without the answer the view would keep an old map and take it for the new one.
-        if attach.then_query.is_some() && attached.map.is_none() {
+        if attach.then_query.is_some() && attached.map.is_none() && attached.seat.is_none() {
             return Err(Errno::EPROTO);
         }
         Ok(attached)
@@ -331,6 +372,19 @@ impl MetaClient {
             ..pb::Attach::default()
         });
         attached_from_pb(ino, expect_body!(self.call(op).await?, Attached)).map(drop)
+    }
+
+    /// Everything that was written to a file that sits here before this was asked is published; not
+    /// `seated`: and the file does not sit here any more. ESTALE: it does not anyway.
+    pub async fn published(
+        &self,
+        ino: Ino,
+        seat: u64,
+        seq: u64,
+        seated: bool,
+    ) -> Result<(), Errno> {
+        let op = Op::Published(pb::Published { ino: ino.0, seat, seq, seated });
+        self.call(op).await.map(drop)
     }
 
     /// Publishes bytes again where they are this node's, flushed or not, and answers the map of the whole
@@ -391,7 +445,8 @@ impl MetaClient {
         let (mtime, lease) = (Some(time_to_pb(mtime)), lease.to_pb());
         let op = Op::Append(pb::Append { ino: ino.0, len, mtime, copies, not_below, lease });
         let attached = attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?;
-        if attached.size < len { Err(Errno::EPROTO) } else { Ok(attached) }
+        let short = attached.seat.is_none() && attached.size < len;
+        if short { Err(Errno::EPROTO) } else { Ok(attached) }
     }
 
     /// Gives up flushed bytes of this node; the version of the file then.

@@ -127,6 +127,7 @@ fn receive(inner: &Arc<Inner>, frame: pb::ServerFrame) -> Result<(), String> {
             Some(What::Fenced(fenced)) => return Err(fenced.reason),
             Some(What::Ping(_)) => inner.heartbeat(),
             Some(What::Recall(recall)) => inner.recalled(&recall),
+            Some(What::Publish(asked)) => inner.asked_to_publish(&asked),
             // From a newer service; nothing that this node must know.
             None => {}
         }

@@ -25,7 +25,7 @@ mod trust;
 
 pub use bytes::{
     AttachRequest, Attached, Backing, Changes, FlushDone, FlushGrant, Materialized, Opened, Place,
-    QueryRequest, Quietly,
+    QueryRequest, Quietly, SeatWish,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use copies::{Adopted, Holding, Pairs};
@@ -38,4 +38,4 @@ pub use names::{
 };
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
 pub use session::{ConnectError, ConnectOptions};
-pub use trust::{OnRecall, now_ms};
+pub use trust::{OnPublish, OnRecall, now_ms};

@@ -1,10 +1,10 @@
 //! Calls about names and attributes.
 
-use crate::bytes::{Opened, opened_from_pb};
+use crate::bytes::{Opened, SeatWish, node_from_pb, opened_from_pb};
 use crate::client::MetaClient;
 use crate::map::{Mapped, grant_from_pb, map_from_pb};
 use ebb_consistency::{Found, Grant, Told};
-use ebb_types::{Attr, Errno, FileKind, Ino, Name, Time};
+use ebb_types::{Attr, Errno, FileKind, Ino, Name, NodeId, Time};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, time_to_pb};
 
@@ -54,6 +54,8 @@ pub struct SetAttrDone {
     pub map: Option<Mapped>,
     /// A lease of the attributes.
     pub lease: Option<Grant>,
+    /// Nothing was done: the file sits at that node.
+    pub seat: Option<NodeId>,
 }
 
 /// A new inode under a new name.
@@ -79,6 +81,8 @@ pub struct MakeRequest {
     pub open: bool,
     /// Leases of the directory and the new inode.
     pub lease: Wish,
+    /// It should sit at this node.
+    pub seat: Option<SeatWish>,
 }
 
 /// What lease a request asks for.
@@ -275,7 +279,8 @@ impl MetaClient {
         let entry = expect_body!(self.call(op).await?, Entry);
         let map = entry.map.map(map_from_pb).transpose()?;
         let lease = entry.lease.map(grant_from_pb);
-        Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map, lease })
+        let seat = node_from_pb(entry.seat);
+        Ok(SetAttrDone { attr: attr_for(ino, entry.attr)?, map, lease, seat })
     }
 
     /// Makes an inode.
@@ -290,6 +295,7 @@ impl MetaClient {
             target: make.target.clone(),
             open: make.open,
             lease: make.lease.to_pb(),
+            seat: make.seat.map(SeatWish::to_pb),
         });
         let told = |attr, lease, dir| {
             let dir = told_dir(make.parent, &make.name, false, dir)?;

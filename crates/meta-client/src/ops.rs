@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 43] = [
+pub(crate) const NAMES: [&str; 44] = [
     "hello",
     "prove",
     "heartbeat",
@@ -48,6 +48,7 @@ pub(crate) const NAMES: [&str; 43] = [
     "pair",
     "copies",
     "adopt",
+    "published",
 ];
 
 /// Index into [`NAMES`].
@@ -93,6 +94,7 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Pair(_) => 40,
         Op::Copies(_) => 41,
         Op::Adopt(_) => 42,
+        Op::Published(_) => 43,
     }
 }
 

@@ -14,6 +14,10 @@ use std::sync::atomic::Ordering::Relaxed;
 /// must be told first, and then [`MetaClient::return_recalled`] is called.
 pub type OnRecall = Box<dyn Fn(Ino, LeaseSeq) -> bool + Send + Sync>;
 
+/// Told that somebody else asks about a file: the inode, the seat that this node has of it, as far as
+/// the service knows, and the number to answer with ([`MetaClient::published`]). Must not wait.
+pub type OnPublish = Box<dyn Fn(Ino, u64, u64) + Send + Sync>;
+
 /// Milliseconds that pass also while the machine sleeps.
 #[must_use]
 pub fn now_ms() -> u64 {
@@ -25,6 +29,7 @@ pub fn now_ms() -> u64 {
 pub(crate) struct Trusting {
     trust: Mutex<Trust>,
     on_recall: OnceLock<OnRecall>,
+    on_publish: OnceLock<OnPublish>,
 }
 
 impl Trusting {
@@ -48,6 +53,13 @@ impl Inner {
         }
     }
 
+    /// A file that sits here is asked about.
+    pub fn asked_to_publish(&self, asked: &pb::Publish) {
+        if let Some(on_publish) = self.trusting.on_publish.get() {
+            on_publish(Ino(asked.ino), asked.seat, asked.seq);
+        }
+    }
+
     fn give_back(&self, ino: Ino, seq: LeaseSeq) {
         let op = Op::Returned(pb::Returned { ino: ino.0, seq: seq.0 });
         self.post(op, self.on_this_connection());
@@ -59,6 +71,11 @@ impl MetaClient {
     /// for.
     pub fn on_recall(&self, on_recall: OnRecall) {
         let _ = self.inner.trusting.on_recall.set(on_recall);
+    }
+
+    /// Whom to tell of questions about files that sit here; only the first one is told.
+    pub fn on_publish(&self, on_publish: OnPublish) {
+        let _ = self.inner.trusting.on_publish.set(on_publish);
     }
 
     /// What a lease that is asked for now, or was granted, is compared with; `None` while nothing

@@ -98,6 +98,7 @@ fn make(at: &str, kind: FileKind, open: bool) -> MakeRequest {
         target: if kind == FileKind::Symlink { b"file".to_vec() } else { Vec::new() },
         open,
         lease: Wish::No,
+        seat: None,
     }
 }
 

@@ -13,6 +13,7 @@ use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
 use crate::ops::copies::Appends;
 use crate::rounds::Rounds;
+use crate::seats::Seats;
 use crate::sessions::Sessions;
 use crate::state::{self, Entry, State};
 use crate::stats::Stats;
@@ -65,6 +66,8 @@ pub struct Core {
     grants_changed: Notify,
     /// With which lease the right to write quietly went to whom. A leaf as well.
     pub quiet_grants: Mutex<HashMap<Ino, (StreamId, u64)>>,
+    /// What nodes at which files sit were asked.
+    pub seats: Seats,
     /// The last appends of nodes whose partners have copies.
     pub appends: Mutex<Appends>,
     /// When an inode was last compared with the backing.
@@ -134,6 +137,7 @@ impl Core {
             grants: Mutex::default(),
             grants_changed: Notify::new(),
             quiet_grants: Mutex::default(),
+            seats: Seats::default(),
             appends: Mutex::default(),
             checked: Mutex::default(),
             waiting: Mutex::default(),
@@ -335,6 +339,11 @@ impl Core {
     /// True when somebody may be writing to the file.
     pub fn is_busy(&self, ino: Ino) -> bool {
         self.grants.lock().is_busy(ino)
+    }
+
+    /// True when somebody may be cutting or extending the file.
+    pub fn is_being_cut(&self, ino: Ino) -> bool {
+        self.grants.lock().is_held_by(ino, NodeId::NOBODY)
     }
 
     // ---- waiting for locks -------------------------------------------------------------------

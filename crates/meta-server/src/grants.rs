@@ -85,6 +85,11 @@ impl Grants {
         any
     }
 
+    /// True when this one has a claim on it; `NodeId::NOBODY` is the service.
+    pub fn is_held_by(&self, ino: Ino, node: NodeId) -> bool {
+        self.files.get(&ino).is_some_and(|claims| claims.iter().any(|c| c.node == node))
+    }
+
     /// True when somebody may be writing to the file.
     pub fn is_busy(&self, ino: Ino) -> bool {
         self.files.get(&ino).is_some_and(|c| !c.is_empty())

@@ -313,7 +313,7 @@ impl Core {
             return None;
         }
         let inode = state.ns.get(ino)?;
-        if state.quiet_node(ino).is_some_and(|holder| holder != node) {
+        if state.untold_writer(ino).is_some_and(|writer| writer != node) {
             return None;
         }
         let version = state.files.get(&ino).map_or(0, |f| f.version().0);
@@ -401,6 +401,8 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             FileOp::Quiet(_, None) | FileOp::QuietState(_) => (Vec::new(), true),
             // Whoever may write quietly must be the only one who believes anything.
             FileOp::Quiet(_, Some(_)) => (vec![*ino], true),
+            FileOp::Seat(seat) => (if seat.asked { vec![*ino] } else { Vec::new() }, true),
+            FileOp::NoSeat(..) => (Vec::new(), true),
             FileOp::Lapse | FileOp::Lose(_) | FileOp::TakeBack(_) => (vec![*ino], true),
             FileOp::State(_)
             | FileOp::Attach(..)

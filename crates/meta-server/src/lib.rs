@@ -23,6 +23,7 @@ mod overlay_tests;
 mod peek;
 mod quiet;
 mod rounds;
+mod seats;
 mod server;
 mod sessions;
 mod state;

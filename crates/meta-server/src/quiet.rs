@@ -11,7 +11,8 @@
 
 use crate::core::Core;
 use crate::leases::{now_ms, told};
-use crate::ops::{Call, OpResult};
+use crate::ops::{Call, OpError, OpResult};
+use crate::seats::changes;
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{FileState, StreamId};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
@@ -24,6 +25,15 @@ const WINDOW_MAX: u64 = 64 << 20;
 
 /// Largest offset that a file has.
 const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// What was settled for an operation already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It has just come.
+    Nothing,
+    /// Nodes at which files sit have published what was written before it came; they go on.
+    Seats,
+}
 
 /// What became of bytes that were written quietly.
 pub struct Told {
@@ -45,6 +55,10 @@ impl Core {
         let ino = Ino(op.ino);
         if op.quiet_lost {
             self.commit(state, &[Entry::File(ino, FileOp::Lose(node))]);
+        }
+        if self.seat_elsewhere(state, node, ino) != 0 {
+            // A word that comes late: the file sits somewhere since.
+            return Ok(Told { granted: Vec::new(), refused: ranges.to_vec() });
         }
         let since = Version(op.quiet_since);
         let (granted, refused) = state.file(ino)?.judge_quiet(node, ranges, since);
@@ -75,6 +89,7 @@ impl Core {
     fn may_lend_quiet(&self, state: &State, call: &Call, ino: Ino) -> bool {
         let node = call.who.node;
         state.quiet_node(ino).is_none_or(|holder| holder == node)
+            && self.seat_elsewhere(state, node, ino) == 0
             && state.ns.is_open_by(ino, node)
             && !state.ns.is_open_by_others(ino, node)
             && !state.pairs.contains_key(&node)
@@ -112,12 +127,21 @@ impl Core {
     }
 
     /// The inodes of an operation that another node may have written to quietly.
-    pub fn quiet_before(&self, node: NodeId, op: &Op) -> Vec<Ino> {
+    pub fn quiet_before(&self, node: NodeId, op: &Op, settled: Settled) -> Vec<Ino> {
+        // What is made tells nothing of what is there, and a seat that is asked may have to wait for
+        // its own node to make something.
+        let settled = if matches!(op, Op::Make(_)) { Settled::Seats } else { settled };
         let state = self.state();
-        if state.quiet.is_empty() {
+        if state.quiet.is_empty() && changes(op).is_none() {
             return Vec::new();
         }
-        let others = |ino: &Ino| state.quiet_node(*ino).is_some_and(|holder| holder != node);
+        let others = |ino: &Ino| match settled {
+            Settled::Seats => state.quiet_node(*ino).is_some_and(|holder| holder != node),
+            Settled::Nothing => {
+                state.untold_writer(*ino).is_some_and(|writer| writer != node)
+                    || (changes(op) == Some(*ino) && self.seat_elsewhere(&state, node, *ino) != 0)
+            }
+        };
         let in_dir = |dir: u64, name: Option<&[u8]>| {
             let named = |ino: &&Ino| {
                 let links = state.ns.get(**ino).map_or(&[][..], |inode| &inode.links);
@@ -139,34 +163,40 @@ impl Core {
     }
 
     /// The same of what an answer tells: a name can mean another inode by now.
-    pub fn quiet_told(&self, node: NodeId, result: &OpResult) -> Vec<Ino> {
+    fn quiet_told(&self, node: NodeId, settled: Settled, result: &OpResult) -> Vec<Ino> {
         let state = self.state();
         if state.quiet.is_empty() {
             return Vec::new();
         }
         let mut inos = told(result);
-        inos.retain(|ino| state.quiet_node(*ino).is_some_and(|holder| holder != node));
+        let writer = |ino: Ino| match settled {
+            Settled::Seats => state.quiet_node(ino),
+            Settled::Nothing => state.untold_writer(ino),
+        };
+        inos.retain(|ino| writer(*ino).is_some_and(|writer| writer != node));
         inos
     }
 
     /// The operation to be done again, and what must be settled for it first.
     pub fn told_too_little(
         &self,
-        node: NodeId,
+        (node, settled): (NodeId, Settled),
         again: Option<Op>,
         result: &OpResult,
     ) -> Option<(Op, Vec<Ino>)> {
         let again = again?;
-        let quiet = self.quiet_told(node, result);
+        let quiet = self.quiet_told(node, settled, result);
         (!quiet.is_empty()).then_some((again, quiet))
     }
 
-    /// Waits until no node but `asker` may have written to these inodes quietly.
-    pub async fn settle_quiet(&self, asker: NodeId, inos: &[Ino]) {
+    /// Waits until no node but `asker` may have written to these inodes quietly, or past its daemon
+    /// before this.
+    pub async fn settle_quiet(&self, asker: NodeId, inos: &[Ino]) -> Result<(), OpError> {
         // All are asked before anybody is waited for.
         for ino in inos {
             let _ = self.ask_quiet(asker, *ino);
         }
+        let seats: Vec<_> = inos.iter().filter_map(|ino| self.ask_seat(asker, *ino)).collect();
         for ino in inos {
             loop {
                 let returned = self.desk.returned.notified();
@@ -175,6 +205,11 @@ impl Core {
                 let _ = tokio::time::timeout(wait, returned).await;
             }
         }
+        let mut settled = Ok(());
+        for asked in seats {
+            settled = self.settle_seat(asked).await.and(settled);
+        }
+        settled
     }
 
     /// Asks the holder to tell. How long it may take at most until it must be looked again; `None`:

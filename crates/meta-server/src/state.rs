@@ -2,7 +2,7 @@
 //! which are applied and journalled together. Replay applies the same entries.
 
 use crate::begun::Begun;
-use ebb_consistency::{FileState, Owned, QuietState, StoredChanges, StoredGuesses};
+use ebb_consistency::{FileState, Owned, QuietState, Seat, StoredChanges, StoredGuesses};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
@@ -108,6 +108,10 @@ pub enum FileOp {
     QuietState(Box<QuietState>),
     /// What this node was appending there when it was lost, and nobody has.
     UndoAppend(NodeId, ByteRange),
+    /// The file sits at this node.
+    Seat(Seat),
+    /// It does not any more: at no node.
+    NoSeat(NodeId, u64),
 }
 
 /// A node as the journal keeps it.
@@ -207,7 +211,7 @@ pub struct State {
     pub orphaned: BTreeMap<u64, Orphaned>,
     /// The next epoch of copies.
     pub next_epoch: u64,
-    /// The files that some node may write quietly.
+    /// The files that some node may write without telling.
     pub quiet: BTreeSet<Ino>,
 }
 
@@ -284,7 +288,8 @@ impl State {
                 self.orphaned.retain(|_, o| o.owner != *node && o.partner != *node);
                 self.files.values_mut().for_each(|f| drop(f.node_gone(*node)));
                 let files = &self.files;
-                self.quiet.retain(|ino| files.get(ino).is_some_and(|f| f.quiet().is_some()));
+                self.quiet
+                    .retain(|ino| files.get(ino).is_some_and(|f| f.untold_writer().is_some()));
             }
             Entry::NextNode(next) => self.next_node = self.next_node.max(*next),
             Entry::Lock(ino, space, lock) => self.locks.force(*ino, *space, *lock),
@@ -364,12 +369,22 @@ impl State {
             FileOp::TakeBack(node) => drop(file.take_back(*node)),
             FileOp::QuietState(stored) => file.restore_quiet(stored),
             FileOp::UndoAppend(node, range) => drop(file.undo_append(*node, *range)),
+            FileOp::Seat(seat) => file.take_seat(*seat),
+            FileOp::NoSeat(node, id) => file.leave_seat(*node, *id),
         }
-        match file.quiet() {
+        match file.untold_writer() {
             Some(_) => self.quiet.insert(ino),
             None => self.quiet.remove(&ino),
         };
         Ok(())
+    }
+
+    /// The node that may write a file without telling, quietly or because the file sits there.
+    pub fn untold_writer(&self, ino: Ino) -> Option<NodeId> {
+        if self.quiet.is_empty() {
+            return None;
+        }
+        self.files.get(&ino)?.untold_writer()
     }
 
     /// The node that may write a file quietly.
@@ -399,6 +414,7 @@ impl State {
             out.extend(guesses.map(|g| Entry::File(*ino, FileOp::Guesses(g))));
             let quiet = file.stored_quiet().map(Box::new);
             out.extend(quiet.map(|q| Entry::File(*ino, FileOp::QuietState(q))));
+            out.extend(file.seat().map(|seat| Entry::File(*ino, FileOp::Seat(seat))));
         }
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();

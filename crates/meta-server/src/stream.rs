@@ -13,7 +13,8 @@ use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
 use crate::ops::copies::{forget_kept_by, forget_orphans, leave_ghost};
 use crate::ops::{Call, Fast, OpError, OpResult};
-use crate::quiet::{can_be_repeated, tells_first};
+use crate::quiet::{Settled, can_be_repeated, tells_first};
+use crate::seats::goes_on_without;
 use crate::sessions::{Line, Out, Turnout, Who};
 use crate::state::{Entry, NodeRecord};
 use ebb_consistency::StreamId;
@@ -264,6 +265,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     }
     if replaced && hello.empty {
         core.lose_quiet_of(id);
+        core.lose_cache_of(id);
     }
     match (replaced, heir) {
         (true, false) => core.give_up(id),
@@ -439,7 +441,18 @@ impl Stream {
         tell: Option<watch::Sender<Option<pb::Reply>>>,
         replies: &mut Vec<pb::Reply>,
     ) {
-        let quiet = self.core.quiet_before(call.who.node, &op);
+        self.start_when(Settled::Nothing, call, op, tell, replies).await;
+    }
+
+    async fn start_when(
+        &self,
+        settled: Settled,
+        call: Call,
+        op: Op,
+        tell: Option<watch::Sender<Option<pb::Reply>>>,
+        replies: &mut Vec<pb::Reply>,
+    ) {
+        let quiet = self.core.quiet_before(call.who.node, &op, settled);
         if !quiet.is_empty() {
             return self.after_settling(quiet, call, op, tell);
         }
@@ -452,8 +465,8 @@ impl Stream {
         let (fast, changed) = asking.at_once(|| call.fast(op));
         match fast {
             Fast::Done(mut result) => {
-                if let Some((op, quiet)) = self.core.told_too_little(call.who.node, again, &result)
-                {
+                let who = (call.who.node, settled);
+                if let Some((op, quiet)) = self.core.told_too_little(who, again, &result) {
                     return self.after_settling(quiet, call, op, tell);
                 }
                 leases::put(lease, &mut result);
@@ -480,8 +493,8 @@ impl Stream {
                 tokio::spawn(async move {
                     let asking = Asking::new(call.stream, &op);
                     let (mut result, changed) = asking.later(call.slow(op)).await;
-                    let node = call.who.node;
-                    if let Some((op, quiet)) = call.core.told_too_little(node, again, &result) {
+                    let who = (call.who.node, settled);
+                    if let Some((op, quiet)) = call.core.told_too_little(who, again, &result) {
                         return this.after_settling(quiet, call, op, tell);
                     }
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
@@ -507,9 +520,16 @@ impl Stream {
     ) {
         let this = self.clone();
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-            this.core.settle_quiet(call.who.node, &inos).await;
+            let settled = this.core.settle_quiet(call.who.node, &inos).await;
             let mut replies = Vec::new();
-            this.start(call, op, tell, &mut replies).await;
+            match settled {
+                Err(e) if !goes_on_without(&op) => {
+                    let answer = reply(call.id, Err(e));
+                    finish(&call, tell, &answer);
+                    replies.push(answer);
+                }
+                _ => this.start_when(Settled::Seats, call, op, tell, &mut replies).await,
+            }
             if !replies.is_empty() {
                 send(&this.core, &this.out, replies).await;
             }

@@ -9,7 +9,9 @@
 use crate::auth::Token;
 use crate::handshake;
 use crate::source::{ByteSource, CopySet};
-use crate::wire::{self, Copies, CopyWork, KEEP_BYTES_MAX, RANGES_MAX, Status, TRAILER_LEN};
+use crate::wire::{
+    self, Copies, CopyWork, KEEP_BYTES_MAX, RANGES_MAX, SeatWork, Status, TRAILER_LEN,
+};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, in_steps};
 use std::io;
 use std::sync::Arc;
@@ -114,8 +116,55 @@ impl CopyLink {
         ranges: &[ByteRange],
         read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
     ) -> Result<(), CopyError> {
+        let what = |total, crc| CopyWork::Keep { total, crc };
+        self.bring(ino, ranges, what, read).await
+    }
+
+    /// Writes bytes to a file that sits there, like [`CopyLink::keep`].
+    pub async fn write_at_seat(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+        read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
+    ) -> Result<(), CopyError> {
+        let what = |total, crc| CopyWork::AtSeat(SeatWork::Write { total, crc });
+        self.bring(ino, ranges, what, read).await
+    }
+
+    /// Writes bytes, at most [`KEEP_BYTES_MAX`], behind the end of a file that sits there. When this
+    /// fails with [`CopyError::Silent`] nobody knows whether it was done.
+    pub async fn append_at_seat(&self, ino: Ino, data: &[u8]) -> Result<(), CopyError> {
+        // A connection that is broken is found out before it matters.
+        self.ask(ino, Vec::new(), CopyWork::AtSeat(SeatWork::Look)).await?;
+        let total = data.len() as u64;
+        let what = |total, crc| CopyWork::AtSeat(SeatWork::Append { total, crc });
+        let read = |range: ByteRange, into: &mut [u8]| {
+            into.copy_from_slice(&data[range.start() as usize..range.end() as usize]);
+            Ok(())
+        };
+        self.bring(ino, &[ByteRange::new(0, total)], what, read).await
+    }
+
+    /// Cuts or extends a file that sits there.
+    pub async fn cut_at_seat(&self, ino: Ino, size: u64) -> Result<(), CopyError> {
+        let end = vec![ByteRange::new(0, size)];
+        self.ask(ino, end, CopyWork::AtSeat(SeatWork::Cut)).await
+    }
+
+    /// `fsync` of a file that sits there.
+    pub async fn sync_at_seat(&self, ino: Ino) -> Result<(), CopyError> {
+        self.ask(ino, Vec::new(), CopyWork::AtSeat(SeatWork::Sync)).await
+    }
+
+    async fn bring(
+        &self,
+        ino: Ino,
+        ranges: &[ByteRange],
+        what: impl Fn(u64, u32) -> CopyWork + Send,
+        read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
+    ) -> Result<(), CopyError> {
         let mut line = self.line().await?;
-        let done = self.keep_on(&mut line, ino, ranges, read).await;
+        let done = self.bring_on(&mut line, ino, ranges, what, read).await;
         if done.is_err() {
             // Answers that are still to come would be taken for those of others.
             *line = None;
@@ -123,11 +172,12 @@ impl CopyLink {
         done
     }
 
-    async fn keep_on(
+    async fn bring_on(
         &self,
         line: &mut Option<Line>,
         ino: Ino,
         ranges: &[ByteRange],
+        what: impl Fn(u64, u32) -> CopyWork + Send,
         read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
     ) -> Result<(), CopyError> {
         let line = line.as_mut().ok_or(CopyError::Silent("not connected".into()))?;
@@ -141,7 +191,7 @@ impl CopyLink {
                 read(*range, &mut bytes[at..end]).map_err(|e| CopyError::Local(e.into()))?;
                 at = end;
             }
-            let what = CopyWork::Keep { total, crc: crc32c::crc32c(&bytes) };
+            let what = what(total, crc32c::crc32c(&bytes));
             self.send(line, ino, part, what, &bytes).await?;
             waiting += 1;
             if waiting > FRAMES_AHEAD {
@@ -242,8 +292,11 @@ pub(crate) async fn work(source: &Arc<dyn ByteSource>, asked: Copies, bytes: Vec
     let done = tokio::task::spawn_blocking(move || match asked.what {
         CopyWork::Begin => source.begin_copies(asked.set),
         CopyWork::Drop => source.drop_copies(asked.set, asked.ino, &asked.ranges),
-        CopyWork::Keep { crc, .. } if crc32c::crc32c(&bytes) != crc => Err(Errno::EPROTO),
+        what if what.payload().is_some_and(|(_, crc)| crc32c::crc32c(&bytes) != crc) => {
+            Err(Errno::EPROTO)
+        }
         CopyWork::Keep { .. } => source.keep_copies(asked.set, asked.ino, &asked.ranges, &bytes),
+        CopyWork::AtSeat(work) => source.at_seat(asked.ino, work, &asked.ranges, &bytes),
     });
     match done.await {
         Ok(Ok(())) => Status::Ok,

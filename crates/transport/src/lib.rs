@@ -31,3 +31,4 @@ pub use server::{PeerServer, ServeError, ServeOptions};
 pub use source::{ByteSource, CopySet, Hold, Lent, SourceError, Subject};
 pub use stats::{PoolStats, ServerStats};
 pub use tcp::Tcp;
+pub use wire::SeatWork;

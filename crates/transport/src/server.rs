@@ -15,9 +15,7 @@ use crate::peer::PeerServing;
 use crate::reply::{Asked, Sender};
 use crate::source::{ByteSource, Hold};
 use crate::stats::{ServerCells, ServerStats, add, sub};
-use crate::wire::{
-    self, CopyWork, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status,
-};
+use crate::wire::{self, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
 use bytes::{Buf, BytesMut};
 use std::collections::VecDeque;
 use std::io;
@@ -294,9 +292,9 @@ impl Connection<'_> {
                 _ => self.reject(FrameError::Bound("confirmation")).await,
             },
             Request::Copies(asked) => {
-                let bytes = match asked.what {
-                    CopyWork::Keep { total, .. } => self.payload(total as usize).await?,
-                    CopyWork::Begin | CopyWork::Drop => Vec::new(),
+                let bytes = match asked.what.payload() {
+                    Some((total, _)) => self.payload(total as usize).await?,
+                    None => Vec::new(),
                 };
                 let id = asked.id;
                 let status = copies::work(&self.shared.source, asked, bytes).await;

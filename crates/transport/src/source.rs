@@ -1,5 +1,6 @@
 //! What a daemon lends to its peers: open cache files and the word that the bytes are in them.
 
+use crate::wire::SeatWork;
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use std::fmt;
 use std::fs::File;
@@ -111,6 +112,18 @@ pub trait ByteSource: Send + Sync + 'static {
         &self,
         _set: CopySet,
         _ino: Ino,
+        _ranges: &[ByteRange],
+        _bytes: &[u8],
+    ) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Something is to be done to a file that sits here; made where waiting harms nobody. ESTALE: it
+    /// does not sit here.
+    fn at_seat(
+        &self,
+        _ino: Ino,
+        _work: SeatWork,
         _ranges: &[ByteRange],
         _bytes: &[u8],
     ) -> Result<(), Errno> {

@@ -10,7 +10,8 @@
 //!
 //! A request for copies since a version has `since`; one for the copies that are held for
 //! another node has owner, 0 and epoch there. What is about copies that a partner keeps (begin,
-//! keep, drop) is answered by a trailer alone. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
+//! keep, drop) is answered by a trailer alone. So is what is to be done to a file that sits at the
+//! peer; owner and epoch are 0 there. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
 //! are good: a file that was cut while it was sent is filled up to `len` and then disowned.
 
 use crate::source::{CopySet, Subject};
@@ -43,6 +44,12 @@ const KIND_READ_HELD: u16 = 4;
 const KIND_BEGIN: u16 = 5;
 const KIND_KEEP: u16 = 6;
 const KIND_DROP: u16 = 7;
+const KIND_SEAT_LOOK: u16 = 8;
+const KIND_SEAT_WRITE: u16 = 9;
+const KIND_SEAT_APPEND: u16 = 10;
+const KIND_SEAT_CUT: u16 = 11;
+const KIND_SEAT_SYNC: u16 = 12;
+const KIND_LAST: u16 = KIND_SEAT_SYNC;
 const SINCE_LEN: usize = 8;
 const SET_LEN: usize = 16;
 /// Most bytes of one frame of copies.
@@ -150,6 +157,60 @@ pub enum CopyWork {
     },
     /// Give up copies.
     Drop,
+    /// Not about copies: to be done to a file that sits at the peer.
+    AtSeat(SeatWork),
+}
+
+/// What a node wants done where a file sits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeatWork {
+    /// Does it sit there?
+    Look,
+    /// Write the bytes that follow into the ranges: so many, with this CRC32C.
+    Write {
+        /// Bytes of all ranges, at most [`KEEP_BYTES_MAX`].
+        total: u64,
+        /// Of the bytes.
+        crc: u32,
+    },
+    /// Write the bytes that follow behind its end. The one range is as long as they are.
+    Append {
+        /// How many, at most [`KEEP_BYTES_MAX`].
+        total: u64,
+        /// Of the bytes.
+        crc: u32,
+    },
+    /// Make it end where the one range does.
+    Cut,
+    /// Make it safe, as `fsync` does there.
+    Sync,
+}
+
+impl CopyWork {
+    /// Bytes that follow the request, and their CRC32C.
+    #[must_use]
+    pub fn payload(self) -> Option<(u64, u32)> {
+        match self {
+            CopyWork::Keep { total, crc }
+            | CopyWork::AtSeat(SeatWork::Write { total, crc } | SeatWork::Append { total, crc }) => {
+                Some((total, crc))
+            }
+            _ => None,
+        }
+    }
+
+    fn kind(self) -> u16 {
+        match self {
+            CopyWork::Begin => KIND_BEGIN,
+            CopyWork::Keep { .. } => KIND_KEEP,
+            CopyWork::Drop => KIND_DROP,
+            CopyWork::AtSeat(SeatWork::Look) => KIND_SEAT_LOOK,
+            CopyWork::AtSeat(SeatWork::Write { .. }) => KIND_SEAT_WRITE,
+            CopyWork::AtSeat(SeatWork::Append { .. }) => KIND_SEAT_APPEND,
+            CopyWork::AtSeat(SeatWork::Cut) => KIND_SEAT_CUT,
+            CopyWork::AtSeat(SeatWork::Sync) => KIND_SEAT_SYNC,
+        }
+    }
 }
 
 /// A reply without its bytes.
@@ -222,12 +283,8 @@ fn put_set(out: &mut Vec<u8>, set: CopySet, crc: u32) {
 pub fn put_copies(out: &mut Vec<u8>, copies: &Copies) {
     let Copies { id, set, ino, ref ranges, what } = *copies;
     assert!(ranges.len() <= RANGES_MAX, "split before sending");
-    let (kind, total, crc) = match what {
-        CopyWork::Begin => (KIND_BEGIN, 0, 0),
-        CopyWork::Keep { total, crc } => (KIND_KEEP, total, crc),
-        CopyWork::Drop => (KIND_DROP, 0, 0),
-    };
-    put_request(out, kind, ranges.len() as u16, id, ino.0, total);
+    let (total, crc) = what.payload().unwrap_or_default();
+    put_request(out, what.kind(), ranges.len() as u16, id, ino.0, total);
     put_set(out, set, crc);
     put_ranges(out, ranges);
 }
@@ -253,13 +310,13 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
         KIND_RECEIVED if count == 0 && ino == 0 && total == 0 => {
             Ok(Some((Request::Received { id }, REQUEST_LEN)))
         }
-        KIND_READ..=KIND_DROP if kind != KIND_RECEIVED && count > RANGES_MAX => {
+        KIND_READ..=KIND_LAST if kind != KIND_RECEIVED && count > RANGES_MAX => {
             Err(FrameError::Bound("range count"))
         }
-        KIND_READ | KIND_READ_COPY | KIND_READ_HELD | KIND_KEEP if count == 0 => {
+        KIND_READ | KIND_READ_COPY | KIND_READ_HELD | KIND_KEEP | KIND_SEAT_WRITE if count == 0 => {
             Err(FrameError::Bound("range count"))
         }
-        KIND_READ..=KIND_DROP if total > most_bytes(kind) => Err(FrameError::Bound("total")),
+        KIND_READ..=KIND_LAST if total > most_bytes(kind) => Err(FrameError::Bound("total")),
         KIND_READ | KIND_READ_COPY | KIND_READ_HELD => {
             let (is_copy, is_held) = (kind == KIND_READ_COPY, kind == KIND_READ_HELD);
             let more = usize::from(is_copy) * SINCE_LEN + usize::from(is_held) * SET_LEN;
@@ -272,7 +329,7 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
             let subject = Subject { ino: Ino(ino), copy_since, held };
             Ok(Some((Request::Read { id, subject, ranges, total }, len)))
         }
-        KIND_BEGIN | KIND_KEEP | KIND_DROP => {
+        KIND_BEGIN..=KIND_LAST => {
             let start = REQUEST_LEN + SET_LEN;
             let len = start + count * RANGE_LEN;
             let Some(list) = bytes.get(start..len) else { return Ok(None) };
@@ -280,7 +337,20 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
             let (ranges, what) = match kind {
                 KIND_KEEP => (take_ranges(list, total)?, CopyWork::Keep { total, crc }),
                 KIND_DROP => (take_any_ranges(list)?, CopyWork::Drop),
-                _ if count == 0 => (Vec::new(), CopyWork::Begin),
+                KIND_SEAT_WRITE => {
+                    let work = SeatWork::Write { total, crc };
+                    (take_ranges(list, total)?, CopyWork::AtSeat(work))
+                }
+                KIND_SEAT_APPEND if count == 1 => {
+                    let work = SeatWork::Append { total, crc };
+                    (take_ranges(list, total)?, CopyWork::AtSeat(work))
+                }
+                KIND_SEAT_CUT if count == 1 => {
+                    (take_any_ranges(list)?, CopyWork::AtSeat(SeatWork::Cut))
+                }
+                KIND_SEAT_LOOK if count == 0 => (Vec::new(), CopyWork::AtSeat(SeatWork::Look)),
+                KIND_SEAT_SYNC if count == 0 => (Vec::new(), CopyWork::AtSeat(SeatWork::Sync)),
+                KIND_BEGIN if count == 0 => (Vec::new(), CopyWork::Begin),
                 _ => return Err(FrameError::Bound("range count")),
             };
             Ok(Some((Request::Copies(Copies { id, set, ino: Ino(ino), ranges, what }), len)))
@@ -293,7 +363,7 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
 fn most_bytes(kind: u16) -> u64 {
     match kind {
         KIND_READ | KIND_READ_COPY | KIND_READ_HELD => REPLY_BYTES_MAX,
-        KIND_KEEP => KEEP_BYTES_MAX,
+        KIND_KEEP | KIND_SEAT_WRITE | KIND_SEAT_APPEND => KEEP_BYTES_MAX,
         _ => 0,
     }
 }
@@ -435,7 +505,7 @@ mod tests {
 
         #[test]
         fn requests_about_copies_survive(
-            id: u64, ino: u64, owner: u32, epoch: u64, crc: u32, ranges in ranges(), kind in 0..4u8,
+            id: u64, ino: u64, owner: u32, epoch: u64, crc: u32, ranges in ranges(), kind in 0..9u8,
             cut: prop::sample::Index,
         ) {
             let set = CopySet { owner: NodeId(owner), epoch };
@@ -451,7 +521,16 @@ mod tests {
                     let (ranges, what) = match kind {
                         1 => (Vec::new(), CopyWork::Begin),
                         2 => (ranges, CopyWork::Keep { total, crc }),
-                        _ => (ranges, CopyWork::Drop),
+                        3 => (ranges, CopyWork::Drop),
+                        4 => (Vec::new(), CopyWork::AtSeat(SeatWork::Look)),
+                        5 => (Vec::new(), CopyWork::AtSeat(SeatWork::Sync)),
+                        6 => (ranges[..1].to_vec(), CopyWork::AtSeat(SeatWork::Cut)),
+                        7 => {
+                            let total = ranges[0].len();
+                            let work = SeatWork::Append { total, crc };
+                            (ranges[..1].to_vec(), CopyWork::AtSeat(work))
+                        }
+                        _ => (ranges, CopyWork::AtSeat(SeatWork::Write { total, crc })),
                     };
                     let copies = Copies { id, set, ino: Ino(ino), ranges, what };
                     put_copies(&mut bytes, &copies);
@@ -479,7 +558,7 @@ mod tests {
         #[test]
         fn garbage_requests_are_refused_or_within_bounds(mut bytes: Vec<u8>, with_magic: bool) {
             if with_magic && bytes.len() >= 8 {
-                let kind = bytes[4] % 8;
+                let kind = bytes[4] % 14;
                 bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_le_bytes());
                 bytes[4..8].copy_from_slice(&[kind, 0, 1, 0]);
             }
@@ -522,8 +601,13 @@ mod tests {
         assert_eq!(head(KIND_KEEP, 1, KEEP_BYTES_MAX + 1), Err(FrameError::Bound("total")));
         assert_eq!(head(KIND_KEEP, 1025, 5), Err(FrameError::Bound("range count")));
         assert_eq!(head(KIND_DROP, 1, 1), Err(FrameError::Bound("total")));
+        let too_much = KEEP_BYTES_MAX + 1;
+        assert_eq!(head(KIND_SEAT_WRITE, 1, too_much), Err(FrameError::Bound("total")));
+        assert_eq!(head(KIND_SEAT_APPEND, 1, too_much), Err(FrameError::Bound("total")));
+        assert_eq!(head(KIND_SEAT_WRITE, 0, 0), Err(FrameError::Bound("range count")));
+        assert_eq!(head(KIND_SEAT_SYNC, 0, 1), Err(FrameError::Bound("total")));
         assert_eq!(head(KIND_READ, 1, 5), Ok(None));
-        assert_eq!(head(9, 0, 0), Err(FrameError::Undefined("request")));
+        assert_eq!(head(KIND_LAST + 1, 0, 0), Err(FrameError::Undefined("request")));
         assert_eq!(take_request(b"GET "), Err(FrameError::Magic));
     }
 }

@@ -120,6 +120,14 @@ impl Plan {
             supervised: dice.random_bool(0.5),
             faults: Vec::new(),
         };
+        if let Ok(wanted) = std::env::var("EBB_CHAOS_MODEL") {
+            let known = Model::ALL.into_iter().find(|m| m.name() == wanted);
+            plan.model = known.unwrap_or_else(|| panic!("EBB_CHAOS_MODEL={wanted}: no model"));
+        }
+        if std::env::var("EBB_TEST_IO_PATH").is_ok_and(|way| way == "auto") {
+            // With any of these nothing, or little, goes past the daemon.
+            (plan.replicas, plan.cache_size, plan.supervised) = ("1", None, false);
+        }
         let families = [
             (Family::Kills, 0.75),
             (Family::Stops, 0.4),

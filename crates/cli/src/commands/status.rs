@@ -259,10 +259,11 @@ fn supervisor(status: &Value) -> String {
 
 /// What was not asked.
 fn leases(of: &Value) -> String {
-    let [held, recalled, answered, quiet, told] =
-        ["held", "recalled", "answered", "quiet", "told"].map(|key| text(of, key));
+    let [held, recalled, answered, quiet, told, seats, at_seats] =
+        ["held", "recalled", "answered", "quiet", "told", "seats", "at_seats"]
+            .map(|key| text(of, key));
     format!(
-        "{held} held, {recalled} called back, {answered} questions answered, {quiet} writes told in {told} requests"
+        "{held} held, {recalled} called back, {answered} questions answered, {quiet} writes told in {told} requests, {seats} files sat here, {at_seats} operations done where others sit"
     )
 }
 

@@ -62,9 +62,13 @@ impl World {
         if setup.leases && self.lending.may_tick() {
             steps.push(Step::Tick);
         }
+        if setup.seat && self.may_leave(setup) {
+            steps.push(Step::Leave);
+        }
         for (i, node) in self.nodes.iter().enumerate() {
             let flush = match &node.flusher {
-                Flusher::Idle if setup.past => {
+                Flusher::Idle if setup.is_seated_elsewhere(i) && self.seat_is_taken() => false,
+                Flusher::Idle if setup.passes(i) => {
                     let work = node.view.unflushed_bytes() > 0 || self.shows_past(i);
                     self.left.flushes > 0 && work && self.has_turn(i)
                 }
@@ -87,8 +91,11 @@ impl World {
                 }
                 _ => true,
             };
+            let evict = evict && !setup.passes(i);
             let ahead = match &node.ahead {
-                Ahead::Idle => self.left.aheads > 0 && !node.view.local(self.content()),
+                Ahead::Idle => {
+                    self.left.aheads > 0 && !setup.passes(i) && !node.view.local(self.content())
+                }
                 _ => true,
             };
             let steps_of =
@@ -123,6 +130,7 @@ impl World {
             Step::Evict(n) => self.evict(setup, n),
             Step::Ahead(n) => self.read_ahead(setup, n),
             Step::Tell(n) => self.tell(setup, n),
+            Step::Leave => self.leave_seat(setup),
             Step::Mail(n) => self.open_mail(setup, n),
             Step::Tick => self.lending.tick(),
         }
@@ -156,8 +164,16 @@ impl World {
             }
             Flusher::Idle => {
                 self.left.flushes -= 1;
-                if setup.past {
+                if setup.passes(n) {
                     self.publish_past(setup, n);
+                    self.nodes[n].flusher = Flusher::Attached;
+                    return;
+                }
+                if self.sits {
+                    let ranges = self.nodes[n].view.take_unattached(FILE);
+                    let bytes = self.nodes[n].cache;
+                    self.store_at_seat(setup, &ranges, &bytes);
+                    self.gone_to_seat(setup, n, &ranges);
                     self.nodes[n].flusher = Flusher::Attached;
                     return;
                 }
@@ -220,9 +236,9 @@ impl World {
         let bytes =
             |list: &mut dyn Iterator<Item = ByteRange>| list.map(ByteRange::len).sum::<u64>();
         if bytes(&mut granted.iter().map(|g| g.range)) < bytes(&mut ranges.iter().copied()) {
-            if setup.past || setup.quiet {
+            if setup.passes(n) || setup.quiet {
                 self.learn_anew(setup, n);
-                if setup.past {
+                if setup.passes(n) {
                     self.bring_all(setup, n);
                 }
             } else {

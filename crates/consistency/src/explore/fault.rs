@@ -87,11 +87,21 @@ pub enum Fault {
     QuietBesideFlush,
     /// Bytes that got a new version while they were flushed count as flushed at their node.
     NewerCountsAsFlushed,
+    /// Others are answered without asking the node at which the file sits.
+    SeatNotAsked,
+    /// Others attach at the service what they write to a file that sits somewhere.
+    SeatPassedBy,
+    /// A seat ends before everything that was written there is published.
+    SeatLeftUntold,
+    /// What was brought to the seat goes from its node before that knows where it is.
+    SeatNotLearned,
+    /// A truncate elsewhere leaves the cache file as it was where the file sits.
+    SeatNotCut,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 39] = [
+    pub const ALL: [Fault; 44] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -131,7 +141,19 @@ impl Fault {
         Fault::LapseForgets,
         Fault::QuietBesideFlush,
         Fault::NewerCountsAsFlushed,
+        Fault::SeatNotAsked,
+        Fault::SeatPassedBy,
+        Fault::SeatLeftUntold,
+        Fault::SeatNotLearned,
+        Fault::SeatNotCut,
     ];
+
+    /// It is one of those about a file that sits at a node.
+    #[must_use]
+    pub fn is_of_seats(self) -> bool {
+        use Fault::{SeatLeftUntold, SeatNotAsked, SeatNotCut, SeatNotLearned, SeatPassedBy};
+        matches!(self, SeatNotAsked | SeatNotLearned | SeatPassedBy | SeatLeftUntold | SeatNotCut)
+    }
 
     /// It is one of those who look for what was written past the daemon.
     #[must_use]

@@ -14,6 +14,7 @@
 //!   changes wait for their return, and time can pass.
 //! * [`quiet`]: who alone uses the file writes without telling, and tells before others are answered.
 //! * [`past`]: the kernel writes and reads the cache files, and the nodes find that out afterwards.
+//! * [`seats`]: a file sits at a node, and the others do there what they want to change.
 //! * [`restart`]: a daemon dies after a sync, and another one takes its cache over.
 //! * [`search`]: depth first over all steps, every state once; a failing schedule as text that
 //!   [`search::replay`] takes.
@@ -34,6 +35,7 @@ mod quiet;
 pub mod races;
 mod restart;
 pub mod search;
+mod seats;
 mod wires;
 pub mod world;
 

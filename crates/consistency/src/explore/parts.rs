@@ -3,6 +3,7 @@
 use super::past;
 use super::program::Op;
 use super::quiet;
+use super::seats;
 use super::world::{FILE, Setup};
 use crate::model::{Scope, SyncEvent};
 use ebb_types::ByteRange;
@@ -51,6 +52,12 @@ pub(super) enum Part {
     QuietSent,
     QuietMap,
     QuietEnd,
+    // Where the file sits.
+    SeatPublish,
+    SeatBring,
+    SeatStore,
+    SeatDone,
+    SeatCut(u64),
 }
 
 /// With this the service answers, or changes something.
@@ -61,29 +68,32 @@ pub(super) fn settles(part: Part) -> bool {
 /// The parts of an operation, as the row says.
 pub(super) fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Part> {
     let mut out = Vec::with_capacity(8);
+    let n = setup.node(p);
+    let past = setup.passes(n);
+    let sync = |event, range, out: &mut Vec<Part>| sync(setup, n, event, range, out);
     match op {
-        Op::Sync(event) => sync(setup, event, FILE, &mut out),
+        Op::Sync(event) => sync(event, FILE, &mut out),
         Op::Lock => {
             out.push(Part::Lock);
-            sync(setup, SyncEvent::Lock, FILE, &mut out);
+            sync(SyncEvent::Lock, FILE, &mut out);
         }
         Op::Unlock => {
-            sync(setup, SyncEvent::Unlock, FILE, &mut out);
+            sync(SyncEvent::Unlock, FILE, &mut out);
             out.push(Part::Unlock);
         }
-        Op::Read(r) if setup.past => {
-            sync(setup, SyncEvent::Read, r, &mut out);
+        Op::Read(r) if past => {
+            sync(SyncEvent::Read, r, &mut out);
             out.push(Part::Peek(r));
         }
         Op::Read(r) => {
-            sync(setup, SyncEvent::Read, r, &mut out);
+            sync(SyncEvent::Read, r, &mut out);
             out.extend([Part::Plan(r), Part::Fetch, Part::Deliver(r)]);
         }
         Op::Write(r) | Op::Zero(r) => {
             let value = if op == Op::Zero(r) { 0 } else { (p as u8 + 1) * 16 + index as u8 };
-            if setup.past {
+            if past {
                 out.push(Part::Past(r, value));
-                sync(setup, SyncEvent::Write, r, &mut out);
+                sync(SyncEvent::Write, r, &mut out);
                 return out;
             }
             if setup.quiet {
@@ -91,15 +101,16 @@ pub(super) fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Pa
                 return out;
             }
             out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
-            sync(setup, SyncEvent::Write, r, &mut out);
+            sync(SyncEvent::Write, r, &mut out);
         }
-        Op::Restart if setup.past => {
-            sync(setup, SyncEvent::Fsync, FILE, &mut out);
+        Op::Restart if past => {
+            sync(SyncEvent::Fsync, FILE, &mut out);
             past::restart(&mut out);
         }
         // Elsewhere nothing is noted, so nothing could come back.
         Op::Restart => {}
-        Op::Truncate(len) if setup.past => past::cut(len, &mut out),
+        Op::Truncate(len) if past => past::cut(len, &mut out),
+        Op::Truncate(len) if setup.is_seated_elsewhere(n) => seats::cut(len, &mut out),
         Op::Truncate(len) if setup.quiet => quiet::cut(len, &mut out),
         Op::Truncate(len) => out.extend([Part::Cut(len), Part::HaveCut(len)]),
         Op::Send(m) => out.push(Part::Send(m)),
@@ -112,10 +123,13 @@ pub(super) fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Pa
     out
 }
 
-fn sync(setup: &Setup<'_>, event: SyncEvent, range: ByteRange, out: &mut Vec<Part>) {
+fn sync(setup: &Setup<'_>, n: usize, event: SyncEvent, range: ByteRange, out: &mut Vec<Part>) {
     let mut actions = setup.model.on(event);
     if let Some(fault) = setup.fault {
         actions = fault.actions(event, actions);
+    }
+    if setup.seat {
+        return seats::sync(setup, n, event, actions, range, out);
     }
     if setup.past {
         if actions.attach.is_some() || actions.query.is_some() {

@@ -426,7 +426,7 @@ impl World {
     /// The last looks, when nobody has the file open any more.
     pub(super) fn publish_last(&mut self, setup: &Setup<'_>) {
         for n in 0..self.nodes.len() {
-            if self.nodes[n].flusher == Flusher::Idle {
+            if self.nodes[n].flusher == Flusher::Idle && setup.passes(n) {
                 self.publish_past(setup, n);
             }
         }

@@ -28,6 +28,8 @@ pub struct Bounds {
     pub past: bool,
     /// Whom it tells what was written.
     pub telling: Telling,
+    /// The file sits at the first node, and only there it is passed by.
+    pub seat: bool,
     /// States after which the search of one program is given up.
     pub states_max: usize,
 }
@@ -46,6 +48,7 @@ impl Bounds {
             quiet: false,
             past: false,
             telling: Telling::Nobody,
+            seat: false,
             states_max: 2_000_000,
         }
     }
@@ -67,6 +70,13 @@ impl Bounds {
     #[must_use]
     pub fn told(flushes: u8, telling: Telling) -> Bounds {
         Bounds { telling, ..Bounds::past(flushes) }
+    }
+
+    /// Where the file sits at the first node, and the actors of the others.
+    #[must_use]
+    pub fn seated(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
+        let split = Bounds::split(flushes, evictions, aheads);
+        Bounds { narrow: false, past: true, telling: Telling::All, seat: true, ..split }
     }
 
     /// The same with leases, which whole answers come with.
@@ -141,10 +151,10 @@ fn setup<'a>(
     bounds: Bounds,
     fault: Option<Fault>,
 ) -> Setup<'a> {
-    let Bounds { split, narrow, cold, past, telling, .. } = bounds;
+    let Bounds { split, narrow, cold, past, telling, seat, .. } = bounds;
     let leases = bounds.leases && model.wants_leases();
     let quiet = bounds.quiet && leases && model.writes_publish();
-    Setup { program, model, fault, split, narrow, cold, leases, quiet, past, telling }
+    Setup { program, model, fault, split, narrow, cold, leases, quiet, past, telling, seat }
 }
 
 struct Search<'a> {

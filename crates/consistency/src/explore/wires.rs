@@ -77,7 +77,7 @@ impl World {
     /// The node learns an answer; false when it must ask again.
     pub(super) fn learn(&mut self, setup: &Setup<'_>, n: usize, answer: &MapAnswer) -> bool {
         let changes = self.nodes[n].view.apply(answer);
-        if setup.past {
+        if setup.passes(n) {
             self.replace_lost(n, &changes);
             return changes.doubtful.is_empty();
         }

@@ -51,6 +51,8 @@ pub struct Setup<'a> {
     pub past: bool,
     /// Whom it tells what was written.
     pub telling: Telling,
+    /// With `past`: of the first node only, at which the file sits.
+    pub seat: bool,
 }
 
 impl Setup<'_> {
@@ -72,6 +74,8 @@ pub(super) enum Hand {
     Sending(Sending),
     Claimed(Claimed),
     Brought(Vec<(Piece, Option<Vec<u8>>)>, u8),
+    /// What is brought to where the file sits, as it was read here.
+    AtSeat(Vec<ByteRange>, Bytes),
     Letter(Letter),
 }
 
@@ -118,6 +122,8 @@ pub enum Step {
     Ahead(usize),
     /// A node tells what it wrote quietly.
     Tell(usize),
+    /// The file leaves the node at which it sits.
+    Leave,
     /// A node hears of a recall.
     Mail(usize),
     /// Time passes.
@@ -132,6 +138,7 @@ impl fmt::Display for Step {
             Step::Evict(n) => write!(f, "e{n}"),
             Step::Ahead(n) => write!(f, "a{n}"),
             Step::Tell(n) => write!(f, "q{n}"),
+            Step::Leave => write!(f, "l"),
             Step::Mail(n) => write!(f, "m{n}"),
             Step::Tick => write!(f, "t"),
         }
@@ -197,6 +204,8 @@ pub struct World {
     pub(super) lending: Lending,
     pub(super) lent: Lent,
     pub(super) left: Budget,
+    /// The file sits at the first node.
+    pub(super) sits: bool,
 }
 
 pub(super) fn indexes(range: ByteRange) -> std::ops::Range<usize> {
@@ -220,7 +229,7 @@ impl World {
             Node {
                 id,
                 view,
-                cache: if setup.past { [0; LEN] } else { [GARBAGE; LEN] },
+                cache: if setup.passes(i) { [0; LEN] } else { [GARBAGE; LEN] },
                 cutting: false,
                 flusher: Flusher::Idle,
                 evictor: Evictor::Idle,
@@ -229,7 +238,7 @@ impl World {
                 quietly: Quietly::default(),
             }
         };
-        World {
+        let mut world = World {
             nodes: (0..setup.program.nodes()).map(node).collect(),
             procs: vec![Proc::default(); setup.program.processes.len()],
             memory: backing,
@@ -240,7 +249,12 @@ impl World {
             service,
             backing,
             left,
+            sits: false,
+        };
+        if setup.seat {
+            world.sit_down();
         }
+        world
     }
 
     /// True when every process has done all it had to do.
@@ -282,8 +296,10 @@ impl World {
             part if settles(part) && self.must_settle(setup, node) => self.may_knock(),
             Part::QuietTurn | Part::QuietSent => self.may_quietly(setup, p, node, part),
             Part::Turn => self.has_turn(setup.node(p)),
+            Part::SeatPublish | Part::SeatStore => !self.seat_is_taken(),
+            Part::SeatCut(_) if self.seat_is_taken() => false,
             Part::Take(_) => !self.nodes[setup.node(p)].cutting,
-            Part::Cut(len) => {
+            Part::Cut(len) | Part::SeatCut(len) => {
                 let beside = setup.fault == Some(Fault::TruncateBesideAttaches);
                 let over = setup.fault == Some(Fault::TruncateIgnoresGrants);
                 (beside || !self.others_attach(setup, p))
@@ -298,7 +314,7 @@ impl World {
         let node = setup.node(p);
         let other = |(i, q): (usize, &Proc)| {
             let here = i != p && setup.node(i) == node;
-            here && matches!(q.hand, Hand::Taken(_) | Hand::Reply(..))
+            here && matches!(q.hand, Hand::Taken(_) | Hand::Reply(..) | Hand::AtSeat(..))
         };
         self.procs.iter().enumerate().any(other) || self.nodes[node].flusher.is_attaching()
     }
@@ -354,6 +370,11 @@ impl World {
             | Part::Claimed
             | Part::Die
             | Part::Revive => self.past_part(setup, p, part, hand)?,
+            Part::SeatPublish
+            | Part::SeatBring
+            | Part::SeatStore
+            | Part::SeatDone
+            | Part::SeatCut(_) => self.seat_part(setup, p, part, hand),
             Part::QuietWrite(..)
             | Part::QuietOwed
             | Part::QuietTurn
@@ -448,12 +469,12 @@ impl World {
         Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow), grant)
     }
 
-    fn have_cut(&mut self, setup: &Setup<'_>, n: usize, len: u64, answer: &MapAnswer) {
+    pub(super) fn have_cut(&mut self, setup: &Setup<'_>, n: usize, len: u64, answer: &MapAnswer) {
         let keep = setup.fault == Some(Fault::TruncateKeepsLocal);
         let len = if keep { u64::MAX } else { len };
         self.nodes[n].cutting = false;
         let changes = self.nodes[n].view.truncated(len, answer);
-        if setup.past {
+        if setup.passes(n) {
             self.replace_lost(n, &changes);
             return self.resized(n, len);
         }

@@ -29,8 +29,8 @@ pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
 /// Format 1 had no files without names, 2 no bytes that were written past the daemon, 3 no windows
-/// of quiet writes.
-const FORMAT: u32 = 4;
+/// of quiet writes, 4 no seats.
+const FORMAT: u32 = 5;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.

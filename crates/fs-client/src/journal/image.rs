@@ -192,6 +192,9 @@ pub enum Record {
     /// Bytes may be written here from now on, as of this version, without a record of them; empty:
     /// not any more.
     Window(Ino, ByteRange, Version),
+    /// The file sits here under that number, as of this version: all of its cache file is right; 0:
+    /// not any more.
+    Seat(Ino, u64, Version),
 }
 
 /// Largest offset of a file.
@@ -223,7 +226,7 @@ impl Record {
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
-            Record::Nameless(_) => true,
+            Record::Nameless(_) | Record::Seat(..) => true,
         }
     }
 
@@ -248,6 +251,7 @@ impl Record {
             | Record::Guessed(ino, ..)
             | Record::Again(ino, ..)
             | Record::Window(ino, ..)
+            | Record::Seat(ino, ..)
             | Record::Refused(ino, _) => Some(*ino),
         }
     }
@@ -266,6 +270,8 @@ pub struct Note {
     pub nameless: bool,
     /// What is in the cache file here may have been written although it is not held.
     pub window: Option<ByteRange>,
+    /// The file sits here under this number: all of the cache file is right. 0: it does not.
+    pub seat: u64,
     held: Extents<Held>,
 }
 
@@ -279,6 +285,7 @@ impl Note {
             appending: false,
             nameless: false,
             window: None,
+            seat: 0,
             held: Extents::new(),
         }
     }
@@ -319,6 +326,11 @@ impl Note {
         self.held().map(|(r, _)| r.len()).sum()
     }
 
+    /// Nothing is held, and nothing else need be known.
+    fn is_of_no_use(&self) -> bool {
+        self.is_empty() && !self.appending && self.window.is_none() && self.seat == 0
+    }
+
     /// True when nothing is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -337,6 +349,13 @@ impl Note {
         let Some(window) = self.window else { return };
         let there = window.intersect(ByteRange::new(0, len));
         self.put_missing(there);
+    }
+
+    /// All that a cache file of this length has was written, and nothing else.
+    pub fn fill_seat(&mut self, len: u64) {
+        let all = ByteRange::new(0, len);
+        self.set_held((!all.is_empty()).then(|| (all, Held::new(Kept::Written))));
+        self.header.size = len;
     }
 
     fn put_missing(&mut self, range: ByteRange) {
@@ -461,7 +480,7 @@ impl Image {
                 let Some(ino) = about.ino() else { return };
                 let Some(note) = self.files.get_mut(&ino) else { return };
                 let less = apply_to(note, about);
-                if less && note.is_empty() && !note.appending && note.window.is_none() {
+                if less && note.is_of_no_use() {
                     self.remove(ino);
                 }
             }
@@ -484,6 +503,7 @@ impl Image {
             out.extend(chunks.map(|c| Record::Extents(ino, c, note.known, note.appending)));
             out.extend(note.nameless.then_some(Record::Nameless(ino)));
             out.extend(note.window.map(|w| Record::Window(ino, w, note.known)));
+            out.extend((note.seat != 0).then_some(Record::Seat(ino, note.seat, note.known)));
         }
         out
     }
@@ -524,6 +544,11 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             note.window = Some(*window).filter(|w| !w.is_empty());
             note.known = note.known.max(*known);
             return note.window.is_none();
+        }
+        Record::Seat(_, seat, known) => {
+            note.seat = *seat;
+            note.known = note.known.max(*known);
+            return note.seat == 0;
         }
         Record::Appending(_) => note.appending = true,
         Record::Nameless(_) => note.nameless = true,

@@ -218,3 +218,26 @@ fn what_is_in_a_window_was_written_as_far_as_the_cache_file_goes() {
     image.apply(&Record::Window(INO, ByteRange::new(0, 0), Version(0)));
     assert!(image.file(INO).is_none());
 }
+
+/// Of a file that sits here all of the cache file was written, and nothing else.
+#[test]
+fn what_a_seat_has_is_its_cache_file() {
+    let mut image = Image::default();
+    image.apply(&Record::File(INO, Box::new(header("f"))));
+    let owned = ByteRange::new(15, 20);
+    image.apply(&Record::Attaching(INO, vec![owned], Version(3), Time::default()));
+    image.apply(&Record::Attached(INO, vec![owned], Version(4), 20));
+    image.apply(&Record::Seat(INO, 9, Version(6)));
+    image.apply(&Record::Flushed(INO, vec![(owned, Version(4))]));
+    let mut again = Image::default();
+    image.snapshot().iter().for_each(|record| again.apply(record));
+    let mut note = again.file(INO).expect("it sits here").clone();
+    assert_eq!((note.seat, note.known), (9, Version(6)));
+    for len in [30, 10, 0] {
+        note.fill_seat(len);
+        assert_eq!((note.len(), note.header.size), (len, len));
+        assert!(note.held().all(|(_, held)| held == Held::new(Kept::Written)));
+    }
+    image.apply(&Record::Seat(INO, 0, Version(0)));
+    assert!(image.file(INO).is_none());
+}

@@ -6,11 +6,12 @@ use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
+use crate::ops::open::Again;
 use crate::ops::room::Need;
 use crate::quiet::Stored;
 use bytes::Bytes;
 use ebb_consistency::{Scope, Source, SyncEvent};
-use ebb_types::{ByteRange, Errno, Time};
+use ebb_types::{ByteRange, Errno, NodeId, Time};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -174,11 +175,30 @@ impl Node {
             self.make_room(Need::Share).await?;
         }
         self.have_room_to_append(file, data.len() as u64).await?;
-        let turn = file.turn.lock().await;
-        if let Some(n) = self.append_quietly_if_asked(file, data).await? {
-            return Ok(n);
+        let mut again = Again::within(self.deadline());
+        loop {
+            let _turn = file.turn.lock().await;
+            if let Some(n) = self.append_quietly_if_asked(file, data).await? {
+                return Ok(n);
+            }
+            match self.append_in_turn(file, data).await? {
+                Ok(n) => return Ok(n),
+                // Of a broken connection nobody knows whether it was done.
+                Err(seat) => match self.append_at_seat(file.ino, seat, data).await {
+                    Ok(()) => return Ok(data.len() as u32),
+                    Err(Errno::EHOSTUNREACH) => return Err(Errno::EIO),
+                    Err(e) => self.seat_again(&mut again, e).await?,
+                },
+            }
         }
-        let _turn = turn;
+    }
+
+    /// The number of bytes, or the node at which the file sits.
+    async fn append_in_turn(
+        &self,
+        file: &Arc<CachedFile>,
+        data: &[u8],
+    ) -> Result<Result<u32, NodeId>, Errno> {
         self.note_appending(file)?;
         let now = Time::now();
         let mut changing = self.changing(&[], &[file.ino]);
@@ -186,6 +206,9 @@ impl Node {
         let done = self.append_under_pair(file, data.len() as u64, now, wish).await;
         changing.heard(&done);
         let done = done?;
+        if let Some(seat) = done.seat {
+            return Ok(Err(seat));
+        }
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
         let cache = file.cache(&self.cache)?;
@@ -199,7 +222,7 @@ impl Node {
             }
             self.attach(file, range, false, false).await?;
             self.list_dirty(file);
-            return Ok(data.len() as u32);
+            return Ok(Ok(data.len() as u32));
         }
         let stored = {
             let mut state = file.state.write();
@@ -224,7 +247,7 @@ impl Node {
         stored?;
         self.note_taken();
         self.metrics.bytes_written.fetch_add(range.len(), Relaxed);
-        Ok(data.len() as u32)
+        Ok(Ok(data.len() as u32))
     }
 
     /// Asks for the right to append without asking each time, where that may pay. All that was

@@ -11,6 +11,7 @@ pub mod open;
 pub mod passing;
 pub mod reopen;
 pub mod room;
+pub mod seat;
 pub mod space;
 pub mod sync;
 pub mod unseen;

@@ -2,6 +2,7 @@
 //! (`known.rs`), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
 
 use crate::node::Node;
+use crate::ops::open::Again;
 use ebb_consistency::Told;
 use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr, SetAttrDone, Wish};
 use ebb_types::{Attr, ByteRange, Errno, FileKind, Ino, Name, Version};
@@ -40,6 +41,7 @@ impl MakeArgs {
             target: self.target,
             open,
             lease,
+            seat: None,
         })
     }
 }
@@ -126,7 +128,18 @@ impl Node {
         let _turn = file.turn.lock().await;
         self.publish_unseen(&file).await?;
         self.end_quiet_in_turn(&file).await?;
-        let done = self.send_attr(ino, args).await?;
+        let mut again = Again::within(self.deadline());
+        let mut done = self.send_attr(ino, args).await?;
+        while let Some(node) = done.seat {
+            match self.cut_at_seat(ino, node, size).await {
+                // The rest of what is to be set; the answer tells how the file is now.
+                Ok(()) => done = self.send_attr(ino, &SetAttr { size: None, ..*args }).await?,
+                Err(e) => {
+                    self.seat_again(&mut again, e).await?;
+                    done = self.send_attr(ino, args).await?;
+                }
+            }
+        }
         let map = match done.map {
             Some(map) => map,
             None => {

@@ -13,7 +13,7 @@ use crate::passing::{Door, Opening};
 use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::{IoPath, SyncEvent};
-use ebb_meta_client::{Backing, Made, Opened, Wish};
+use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
 use ebb_types::{Attr, Errno, Ino, Name};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Node {
         uid: u32,
         door: &dyn Door,
     ) -> Result<Opening, Errno> {
-        let truncate = flags & libc::O_TRUNC != 0;
+        let mut truncate = flags & libc::O_TRUNC != 0;
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.file_or_new(ino, self.rules.job());
         let _turn = file.turn.lock().await;
@@ -100,12 +100,15 @@ impl Node {
             false => drop(self.tell_owed_in_turn(&file).await?),
         }
         let mut again = Again::within(self.deadline());
+        let access = Asked::access_of(flags);
+        let seat = self.seat_wish(Some(&file.state.read()), access, truncate, door);
         loop {
             let known = file.state.read().view.known_version();
             let mut changing = truncate.then(|| self.changing(&[], &[ino]));
             let ticket = changing.as_ref().map_or_else(|| self.asking(), |c| c.asked());
             let wish = self.wish(ticket, Some(ino));
-            let answer = self.meta.open(ino, write, truncate, known, wish).await;
+            let how = (write, truncate);
+            let answer = self.meta.open_seated(ino, how, known, wish, seat).await;
             if let Some(changing) = &mut changing {
                 changing.heard(&answer);
             }
@@ -116,15 +119,23 @@ impl Node {
                     return Err(e);
                 }
             };
+            if let Some(node) = opened.seat {
+                match self.cut_at_seat(ino, node, 0).await {
+                    Ok(()) => truncate = false,
+                    Err(e) => self.seat_again(&mut again, e).await?,
+                }
+                continue;
+            }
             let privileged = opened.attr.perm & 0o6000 != 0;
             let asked = Asked::new(flags, opened.sole, Some(&opened.attr));
+            let asked = asked.seated(seat, opened.seated);
             match changing {
                 Some(mut changing) => changing.told(opened.told()),
                 None => self.known.learn(ticket, opened.told()),
             }
             if self.take_opened(&file, opened, truncate, ticket).await? {
                 // The kernel leaves it to us when O_TRUNC comes with the open.
-                if truncate && privileged && uid != 0 {
+                if flags & libc::O_TRUNC != 0 && privileged && uid != 0 {
                     self.kill_priv(ino).await?;
                 }
                 return self.entered(&file, asked, door).await;
@@ -141,7 +152,18 @@ impl Node {
         door: &dyn Door,
     ) -> Result<Opening, Errno> {
         let complete = self.complete(file).await;
-        let entered = complete.and_then(|()| self.enter(file, asked, door));
+        let mut entered = complete.and_then(|()| self.enter(file, asked, door));
+        if asked.seat.is_some() {
+            let ready = match self.give_seat_back(file, &asked).await {
+                // A daemon that comes after this one must know.
+                Ok(()) => self.write_notes(),
+                failed => failed,
+            };
+            if let (Err(e), Ok(opening)) = (ready, &entered) {
+                self.handles.remove_file(opening.fh);
+                entered = Err(e);
+            }
+        }
         if entered.is_err() {
             self.closed(file).await;
         }
@@ -272,8 +294,14 @@ impl Node {
         door: &dyn Door,
     ) -> Result<(Attr, Opening), Errno> {
         let uid = args.uid;
+        let seat = self.seat_wish(None, Asked::access_of(flags), true, door);
+        let _making = match seat {
+            Some(_) => Some(self.making_seat().await),
+            None => None,
+        };
         let mut changing = self.changing(&[(parent, name)], &[]);
-        let made = self.meta.make(&args.request(parent, name, true, changing.wish())?).await;
+        let request = args.request(parent, name, true, changing.wish())?;
+        let made = self.meta.make(&MakeRequest { seat, ..request }).await;
         changing.heard(&made);
         let ticket = changing.asked();
         if let Ok(Made::Opened(_, new)) = &made {
@@ -287,6 +315,7 @@ impl Node {
                 let file = self.file_or_new(attr.ino, self.rules.job());
                 let _turn = file.turn.lock().await;
                 let asked = Asked::new(flags, opened.sole, Some(&attr)).made();
+                let asked = asked.seated(seat, opened.seated);
                 self.take_opened(&file, opened, false, ticket).await?;
                 Ok((attr, self.entered(&file, asked, door).await?))
             }

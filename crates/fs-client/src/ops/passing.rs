@@ -7,10 +7,11 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::fetch::{is_unknown, split};
 use crate::ops::room::Need;
-use crate::passing::{self, Door, Opening, Passing, Stamp, Track};
-use ebb_consistency::path::{Access, Circumstances, decide};
+use crate::passing::{self, Door, MySeat, Opening, Passing, Stamp, Track};
+use ebb_consistency::path::{Access, Circumstances, decide, wants_seat};
 use ebb_consistency::{Beside, Changes, IoPath, Reason, Source};
 use ebb_flusher::BypassSource;
+use ebb_meta_client::SeatWish;
 use ebb_types::{Attr, ByteRange, Errno};
 use std::fs::File;
 use std::io;
@@ -18,6 +19,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Rounds of fetching what an observation showed, at least, before it is called hopeless; and as
@@ -38,18 +40,32 @@ pub(crate) struct Asked {
     pub privileged: bool,
     /// This open made the file, or emptied it.
     pub fresh: bool,
+    /// From now on the file sits here.
+    pub seat: Option<MySeat>,
 }
 
 impl Asked {
     /// From the flags of the call and what the service answered.
     pub(crate) fn new(flags: i32, sole: bool, attr: Option<&Attr>) -> Asked {
-        let access = match flags & libc::O_ACCMODE {
+        let access = Asked::access_of(flags);
+        let privileged = attr.is_some_and(|a| a.perm & 0o6000 != 0);
+        Asked { access, sole, privileged, fresh: flags & libc::O_TRUNC != 0, seat: None }
+    }
+
+    /// The same, where the service was asked for this seat, and said so.
+    pub(crate) fn seated(self, wish: Option<SeatWish>, seated: bool) -> Asked {
+        let writes = self.access.writes();
+        let seat = wish.filter(|_| seated).map(|w| MySeat { id: w.id, asked: w.asked, writes });
+        Asked { seat, ..self }
+    }
+
+    /// What the flags of a call ask for.
+    pub(crate) fn access_of(flags: i32) -> Access {
+        match flags & libc::O_ACCMODE {
             libc::O_RDONLY => Access::Read,
             libc::O_WRONLY => Access::Write,
             _ => Access::ReadWrite,
-        };
-        let privileged = attr.is_some_and(|a| a.perm & 0o6000 != 0);
-        Asked { access, sole, privileged, fresh: flags & libc::O_TRUNC != 0 }
+        }
     }
 
     /// The same, of a file that was just made.
@@ -87,6 +103,9 @@ impl Node {
         let mut state = file.state.write();
         let told = self.paths.telling.state().is_ok();
         let pinned = (told || !writes) && self.is_pinned(&state);
+        let seat = asked.seat.or_else(|| state.seat());
+        let publishes = state.model.writes_publish();
+        let leased = seat.is_some_and(|s| s.asked || !writes || !publishes);
         let beside = passing::beside(state.passing.as_ref(), state.opens.saturating_sub(1));
         let path = decide(
             &state.view,
@@ -94,7 +113,7 @@ impl Node {
                 model: &state.model,
                 access: asked.access,
                 beside,
-                leased: false,
+                leased,
                 sole: asked.sole,
                 privileged: asked.privileged,
                 obstacle: self.paths.obstacle().or_else(|| door.obstacle()),
@@ -119,6 +138,14 @@ impl Node {
             return Ok((IoPath::Daemon(reason), None));
         }
         self.begin_tracking(file, &mut state, path, asked)?;
+        let wanted = leased && wants_seat(&state.model);
+        if let (Some(seat), Some(passing)) = (asked.seat.filter(|_| wanted), &mut state.passing) {
+            passing.seat = Some(seat);
+            self.leases.seats.fetch_add(1, Relaxed);
+            if seat.writes {
+                self.note_seat(file, &state, seat.id);
+            }
+        }
         if state.passing.as_ref().is_some_and(|p| p.track.is_some()) {
             self.watch(file);
         }
@@ -144,7 +171,8 @@ impl Node {
         let id = door.register(self.cache.for_kernel(file.ino)?.as_fd())?;
         let held = state.view.unflushed_bytes() + state.view.clean_bytes();
         self.room.past.pin(0, held);
-        state.passing = Some(Passing { id: Arc::new(id), track: None, size, held, ahead: 0 });
+        state.passing =
+            Some(Passing { id: Arc::new(id), track: None, size, held, ahead: 0, seat: None });
         Ok(())
     }
 
@@ -269,7 +297,7 @@ impl Node {
         if seen.bytes > 0 {
             self.note_taken();
         }
-        self.metrics.bytes_written.fetch_add(seen.bytes, std::sync::atomic::Ordering::Relaxed);
+        self.metrics.bytes_written.fetch_add(seen.bytes, Relaxed);
         Ok(())
     }
 
@@ -381,7 +409,8 @@ impl Node {
         for round in 0.. {
             let missing = {
                 let state = file.state.read();
-                if state.passing.is_none() {
+                // Where the file sits here, the cache file is right whatever the map says.
+                if state.passing.is_none() || state.seat().is_some() {
                     return Ok(());
                 }
                 let remote = |s: &Source| matches!(s, Source::Peer { .. } | Source::Backing);

@@ -7,9 +7,10 @@ use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::known::Changing;
 use crate::node::Node;
+use crate::ops::open::Again;
 use ebb_consistency::{Asked, Changes, Grant, MapAnswer, Scope, SyncEvent, Untold};
 use ebb_meta_client::{AttachRequest, Attached, QueryRequest, Quietly};
-use ebb_types::{ByteRange, Errno, Time, Version, split_by};
+use ebb_types::{ByteRange, Errno, NodeId, Time, Version, split_by};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -149,6 +150,7 @@ impl Node {
         wishes: bool,
     ) -> Result<(), Errno> {
         self.collect(file)?;
+        let mut again = Again::within(self.deadline());
         loop {
             let sending = self.begin_attach(file, within, wishes);
             if sending.is_empty() {
@@ -161,6 +163,12 @@ impl Node {
                 break;
             }
             let done = self.send_attach(file, &sending, durable, then_query).await?;
+            if let Some(node) = done.seat {
+                if let Err(e) = self.bring_to_seat(file, node, &sending, durable).await {
+                    self.seat_again(&mut again, e).await?;
+                }
+                continue;
+            }
             // What others have of guessed bytes is attached by name, in another round.
             let (_, contested) = file.state.read().view.by_precision(&done.contested);
             if contested.is_empty() {
@@ -249,6 +257,15 @@ impl Node {
         };
         changing.heard(&done);
         match &done {
+            Ok(done) if done.seat.is_some() => {
+                let mut state = file.state.write();
+                if let Some((untold, _)) = &sending.quietly {
+                    state.quiet.not_told(untold);
+                }
+                if !sending.again.is_empty() {
+                    self.again_failed(&mut state);
+                }
+            }
             Ok(done) => self.take_attached(file, sending, done, (changing, asked)),
             Err(e) => {
                 let mut state = file.state.write();
@@ -264,6 +281,42 @@ impl Node {
             }
         }
         done
+    }
+
+    /// The file sits at another node: what was to be attached is brought there, and is here no more.
+    async fn bring_to_seat(
+        &self,
+        file: &Arc<CachedFile>,
+        node: NodeId,
+        sending: &Sending,
+        durable: bool,
+    ) -> Result<(), Errno> {
+        let brought = self.write_at_seat(file, node, &sending.exact).await;
+        let brought = match brought {
+            Ok(()) if durable => self.sync_at_seat(file.ino, node).await,
+            brought => brought,
+        };
+        // Before they go from here it must be known where they are: a read that is under way would
+        // go by what was known before.
+        let brought = match brought {
+            Ok(()) => self.query_anew(file, ByteRange::ALL).await,
+            brought => brought,
+        };
+        let mut state = file.state.write();
+        if let Err(e) = brought {
+            state.view.attach_failed(&sending.taken);
+            return Err(e);
+        }
+        state.view.attach_failed(&sending.guessed);
+        state.view.attach_failed(&sending.quiet);
+        let changes = state.view.not_attached(&sending.exact);
+        self.note_not_attached(file, &changes.overtaken);
+        self.try_write_notes();
+        self.free_lost(file, &changes);
+        if !state.view.has_unattached() {
+            state.mtime = None;
+        }
+        Ok(())
     }
 
     fn take_attached(
@@ -312,8 +365,12 @@ impl Node {
         range: ByteRange,
         durable: bool,
     ) -> Result<(), Errno> {
-        let actions = file.state.read().model.on(event);
-        let ask = actions.query;
+        let (actions, seated) = {
+            let state = file.state.read();
+            (state.model.on(event), state.seat().is_some())
+        };
+        // Who has the seat knows everything.
+        let ask = actions.query.filter(|_| !seated);
         match actions.attach {
             Some(scope) => {
                 let within = scoped(scope, range);
@@ -374,7 +431,10 @@ impl Node {
 
     /// `fsync`: what the model says, and the durability that was asked for.
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
-        let file = &handle.file;
+        self.fsync_file(&handle.file).await
+    }
+
+    pub(crate) async fn fsync_file(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         self.collect(file)?;
         if self.fsync_publishes() || owes_publication(&file.state.read()) {
             self.publish(file).await?;

@@ -113,6 +113,9 @@ impl Node {
             tracing::warn!(ino = %file.ino, error = %e, "blocks taken ahead stay until the file leaves the buffer");
         }
         self.room.past.pin(passing.held, 0);
+        if passing.seat.is_some_and(|s| s.writes) {
+            self.note_no_seat(file);
+        }
         if passing.track.is_some() {
             self.room.past.writers.lock().files.remove(&file.ino);
         }

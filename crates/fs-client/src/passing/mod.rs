@@ -32,6 +32,19 @@ pub struct Passing {
     pub held: u64,
     /// Blocks before this offset were taken ahead of its writers; 0: none.
     pub ahead: u64,
+    /// The file sits here.
+    pub seat: Option<MySeat>,
+}
+
+/// The seat of a file at this node; see [`ebb_consistency::Seat`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MySeat {
+    /// Its number.
+    pub id: u64,
+    /// This node writes without telling, and is asked to publish before others are told.
+    pub asked: bool,
+    /// The file is written past the daemon here, not only read.
+    pub writes: bool,
 }
 
 /// Registers a file with the kernel: the reply to an open can do that.

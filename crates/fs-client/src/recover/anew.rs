@@ -127,6 +127,7 @@ impl Recovery<'_> {
             target: Vec::new(),
             open: false,
             lease: ebb_meta_client::Wish::No,
+            seat: None,
         };
         match self.node.meta.make(&request).await? {
             ebb_meta_client::Made::Made(attr, _) => Ok(attr),

@@ -61,8 +61,13 @@ impl Call {
                 self.set(ino, op.lease, false)
             }
             Some(len) => {
-                self.core.set_size(ino, size(len)?, &change).await?;
-                self.set(ino, op.lease, true)
+                let len = size(len)?;
+                let seat = self.core.set_size(self.who.node, ino, len, &change).await?;
+                let mut set = self.set(ino, op.lease, true)?;
+                if let Some(Body::Entry(entry)) = &mut set {
+                    entry.seat = seat;
+                }
+                Ok(set)
             }
         }
     }
@@ -101,19 +106,31 @@ fn change_of(op: &pb::SetAttr) -> Result<Change, Errno> {
 
 impl Core {
     /// Cuts or extends a file, for all nodes and on the backing, once nobody flushes what is cut.
-    pub async fn set_size(&self, ino: Ino, len: u64, change: &Change) -> Result<(), Errno> {
+    /// Gives the node at which it must be done instead; 0: it is done.
+    pub async fn set_size(
+        &self,
+        node: NodeId,
+        ino: Ino,
+        len: u64,
+        change: &Change,
+    ) -> Result<u32, Errno> {
         self.compare(ino, false).await?;
         let had = self.state().file(ino)?.size();
         let cut = [ByteRange::from(len.min(had))];
         let claim = self.claim(ino, NodeId::NOBODY, &cut).await?;
         let _claim = super::flush::Claim::new(self, ino, claim, NodeId::NOBODY);
         let turn = self.turn().await;
+        // While the claim is held, no node is given a seat.
+        let seat = self.seat_elsewhere(&self.state(), node, ino);
+        if seat != 0 {
+            return Ok(seat);
+        }
         self.cut(&turn, ino, len).await?;
         if *change != Change::default() {
             let plan = self.state().ns.plan_set_attr(ino, change, Time::now())?;
             self.execute(&turn, plan, Vec::new()).await?;
         }
-        Ok(())
+        Ok(0)
     }
 
     async fn cut(&self, turn: &Turn<'_>, ino: Ino, len: u64) -> Result<(), Errno> {

@@ -63,7 +63,7 @@ impl Call {
             backing: backing_ref(state, ino),
             r#where: Some(super::describe::place(state, ino)),
             sole: !state.ns.is_open_by_others(ino, self.who.node),
-            dir: None,
+            ..pb::Opened::default()
         })))
     }
 
@@ -73,7 +73,12 @@ impl Call {
         state.file(ino)?;
         let records = state.ns.plan_open(self.who.node, ino);
         self.core.commit_ns(&mut state, records);
-        self.opened(&state, ino, op.known_version)
+        let seated = self.core.take_seat(&mut state, self, ino, op.seat.as_ref());
+        let mut opened = self.opened(&state, ino, op.known_version)?;
+        if let Some(Body::Opened(opened)) = &mut opened {
+            opened.seated = seated;
+        }
+        Ok(opened)
     }
 
     /// A file that the job itself is writing needs no look at the backing.
@@ -88,10 +93,15 @@ impl Call {
         let ino = Ino(op.ino);
         self.core.state().file(ino)?;
         self.core.compare(ino, true).await?;
+        let mut seat = 0;
         if op.truncate {
-            self.core.set_size(ino, 0, &Change::default()).await?;
+            seat = self.core.set_size(self.who.node, ino, 0, &Change::default()).await?;
         }
-        self.note_open(op)
+        let mut opened = self.note_open(op)?;
+        if let Some(Body::Opened(opened)) = &mut opened {
+            opened.seat = seat;
+        }
+        Ok(opened)
     }
 
     pub(super) fn release(&self, op: &pb::Release) -> OpResult {
@@ -99,6 +109,7 @@ impl Call {
         if op.settles {
             self.core.end_quiet(&mut state, self.who.node, Ino(op.ino));
         }
+        self.core.leave_seat(&mut state, self.who.node, Ino(op.ino));
         let records = state.ns.plan_release(self.who.node, Ino(op.ino));
         self.core.commit_ns(&mut state, records);
         Ok(None)
@@ -132,6 +143,10 @@ impl Call {
         if let Some((_, q)) = then {
             state.file(Ino(q.ino))?;
         }
+        let seat = self.core.seat_elsewhere(&state, self.who.node, ino);
+        if seat != 0 && !op.renew && ranges.iter().any(|r| !r.is_empty()) {
+            return seated_at(state.file(ino)?, seat);
+        }
         let (mut claimed, mut contested) = (Vec::new(), Vec::new());
         if op.renew {
             // What was a guess stays one.
@@ -141,8 +156,14 @@ impl Call {
         let told = self.core.told_quietly(&mut state, self.who.node, op, &quiet)?;
         ranges.extend(told.granted);
         let known = Version(op.known);
+        // Of a file that sits elsewhere nobody else has anything new that is only a guess.
+        let elsewhere = seat != 0 && !op.renew;
         for (list, claim) in [(guessed, Claim::Guessed { known }), (again, Claim::Again)] {
             for range in list {
+                if elsewhere {
+                    contested.push(ebb_wire::range_to_pb(range));
+                    continue;
+                }
                 let (granted, refused) = state.file(ino)?.judge_claim(self.who.node, range, claim);
                 claimed.extend(granted);
                 contested.extend(refused.into_iter().map(ebb_wire::range_to_pb));
@@ -214,6 +235,10 @@ impl Call {
         let mut state = self.core.state();
         self.check_copies(&state, op.copies)?;
         let file = state.file(ino)?;
+        let seat = self.core.seat_elsewhere(&state, self.who.node, ino);
+        if seat != 0 {
+            return seated_at(file, seat);
+        }
         if file.size() < op.not_below {
             return Err(super::OpError::new(Errno::EREMCHG, "the file was cut"));
         }
@@ -272,6 +297,12 @@ impl Call {
         });
         Ok(Some(Body::Shared(pb::Shared { holders: holders.collect() })))
     }
+}
+
+/// Nothing was done: the file sits at that node.
+fn seated_at(file: &FileState, seat: u32) -> OpResult {
+    let (version, size) = (file.version().0, file.size());
+    Ok(Some(Body::Attached(pb::Attached { version, size, seat, ..Default::default() })))
 }
 
 fn still_owned(file: &FileState, node: NodeId, ranges: &[ByteRange]) -> Vec<ByteRange> {

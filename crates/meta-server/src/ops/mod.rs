@@ -102,6 +102,7 @@ impl Call {
                 self.core.desk.returned(self.stream, r);
                 Some(Ok(None))
             }
+            Op::Published(p) => Some(self.core.seat_published(self.who.node, p)),
             Op::NodeInfo(n) => Some(self.node_info(n)),
             Op::Lookup(l) => self.lookup_fast(l),
             Op::GetAttr(g) => self.get_attr_fast(g),

@@ -110,9 +110,12 @@ impl Call {
     }
 
     fn made(&self, state: &mut State, op: &pb::Make, ino: Ino) -> OpResult {
+        let mut seated = false;
         if op.open && state.file(ino).is_ok() {
             let records = state.ns.plan_open(self.who.node, ino);
             self.core.commit_ns(state, records);
+            // Before anything is lent of it, which this would call back.
+            seated = self.core.take_seat(state, self, ino, op.seat.as_ref());
         }
         let dir = self.told(state, Ino(op.parent), Some(&name(&op.name)?), op.lease, true);
         if op.open && state.file(ino).is_ok() {
@@ -120,6 +123,7 @@ impl Call {
             let mut opened = self.opened(state, ino, 0)?;
             if let Some(Body::Opened(opened)) = &mut opened {
                 opened.dir = dir;
+                opened.seated = seated;
                 if let Some(map) = &mut opened.map {
                     map.lease = lease;
                 }

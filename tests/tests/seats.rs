@@ -1,0 +1,489 @@
+//! Files that sit at a node: posix and commit past the daemon. What a node alone does costs
+//! nothing, what others do goes to where the file sits, everybody sees what the model promises, and
+//! what is left when the node stands still, or it or the service is dead. Where the kernel cannot
+//! tell writes, these say SKIPPED (EBB_REQUIRE_TRACKER=1: fail).
+
+use ebb_testkit::random::{generator, seed};
+use ebb_testkit::{Cluster, Node};
+use ebb_tests::content::{bytes, same};
+use rand::{Rng, RngCore};
+use rustix::process::Signal;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const RECORD: u64 = 8 << 10;
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
+}
+
+fn append(path: &Path) -> File {
+    OpenOptions::new().append(true).create(true).open(path).expect("open")
+}
+
+fn requests(node: &Node, name: &str) -> u64 {
+    node.status()["rpc"][name].as_u64().unwrap_or(0)
+}
+
+fn asked(node: &Node) -> u64 {
+    requests(node, "attach") + requests(node, "append") + requests(node, "query")
+}
+
+fn seats(node: &Node) -> u64 {
+    node.status()["leases"]["seats"].as_u64().unwrap_or(0)
+}
+
+fn at_seats(node: &Node) -> u64 {
+    node.status()["leases"]["at_seats"].as_u64().unwrap_or(0)
+}
+
+/// Nodes past whose daemons files can be written; or a word why not.
+fn told(model: &str, nodes: usize, flush: &str) -> Option<Cluster> {
+    let cluster = Cluster::builder().nodes(nodes).consistency(model).flush(flush);
+    let cluster = cluster.option("--io-path", "auto").separate_meta().start();
+    let status = cluster.node(0).status();
+    let state = status["tracker"].as_str().unwrap_or("?").to_owned();
+    let required = std::env::var_os("EBB_REQUIRE_TRACKER").is_some();
+    assert!(state == "on" || !required, "no tracker: {state}");
+    if state != "on" {
+        eprintln!("SKIPPED: {state}");
+        return None;
+    }
+    Some(cluster)
+}
+
+/// Opens until the file sits at the node: what was closed before, there or elsewhere, is let go a
+/// moment later.
+fn seated(node: &Node, open: impl Fn() -> File) -> File {
+    let (before, end) = (seats(node), Instant::now() + Duration::from_secs(10));
+    loop {
+        let file = open();
+        if seats(node) > before {
+            return file;
+        }
+        drop(file);
+        assert!(Instant::now() < end, "it does not sit here: {:#}", node.status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn record(step: u64) -> Vec<u8> {
+    bytes(1, 0, step * RECORD, RECORD)
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).expect("read")
+}
+
+#[test]
+fn a_node_alone_asks_nothing() {
+    for model in ["posix", "commit"] {
+        let Some(cluster) = told(model, 2, "end") else { return };
+        let a = cluster.node(0);
+        let file = open(&a.path("f"));
+        let before = asked(a);
+        for step in 0..1000 {
+            file.write_all_at(&record(step), step * RECORD).expect("write");
+        }
+        let mut got = vec![0; RECORD as usize];
+        for step in (0..1000).rev() {
+            file.read_exact_at(&mut got, step * RECORD).expect("read");
+            same("read back", &got, &record(step));
+        }
+        let cost = asked(a) - before;
+        assert!(cost < 10, "{model}: {cost} requests");
+        assert_eq!(seats(a), 1, "{model}: {:#}", a.status());
+        if model == "commit" {
+            file.sync_all().expect("fsync");
+        }
+        let want = bytes(1, 0, 0, 1000 * RECORD);
+        same("on the other node", &read(&cluster.node(1).path("f")), &want);
+        drop(file);
+        // Once more, with content, for reading and for writing.
+        let file = seated(a, || open(&a.path("f")));
+        file.write_all_at(&record(7), 0).expect("write");
+        drop(file);
+        drop(seated(a, || File::open(a.path("f")).expect("open")));
+        let mut want = want;
+        want[..RECORD as usize].copy_from_slice(&record(7));
+        cluster.umount_all();
+        same("on the backing", &read(&cluster.backing().join("f")), &want);
+    }
+}
+
+/// A file that sits at node 0, which has written `steps` records.
+fn sitting(cluster: &Cluster, steps: u64) -> File {
+    let a = cluster.node(0);
+    let file = seated(a, || open(&a.path("f")));
+    for step in 0..steps {
+        file.write_all_at(&record(step), step * RECORD).expect("write");
+    }
+    file
+}
+
+#[test]
+fn others_write_where_the_file_sits() {
+    let Some(cluster) = told("posix", 3, "end") else { return };
+    let (a, b, c) = (cluster.node(0), cluster.node(1), cluster.node(2));
+    let file = sitting(&cluster, 20);
+    let other = open(&b.path("f"));
+    let mut want = bytes(1, 0, 0, 20 * RECORD);
+    same("read elsewhere", &read(&b.path("f")), &want);
+    for step in 0..30u64 {
+        let at = (step * 5 % 23) * RECORD + step;
+        let data = bytes(2, 0, at, 3000);
+        if want.len() < at as usize + data.len() {
+            want.resize(at as usize + data.len(), 0);
+        }
+        want[at as usize..at as usize + data.len()].copy_from_slice(&data);
+        match step % 3 {
+            0 => other.write_all_at(&data, at).expect("write elsewhere"),
+            1 => file.write_all_at(&data, at).expect("write where it sits"),
+            _ => open(&c.path("f")).write_all_at(&data, at).expect("write"),
+        }
+        let mut got = vec![0; want.len()];
+        file.read_exact_at(&mut got, 0).expect("read where it sits");
+        same(&format!("step {step} where it sits"), &got, &want);
+        other.read_exact_at(&mut got, 0).expect("read elsewhere");
+        same(&format!("step {step} elsewhere"), &got, &want);
+        for node in [a, b, c] {
+            let len = std::fs::metadata(node.path("f")).expect("stat").len();
+            assert_eq!(len, want.len() as u64, "step {step} on {}", node.name());
+        }
+    }
+    assert!(at_seats(b) >= 10 && at_seats(c) >= 10, "{} {}", at_seats(b), at_seats(c));
+    // Appends, cuts and a truncating open.
+    append(&b.path("f")).write_all(b"appended elsewhere").expect("append");
+    want.extend(b"appended elsewhere");
+    append(&a.path("f")).write_all(b"and here").expect("append");
+    want.extend(b"and here");
+    for node in [c, a, b] {
+        same("appended", &read(&node.path("f")), &want);
+    }
+    other.set_len(5 * RECORD + 7).expect("cut");
+    want.truncate(5 * RECORD as usize + 7);
+    for node in [a, c] {
+        same("cut", &read(&node.path("f")), &want);
+    }
+    let mut got = vec![0; RECORD as usize];
+    assert_eq!(file.read_at(&mut got, 5 * RECORD).expect("read"), 7);
+    std::fs::write(c.path("f"), b"new").expect("truncate and write");
+    assert_eq!(file.read_at(&mut got, 0).expect("read"), 3);
+    same("anew", &got[..3], b"new");
+    file.write_all_at(b"er", 3).expect("write");
+    same("written on", &read(&b.path("f")), b"newer");
+    // It has lost its name, and who has it open goes on.
+    std::fs::remove_file(b.path("f")).expect("unlink");
+    file.write_all_at(b"est", 3).expect("write");
+    assert_eq!(other.read_at(&mut got, 0).expect("read"), 6);
+    same("unlinked", &got[..6], b"newest");
+    drop((file, other));
+    cluster.umount_all();
+    assert_eq!(std::fs::read_dir(cluster.backing()).expect("list").count(), 0);
+}
+
+#[test]
+fn what_others_commit_is_read_where_the_file_sits() {
+    let Some(cluster) = told("commit", 2, "end") else { return };
+    let b = cluster.node(1);
+    let file = sitting(&cluster, 20);
+    file.sync_all().expect("commit");
+    let other = open(&b.path("f"));
+    let mut want = bytes(1, 0, 0, 20 * RECORD);
+    for step in 0..20 {
+        let at = step * RECORD;
+        let data = bytes(3, 0, at, RECORD);
+        other.write_all_at(&data, at).expect("write");
+        other.sync_all().expect("commit");
+        want[at as usize..(at + RECORD) as usize].copy_from_slice(&data);
+        let mut got = vec![0; want.len()];
+        file.read_exact_at(&mut got, 0).expect("read");
+        same(&format!("step {step}"), &got, &want);
+        let data = bytes(4, 0, at, 100);
+        file.write_all_at(&data, at + 50).expect("write over it");
+        want[at as usize + 50..at as usize + 150].copy_from_slice(&data);
+        file.sync_all().expect("commit");
+        other.read_exact_at(&mut got, 0).expect("read");
+        same(&format!("step {step} elsewhere"), &got, &want);
+    }
+    assert!(at_seats(b) >= 20, "{}", at_seats(b));
+    drop((file, other));
+    cluster.umount_all();
+    same("on the backing", &read(&cluster.backing().join("f")), &want);
+}
+
+#[test]
+fn appends_of_two_nodes_are_all_there() {
+    const EACH: u64 = 300;
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    std::thread::scope(|scope| {
+        for n in 0..2u64 {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                let mut random = generator(n);
+                // The file sits at node 0, mostly.
+                std::thread::sleep(Duration::from_millis(20 * n));
+                let mut file = append(&cluster.node(n as usize).path("f"));
+                for step in 0..EACH {
+                    file.write_all(format!("{n} {step:06}\n").as_bytes()).expect("append");
+                    if random.random_range(0..5) == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    if random.random_range(0..100) == 0 && n == 1 {
+                        drop(file);
+                        file = append(&cluster.node(n as usize).path("f"));
+                    }
+                }
+            });
+        }
+    });
+    let text = std::fs::read_to_string(cluster.node(0).path("f")).expect("read");
+    for n in 0..2 {
+        let mine: Vec<&str> = text.lines().filter(|l| l.starts_with(&format!("{n} "))).collect();
+        let want: Vec<String> = (0..EACH).map(|s| format!("{n} {s:06}")).collect();
+        assert_eq!(mine, want, "of node {n}");
+    }
+    let (here, there) = (
+        cluster.nodes().iter().map(seats).sum::<u64>(),
+        at_seats(cluster.node(0)) + at_seats(cluster.node(1)),
+    );
+    println!("{here} seats, {there} operations at them");
+    assert!(here > 0 && there > 0);
+}
+
+/// Nobody is told anything old while the node at which a file sits stands still.
+#[test]
+fn a_stopped_seat_is_waited_for_and_then_an_error() {
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = sitting(&cluster, 20);
+    same("before", &read(&b.path("f")), &bytes(1, 0, 0, 20 * RECORD));
+    let other = File::open(b.path("f")).expect("open");
+    file.write_all_at(&record(77), 3 * RECORD).expect("write");
+    a.signal(Signal::STOP);
+    // The kernel goes on without the daemon.
+    file.write_all_at(&record(78), 4 * RECORD).expect("write");
+    let start = Instant::now();
+    let mut got = vec![0; RECORD as usize];
+    let read_there = other.read_exact_at(&mut got, 3 * RECORD);
+    println!("{read_there:?} after {:?}", start.elapsed());
+    a.signal(Signal::CONT);
+    assert!(read_there.is_err(), "read beside a node that stands still");
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+    let end = Instant::now() + Duration::from_secs(20);
+    while let Err(e) = other.read_exact_at(&mut got, 3 * RECORD) {
+        assert!(Instant::now() < end, "{e}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    same("afterwards", &got, &record(77));
+    other.read_exact_at(&mut got, 4 * RECORD).expect("read");
+    same("afterwards", &got, &record(78));
+    drop((file, other));
+    cluster.umount_all();
+}
+
+#[test]
+fn a_dead_seat_loses_no_byte_silently() {
+    for model in ["posix", "commit"] {
+        let Some(cluster) = told(model, 2, "end") else { return };
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let file = sitting(&cluster, 10);
+        file.sync_all().expect("fsync");
+        same("before", &read(&b.path("f")), &bytes(1, 0, 0, 10 * RECORD));
+        for step in 10..20 {
+            file.write_all_at(&record(step), step * RECORD).expect("write");
+        }
+        file.write_all_at(&record(99), 0).expect("write again");
+        a.kill9();
+        drop(file);
+        let _ = a.ebb("umount", &[], &[]);
+        if model == "posix" {
+            let other = File::open(b.path("f"));
+            let mut got = vec![0; RECORD as usize];
+            let read = other.and_then(|f| f.read_exact_at(&mut got, 0));
+            assert!(read.is_err(), "a byte that may be old was read");
+        }
+        // Its bytes are in its cache, and its next daemon brings them.
+        a.mount();
+        let mut want = bytes(1, 0, 0, 20 * RECORD);
+        want[..RECORD as usize].copy_from_slice(&record(99));
+        for node in [a, b] {
+            same(&format!("{model} on {}", node.name()), &read(&node.path("f")), &want);
+        }
+        let again = open(&b.path("f"));
+        again.write_all_at(&record(5), 0).expect("write");
+        again.sync_all().expect("fsync");
+        want[..RECORD as usize].copy_from_slice(&record(5));
+        same("written on", &read(&a.path("f")), &want);
+        drop(again);
+        cluster.umount_all();
+        same("on the backing", &read(&cluster.backing().join("f")), &want);
+    }
+}
+
+/// A node that is lost with its cache: what was flushed is there when that is known.
+#[test]
+fn a_lost_seat_ends_with_its_name() {
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = sitting(&cluster, 10);
+    a.drain();
+    a.kill9();
+    drop(file);
+    let read_there = || {
+        let mut got = vec![0; 10 * RECORD as usize];
+        File::open(b.path("f")).and_then(|f| f.read_exact_at(&mut got, 0)).map(|()| got)
+    };
+    read_there().expect_err("nobody knows what the node wrote at last");
+    let _ = a.ebb("umount", &[], &[]);
+    std::fs::remove_dir_all(a.cache()).expect("its cache goes, too");
+    a.mount();
+    same("flushed", &read_there().expect("read"), &bytes(1, 0, 0, 10 * RECORD));
+    open(&b.path("f")).write_all_at(&record(3), 0).expect("write");
+    same("written on", &read(&a.path("f"))[..RECORD as usize], &record(3));
+    cluster.umount_all();
+}
+
+#[test]
+fn a_restarted_service_knows_where_files_sit() {
+    for model in ["posix", "commit"] {
+        let Some(mut cluster) = told(model, 2, "end") else { return };
+        let file = sitting(&cluster, 20);
+        let mut want = bytes(1, 0, 0, 20 * RECORD);
+        for round in 0..3 {
+            cluster.kill_meta();
+            file.write_all_at(&record(50 + round), round * RECORD).expect("write");
+            cluster.restart_meta();
+            file.sync_all().expect("fsync");
+            let at = (round * RECORD) as usize;
+            want[at..at + RECORD as usize].copy_from_slice(&record(50 + round));
+            same("read elsewhere", &read(&cluster.node(1).path("f")), &want);
+            let data = bytes(9, 0, round, 100);
+            let other = open(&cluster.node(1).path("f"));
+            other.write_all_at(&data, 10 * RECORD + round * 100).expect("write elsewhere");
+            drop(other);
+            let at = (10 * RECORD + round * 100) as usize;
+            want[at..at + 100].copy_from_slice(&data);
+            let mut got = vec![0; want.len()];
+            file.read_exact_at(&mut got, 0).expect("read");
+            same("where it sits", &got, &want);
+        }
+        drop(file);
+        cluster.umount_all();
+        same("on the backing", &read(&cluster.backing().join("f")), &want);
+    }
+}
+
+/// Nodes that open, write, append, cut, look at and close files in turn, one operation at a time:
+/// each sees what all have done before. Under commit every change is committed before the next
+/// operation.
+fn turns(model: &str, nodes: usize, steps: usize, flush: &str) {
+    const FILES: usize = 3;
+    let Some(cluster) = told(model, nodes, flush) else { return };
+    let commits = model == "commit";
+    let seed = seed();
+    let mut random = generator(seed);
+    let mut want: Vec<Vec<u8>> = vec![Vec::new(); FILES];
+    let mut files: Vec<Vec<Option<File>>> =
+        (0..nodes).map(|_| (0..FILES).map(|_| None).collect()).collect();
+    (0..FILES).for_each(|f| drop(open(&cluster.node(0).path(format!("f{f}")))));
+    let mut n = 0;
+    for step in 0..steps {
+        if random.random_range(0..12) == 0 {
+            if random.random_range(0..3) > 0 {
+                files[n].iter_mut().for_each(|file| *file = None);
+            }
+            n = random.random_range(0..nodes);
+        }
+        let f = random.random_range(0..FILES);
+        let path = cluster.node(n).path(format!("f{f}"));
+        let what = format!("{model}, seed {seed}, step {step}, node {n}, file {f}");
+        let content = &mut want[f];
+        let mut data = vec![0; random.random_range(1..5000)];
+        random.fill_bytes(&mut data);
+        let choice = random.random_range(0..22);
+        if choice >= 19 {
+            files[n][f] = None;
+            if choice == 21 {
+                std::fs::write(&path, &data).expect("write anew");
+                content.clone_from(&data);
+            }
+            continue;
+        }
+        let file = files[n][f].get_or_insert_with(|| open(&path));
+        match choice {
+            0..9 => {
+                let offset = random.random_range(0..=content.len() + 500);
+                file.write_all_at(&data, offset as u64).expect("write");
+                let end = (offset + data.len()).max(content.len());
+                content.resize(end, 0);
+                content[offset..offset + data.len()].copy_from_slice(&data);
+                if commits {
+                    file.sync_all().expect("commit");
+                }
+            }
+            9..12 => {
+                let mut end = append(&path);
+                end.write_all(&data).expect("append");
+                content.extend(&data);
+                if commits {
+                    end.sync_all().expect("commit");
+                }
+            }
+            12 => {
+                let len = random.random_range(0..=content.len() + 2000);
+                file.set_len(len as u64).expect("cut");
+                content.resize(len, 0);
+            }
+            13 => file.sync_all().expect("fsync"),
+            14..17 => {
+                let got = std::fs::read(&path).expect("read");
+                same(&what, &got, content);
+                let mut got = vec![0; content.len()];
+                file.read_exact_at(&mut got, 0).expect("read");
+                same(&format!("{what}, by the open file"), &got, content);
+            }
+            _ => {
+                assert_eq!(file.metadata().expect("stat").len(), content.len() as u64, "{what}");
+                let stat = std::fs::metadata(&path).expect("stat");
+                assert_eq!(stat.len(), content.len() as u64, "{what}: by its name");
+            }
+        }
+    }
+    let here: u64 = cluster.nodes().iter().map(seats).sum();
+    let there: u64 = cluster.nodes().iter().map(at_seats).sum();
+    println!("{model}, {nodes} nodes: {here} seats, {there} operations at them");
+    assert!(here > steps as u64 / 50 && there > 5, "{here}, {there} of {steps}");
+    drop(files);
+    cluster.umount_all();
+    for (f, want) in want.iter().enumerate() {
+        same(
+            &format!("seed {seed}: file {f} on the backing"),
+            &read(&cluster.backing().join(format!("f{f}"))),
+            want,
+        );
+    }
+}
+
+#[test]
+fn two_nodes_in_turn_under_posix() {
+    turns("posix", 2, 1500, "end");
+}
+
+#[test]
+fn three_nodes_in_turn_under_posix_while_it_is_flushed() {
+    turns("posix", 3, 1500, "immediate");
+}
+
+#[test]
+fn two_nodes_in_turn_under_commit() {
+    turns("commit", 2, 1500, "end");
+}
+
+#[test]
+fn three_nodes_in_turn_under_commit_while_it_is_flushed() {
+    turns("commit", 3, 1500, "immediate");
+}
