@@ -9,5 +9,7 @@ pub mod crash;
 pub mod grown;
 pub mod load;
 pub mod model;
+pub mod nodes;
 pub mod tools;
 pub mod tree;
+pub mod turns;

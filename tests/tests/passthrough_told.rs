@@ -8,10 +8,10 @@ use ebb_testkit::number;
 use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::same;
 use ebb_tests::model::close;
+use ebb_tests::nodes;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustix::process::Signal;
-use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -26,16 +26,7 @@ fn past(model: &str, nodes: usize, tracker: &str) -> Builder {
 
 /// Nodes that the kernel tells; or a word why not.
 fn told(model: &str, nodes: usize) -> Option<Cluster> {
-    let cluster = past(model, nodes, "auto").separate_meta().start();
-    let status = cluster.node(0).status();
-    let Value::String(state) = &status["tracker"] else { panic!("{status:#}") };
-    let required = std::env::var_os("EBB_REQUIRE_TRACKER").is_some();
-    assert!(state == "on" || !required, "no tracker: {state}");
-    if state != "on" {
-        eprintln!("SKIPPED: {state}");
-        return None;
-    }
-    Some(cluster)
+    nodes::told(past(model, nodes, "auto").separate_meta().start())
 }
 
 fn opens(node: &Node, way: &str) -> u64 {

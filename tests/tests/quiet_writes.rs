@@ -2,10 +2,12 @@
 //! sees as soon as somebody asks, and what is left of it when the node stands still, or it or the
 //! service is dead. Through the daemon: past it files sit at nodes (`seats.rs`).
 
-use ebb_testkit::random::{generator, seed};
+use ebb_testkit::random::generator;
 use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::{bytes, same};
-use rand::{Rng, RngCore};
+use ebb_tests::nodes::{append, open, requests, unasked};
+use ebb_tests::turns::Turns;
+use rand::Rng;
 use rustix::process::Signal;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -19,24 +21,12 @@ const BUSY: Duration = Duration::from_secs(4);
 
 const RECORD: u64 = 8 << 10;
 
-fn open(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
-}
-
-fn append(path: &Path) -> File {
-    OpenOptions::new().append(true).create(true).open(path).expect("open")
-}
-
-fn requests(node: &Node, name: &str) -> u64 {
-    node.status()["rpc"][name].as_u64().unwrap_or(0)
-}
-
 fn told(node: &Node) -> u64 {
     requests(node, "attach") + requests(node, "append") + requests(node, "query")
 }
 
 fn quiet(node: &Node) -> u64 {
-    node.status()["leases"]["quiet"].as_u64().unwrap_or(0)
+    unasked(node, "quiet")
 }
 
 fn through() -> Builder {
@@ -325,86 +315,22 @@ fn a_drain_brings_what_was_not_told() {
     cluster.umount_all();
 }
 
-/// Nodes that open, write, append, cut, look at and close files in turn, one operation at a time:
-/// each sees what all have done before.
-fn turns(nodes: usize, steps: usize, flush: &str) {
-    const FILES: usize = 3;
+fn turns(nodes: usize, flush: &str) {
     let cluster = through().nodes(nodes).flush(flush).start();
-    let seed = seed();
-    let mut random = generator(seed);
-    let mut want: Vec<Vec<u8>> = vec![Vec::new(); FILES];
-    let mut files: Vec<Vec<Option<File>>> =
-        (0..nodes).map(|_| (0..FILES).map(|_| None).collect()).collect();
-    (0..FILES).for_each(|f| drop(open(&cluster.node(0).path(format!("f{f}")))));
-    // One node does several things in a row, mostly, and pauses let it be alone again.
-    let mut n = 0;
-    for step in 0..steps {
-        if random.random_range(0..20) == 0 {
-            if random.random_range(0..3) > 0 {
-                files[n].iter_mut().for_each(|file| *file = None);
-            }
-            n = random.random_range(0..nodes);
-        }
-        if random.random_range(0..30) == 0 {
-            std::thread::sleep(Duration::from_millis(700));
-        }
-        let f = random.random_range(0..FILES);
-        let path = cluster.node(n).path(format!("f{f}"));
-        let what = format!("seed {seed}, step {step}, node {n}, file {f}");
-        let content = &mut want[f];
-        let mut data = vec![0; random.random_range(1..5000)];
-        random.fill_bytes(&mut data);
-        let choice = random.random_range(0..20);
-        if choice == 19 {
-            files[n][f] = None;
-            continue;
-        }
-        let file = files[n][f].get_or_insert_with(|| open(&path));
-        match choice {
-            0..9 => {
-                let offset = random.random_range(0..=content.len() + 500);
-                file.write_all_at(&data, offset as u64).expect("write");
-                let end = (offset + data.len()).max(content.len());
-                content.resize(end, 0);
-                content[offset..offset + data.len()].copy_from_slice(&data);
-            }
-            9..12 => {
-                append(&path).write_all(&data).expect("append");
-                content.extend(&data);
-            }
-            12 => {
-                let len = random.random_range(0..=content.len() + 2000);
-                file.set_len(len as u64).expect("cut");
-                content.resize(len, 0);
-            }
-            13 => file.sync_all().expect("fsync"),
-            14..17 => {
-                let got = std::fs::read(&path).expect("read");
-                same(&what, &got, content);
-            }
-            _ => {
-                assert_eq!(file.metadata().expect("stat").len(), content.len() as u64, "{what}");
-                let stat = std::fs::metadata(&path).expect("stat");
-                assert_eq!(stat.len(), content.len() as u64, "{what}: by its name");
-            }
-        }
-    }
-    let quietly: u64 = cluster.nodes().iter().map(quiet).sum();
-    assert!(quietly > steps as u64 / 50, "{quietly} quiet writes in {steps} steps");
-    drop(files);
-    cluster.umount_all();
-    for (f, want) in want.iter().enumerate() {
-        let there = std::fs::read(cluster.backing().join(format!("f{f}"))).expect("read");
-        same(&format!("seed {seed}: file {f} on the backing"), &there, want);
-    }
+    // Pauses let a node be alone again.
+    let turns = Turns { steps: 1500, in_a_row: 20, pauses: true, commits: false };
+    turns.take(&cluster, |cluster| {
+        let quietly: u64 = cluster.nodes().iter().map(quiet).sum();
+        assert!(quietly > 30, "{quietly} quiet writes");
+    });
 }
 
 #[test]
 fn two_nodes_in_turn() {
-    turns(2, 1500, "end");
+    turns(2, "end");
 }
 
 #[test]
 fn three_nodes_in_turn_while_it_is_flushed() {
-    turns(3, 1500, "immediate");
+    turns(3, "immediate");
 }

@@ -3,12 +3,14 @@
 //! what is left when the node stands still, or it or the service is dead. Where the kernel cannot
 //! tell writes, these say SKIPPED (EBB_REQUIRE_TRACKER=1: fail).
 
-use ebb_testkit::random::{generator, seed};
+use ebb_testkit::random::generator;
 use ebb_testkit::{Cluster, Node};
 use ebb_tests::content::{bytes, same};
-use rand::{Rng, RngCore};
+use ebb_tests::nodes::{self, append, open, requests, unasked};
+use ebb_tests::turns::Turns;
+use rand::Rng;
 use rustix::process::Signal;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -16,43 +18,22 @@ use std::time::{Duration, Instant};
 
 const RECORD: u64 = 8 << 10;
 
-fn open(path: &Path) -> File {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
-}
-
-fn append(path: &Path) -> File {
-    OpenOptions::new().append(true).create(true).open(path).expect("open")
-}
-
-fn requests(node: &Node, name: &str) -> u64 {
-    node.status()["rpc"][name].as_u64().unwrap_or(0)
-}
-
 fn asked(node: &Node) -> u64 {
     requests(node, "attach") + requests(node, "append") + requests(node, "query")
 }
 
 fn seats(node: &Node) -> u64 {
-    node.status()["leases"]["seats"].as_u64().unwrap_or(0)
+    unasked(node, "seats")
 }
 
 fn at_seats(node: &Node) -> u64 {
-    node.status()["leases"]["at_seats"].as_u64().unwrap_or(0)
+    unasked(node, "at_seats")
 }
 
-/// Nodes past whose daemons files can be written; or a word why not.
+/// Nodes past whose daemons files can be written.
 fn told(model: &str, nodes: usize, flush: &str) -> Option<Cluster> {
     let cluster = Cluster::builder().nodes(nodes).consistency(model).flush(flush);
-    let cluster = cluster.option("--io-path", "auto").separate_meta().start();
-    let status = cluster.node(0).status();
-    let state = status["tracker"].as_str().unwrap_or("?").to_owned();
-    let required = std::env::var_os("EBB_REQUIRE_TRACKER").is_some();
-    assert!(state == "on" || !required, "no tracker: {state}");
-    if state != "on" {
-        eprintln!("SKIPPED: {state}");
-        return None;
-    }
-    Some(cluster)
+    nodes::told(cluster.option("--io-path", "auto").separate_meta().start())
 }
 
 /// Opens until the file sits at the node: what was closed before, there or elsewhere, is let go a
@@ -324,6 +305,27 @@ fn a_dead_seat_loses_no_byte_silently() {
     }
 }
 
+/// A node that is lost takes little with it: it publishes though nobody asks.
+#[test]
+fn what_is_written_is_published_in_a_moment() {
+    let Some(cluster) = told("posix", 1, "end") else { return };
+    let a = cluster.node(0);
+    let file = sitting(&cluster, 5);
+    for step in 5..8 {
+        let before = requests(a, "attach");
+        file.write_all_at(&record(step), step * RECORD).expect("write");
+        let end = Instant::now() + Duration::from_secs(10);
+        while requests(a, "attach") == before {
+            assert!(Instant::now() < end, "not published");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    // Nothing was written, and nothing is told.
+    let before = requests(a, "attach");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(requests(a, "attach"), before);
+}
+
 /// A node that is lost with its cache: what was flushed is there when that is known.
 #[test]
 fn a_lost_seat_ends_with_its_name() {
@@ -377,113 +379,34 @@ fn a_restarted_service_knows_where_files_sit() {
     }
 }
 
-/// Nodes that open, write, append, cut, look at and close files in turn, one operation at a time:
-/// each sees what all have done before. Under commit every change is committed before the next
-/// operation.
-fn turns(model: &str, nodes: usize, steps: usize, flush: &str) {
-    const FILES: usize = 3;
+/// Under commit every change is committed before the next operation.
+fn turns(model: &str, nodes: usize, flush: &str) {
     let Some(cluster) = told(model, nodes, flush) else { return };
     let commits = model == "commit";
-    let seed = seed();
-    let mut random = generator(seed);
-    let mut want: Vec<Vec<u8>> = vec![Vec::new(); FILES];
-    let mut files: Vec<Vec<Option<File>>> =
-        (0..nodes).map(|_| (0..FILES).map(|_| None).collect()).collect();
-    (0..FILES).for_each(|f| drop(open(&cluster.node(0).path(format!("f{f}")))));
-    let mut n = 0;
-    for step in 0..steps {
-        if random.random_range(0..12) == 0 {
-            if random.random_range(0..3) > 0 {
-                files[n].iter_mut().for_each(|file| *file = None);
-            }
-            n = random.random_range(0..nodes);
-        }
-        let f = random.random_range(0..FILES);
-        let path = cluster.node(n).path(format!("f{f}"));
-        let what = format!("{model}, seed {seed}, step {step}, node {n}, file {f}");
-        let content = &mut want[f];
-        let mut data = vec![0; random.random_range(1..5000)];
-        random.fill_bytes(&mut data);
-        let choice = random.random_range(0..22);
-        if choice >= 19 {
-            files[n][f] = None;
-            if choice == 21 {
-                std::fs::write(&path, &data).expect("write anew");
-                content.clone_from(&data);
-            }
-            continue;
-        }
-        let file = files[n][f].get_or_insert_with(|| open(&path));
-        match choice {
-            0..9 => {
-                let offset = random.random_range(0..=content.len() + 500);
-                file.write_all_at(&data, offset as u64).expect("write");
-                let end = (offset + data.len()).max(content.len());
-                content.resize(end, 0);
-                content[offset..offset + data.len()].copy_from_slice(&data);
-                if commits {
-                    file.sync_all().expect("commit");
-                }
-            }
-            9..12 => {
-                let mut end = append(&path);
-                end.write_all(&data).expect("append");
-                content.extend(&data);
-                if commits {
-                    end.sync_all().expect("commit");
-                }
-            }
-            12 => {
-                let len = random.random_range(0..=content.len() + 2000);
-                file.set_len(len as u64).expect("cut");
-                content.resize(len, 0);
-            }
-            13 => file.sync_all().expect("fsync"),
-            14..17 => {
-                let got = std::fs::read(&path).expect("read");
-                same(&what, &got, content);
-                let mut got = vec![0; content.len()];
-                file.read_exact_at(&mut got, 0).expect("read");
-                same(&format!("{what}, by the open file"), &got, content);
-            }
-            _ => {
-                assert_eq!(file.metadata().expect("stat").len(), content.len() as u64, "{what}");
-                let stat = std::fs::metadata(&path).expect("stat");
-                assert_eq!(stat.len(), content.len() as u64, "{what}: by its name");
-            }
-        }
-    }
-    let here: u64 = cluster.nodes().iter().map(seats).sum();
-    let there: u64 = cluster.nodes().iter().map(at_seats).sum();
-    println!("{model}, {nodes} nodes: {here} seats, {there} operations at them");
-    assert!(here > steps as u64 / 50 && there > 5, "{here}, {there} of {steps}");
-    drop(files);
-    cluster.umount_all();
-    for (f, want) in want.iter().enumerate() {
-        same(
-            &format!("seed {seed}: file {f} on the backing"),
-            &read(&cluster.backing().join(format!("f{f}"))),
-            want,
-        );
-    }
+    Turns { steps: 1500, in_a_row: 12, pauses: false, commits }.take(&cluster, |cluster| {
+        let here: u64 = cluster.nodes().iter().map(seats).sum();
+        let there: u64 = cluster.nodes().iter().map(at_seats).sum();
+        println!("{model}, {nodes} nodes: {here} seats, {there} operations at them");
+        assert!(here > 30 && there > 5, "{here}, {there}");
+    });
 }
 
 #[test]
 fn two_nodes_in_turn_under_posix() {
-    turns("posix", 2, 1500, "end");
+    turns("posix", 2, "end");
 }
 
 #[test]
 fn three_nodes_in_turn_under_posix_while_it_is_flushed() {
-    turns("posix", 3, 1500, "immediate");
+    turns("posix", 3, "immediate");
 }
 
 #[test]
 fn two_nodes_in_turn_under_commit() {
-    turns("commit", 2, 1500, "end");
+    turns("commit", 2, "end");
 }
 
 #[test]
 fn three_nodes_in_turn_under_commit_while_it_is_flushed() {
-    turns("commit", 3, 1500, "immediate");
+    turns("commit", 3, "immediate");
 }

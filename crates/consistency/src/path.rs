@@ -59,7 +59,7 @@ pub struct Circumstances<'a> {
     pub beside: Beside,
     /// The file sits here ([`crate::Seat`]): nobody else changes what this open may see, for as
     /// long as it lives, nor is told of it without asking.
-    pub leased: bool,
+    pub seated: bool,
     /// The service says that no other node has the file open.
     pub sole: bool,
     /// The file has setuid or setgid bits, which a write must clear.
@@ -212,7 +212,7 @@ pub fn wants_seat(model: &Model) -> bool {
 
 /// A model that asks at each read or write wants to be asked, unless there is nothing to ask.
 fn against_model(of: &Circumstances<'_>) -> Option<Reason> {
-    (wants_seat(of.model) && !of.leased).then_some(Reason::ModelAsks)
+    (wants_seat(of.model) && !of.seated).then_some(Reason::ModelAsks)
 }
 
 fn first_reader(view: &FileView, of: &Circumstances<'_>) -> IoPath {
@@ -227,7 +227,7 @@ fn first_reader(view: &FileView, of: &Circumstances<'_>) -> IoPath {
 
 /// What speaks against writing past the daemon.
 fn first_writer(view: &FileView, of: &Circumstances<'_>) -> Option<Reason> {
-    let alone = of.sole && of.leased;
+    let alone = of.sole && of.seated;
     if view.known_version() == Version::ZERO || !(view.is_blank() || may_be_rewritten(view, of)) {
         Some(Reason::NotEmpty)
     } else if !(alone || shared_claims_are_exact(of.model)) {

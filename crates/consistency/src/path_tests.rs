@@ -37,7 +37,7 @@ fn usual<'a>(model: &'a Model, access: Access) -> Circumstances<'a> {
         model,
         access,
         beside: Beside::Nobody,
-        leased: false,
+        seated: false,
         sole: false,
         privileged: false,
         obstacle: None,
@@ -86,15 +86,15 @@ fn first_opens_by_model_and_content() {
 fn what_the_service_says_opens_the_way() {
     let (mpiio, posix) = (model("mpiio"), model("posix"));
     let alone =
-        |model, leased| Circumstances { sole: true, leased, ..usual(model, Access::ReadWrite) };
+        |model, seated| Circumstances { sole: true, seated, ..usual(model, Access::ReadWrite) };
     assert_eq!(decide(&view("blank"), &alone(&mpiio, false)), IoPath::Write);
     assert_eq!(decide(&view("blank"), &alone(&posix, true)), IoPath::Write);
-    let unleased = decide(&view("blank"), &alone(&posix, false));
-    assert_eq!(unleased, IoPath::Daemon(Reason::ModelAsks));
-    // A lease alone: somebody else may write as soon as it is recalled.
-    let leased = Circumstances { leased: true, ..usual(&posix, Access::Write) };
-    assert_eq!(decide(&view("blank"), &leased), IoPath::Daemon(Reason::ModelAsks));
-    let reading = Circumstances { leased: true, ..usual(&posix, Access::Read) };
+    let elsewhere = decide(&view("blank"), &alone(&posix, false));
+    assert_eq!(elsewhere, IoPath::Daemon(Reason::ModelAsks));
+    // Not where others have it open as well.
+    let seated = Circumstances { seated: true, ..usual(&posix, Access::Write) };
+    assert_eq!(decide(&view("blank"), &seated), IoPath::Daemon(Reason::ModelAsks));
+    let reading = Circumstances { seated: true, ..usual(&posix, Access::Read) };
     assert_eq!(decide(&view("own"), &reading), IoPath::Read);
 }
 
@@ -140,7 +140,7 @@ fn later_opens_are_of_the_kind_of_the_first() {
                     let on = |bit: u32| bits & (1 << bit) != 0;
                     let of = |beside| Circumstances {
                         beside,
-                        leased: on(0),
+                        seated: on(0),
                         sole: on(1),
                         privileged: on(2),
                         crowded: on(3),
@@ -230,10 +230,10 @@ fn large_files_of_others_are_not_rewritten_past_the_daemon() {
 fn nobody_writes_past_the_daemon_where_guesses_are_not_exact() {
     for name in ["posix", "commit", "session", "mpiio"] {
         let model = model(name);
-        for (sole, leased) in [(false, false), (false, true), (true, false), (true, true)] {
-            let of = Circumstances { sole, leased, ..usual(&model, Access::Write) };
+        for (sole, seated) in [(false, false), (false, true), (true, false), (true, true)] {
+            let of = Circumstances { sole, seated, ..usual(&model, Access::Write) };
             if decide(&view("blank"), &of) == IoPath::Write {
-                assert!(shared_claims_are_exact(&model) || (sole && leased), "{name}");
+                assert!(shared_claims_are_exact(&model) || (sole && seated), "{name}");
             }
         }
     }

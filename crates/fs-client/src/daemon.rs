@@ -299,7 +299,7 @@ fn start(
     let life = incarnation();
     let empty = inherited.is_none()
         && left.is_empty()
-        && !left.has_windows()
+        && !left.has_untold()
         && !replica::are_left_in(&config.cache);
     let options = ConnectOptions {
         incarnation: life,

@@ -38,23 +38,17 @@ impl Leftover {
 
     /// True when the daemon may have been about to write without a note.
     #[must_use]
-    pub fn has_windows(&self) -> bool {
-        let untold = |note: &journal::Note| note.window.is_some() || note.seat != 0;
-        self.found().is_some_and(|f| f.image.files().any(|(_, note)| untold(note)))
+    pub fn has_untold(&self) -> bool {
+        self.found().is_some_and(|f| f.image.files().any(|(_, note)| note.is_untold()))
     }
 
     /// What the cache files have where the daemon wrote without notes was written. After a boot
     /// nothing shows that it is what was written.
-    fn with_windows(mut self, cache: &Path) -> Leftover {
+    fn with_untold(mut self, cache: &Path) -> Leftover {
         if let Some(found) = self.0.as_mut().filter(|f| !f.rebooted) {
-            let windows = found.image.files().filter(|(_, note)| note.window.is_some());
-            for (ino, mut note) in windows.map(|(i, n)| (i, n.clone())).collect::<Vec<_>>() {
-                note.fill_window(crate::cache::len_in(cache, ino));
-                found.image.insert(ino, note);
-            }
-            let seats = found.image.files().filter(|(_, note)| note.seat != 0);
-            for (ino, mut note) in seats.map(|(i, n)| (i, n.clone())).collect::<Vec<_>>() {
-                note.fill_seat(crate::cache::len_in(cache, ino));
+            let untold = found.image.files().filter(|(_, note)| note.is_untold());
+            for (ino, mut note) in untold.map(|(i, n)| (i, n.clone())).collect::<Vec<_>>() {
+                note.fill_untold(crate::cache::len_in(cache, ino));
                 found.image.insert(ino, note);
             }
         }
@@ -148,7 +142,7 @@ pub(crate) fn label(ino: Ino, note: &Note) -> String {
 
 /// Reads what is left in a cache directory.
 pub fn read(cache: &Path) -> Result<Leftover, RunError> {
-    read_noted(cache).map(|left| left.with_windows(cache))
+    read_noted(cache).map(|left| left.with_untold(cache))
 }
 
 /// The same as far as it is noted: whoever goes on for the dead daemon has heard of every write.
@@ -165,7 +159,7 @@ pub(crate) fn read_noted(cache: &Path) -> Result<Leftover, RunError> {
 /// The same past a damaged record, for those who know what they do.
 pub fn read_past_damage(cache: &Path) -> Result<Leftover, RunError> {
     let left = journal::read(cache, true).map_err(|e| RunError::Config(e.to_string()))?;
-    Ok(Leftover(left).with_windows(cache))
+    Ok(Leftover(left).with_untold(cache))
 }
 
 /// What is left for a daemon of this configuration: an error when it may not take it over. To be

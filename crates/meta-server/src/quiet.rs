@@ -132,14 +132,15 @@ impl Core {
         // its own node to make something.
         let settled = if matches!(op, Op::Make(_)) { Settled::Seats } else { settled };
         let state = self.state();
-        if state.quiet.is_empty() && changes(op).is_none() {
+        let seated = |ino: Ino| self.seat_elsewhere(&state, node, ino) != 0;
+        if state.quiet.is_empty() && !changes(op).is_some_and(seated) {
             return Vec::new();
         }
         let others = |ino: &Ino| match settled {
             Settled::Seats => state.quiet_node(*ino).is_some_and(|holder| holder != node),
             Settled::Nothing => {
                 state.untold_writer(*ino).is_some_and(|writer| writer != node)
-                    || (changes(op) == Some(*ino) && self.seat_elsewhere(&state, node, *ino) != 0)
+                    || (changes(op) == Some(*ino) && seated(*ino))
             }
         };
         let in_dir = |dir: u64, name: Option<&[u8]>| {

@@ -88,24 +88,6 @@ impl Core {
         }
     }
 
-    /// A node is back without its cache: what it had flushed is the backing's, the rest of what it
-    /// owned is nowhere, and nothing sits there.
-    pub fn lose_cache_of(&self, node: NodeId) {
-        let mut state = self.state();
-        let its = |f: &ebb_consistency::FileState| {
-            f.seat().is_some_and(|s| s.node == node) || f.owners().contains(&node)
-        };
-        let files: Vec<Ino> =
-            state.files.iter().filter(|(_, f)| its(f)).map(|(ino, _)| *ino).collect();
-        for ino in files {
-            let seat = state.files.get(&ino).and_then(|f| f.seat());
-            if seat.is_some_and(|s| s.node == node && s.asked) {
-                tracing::warn!(%ino, %node, "what was written past its daemon and not published is lost");
-            }
-            self.commit(&mut state, &[Entry::File(ino, FileOp::Lost(node))]);
-        }
-    }
-
     /// A seat has published, at its own wish or because it was asked.
     pub fn seat_published(&self, node: NodeId, op: &pb::Published) -> OpResult {
         let ino = Ino(op.ino);

@@ -11,7 +11,7 @@
 use crate::core::Core;
 use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
-use crate::ops::copies::{forget_kept_by, forget_orphans, leave_ghost};
+use crate::ops::copies::{forget_kept_by, forget_orphans, last_words, leave_ghost};
 use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::quiet::{Settled, can_be_repeated, tells_first};
 use crate::seats::goes_on_without;
@@ -228,6 +228,12 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         if hello.empty {
             entries = leave_ghost(&state, old);
             ghost = (!entries.is_empty()).then_some(old.id);
+            if ghost.is_none() {
+                entries = last_words(&state, old.id);
+            }
+            if !entries.is_empty() {
+                tracing::warn!(name = hello.node, "back without its cache");
+            }
             // With its cache went what it kept of others.
             entries.extend(forget_kept_by(&state, old.id));
         } else {
@@ -258,14 +264,13 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     core.commit(&mut state, &entries);
     drop(state);
     if let Some(ghost) = ghost {
-        tracing::warn!(name = hello.node, lost = %ghost, "back without its cache");
+        tracing::warn!(name = hello.node, lost = %ghost, "a partner has copies");
         core.give_up(ghost);
         core.lose_quiet_of(ghost);
         core.sessions.remove(ghost);
     }
     if replaced && hello.empty {
         core.lose_quiet_of(id);
-        core.lose_cache_of(id);
     }
     match (replaced, heir) {
         (true, false) => core.give_up(id),

@@ -1,5 +1,6 @@
 //! Copies of unflushed bytes on their way to the partner that keeps them: the sending end, and what
-//! the serving end does with a request. What copies mean is decided elsewhere.
+//! the serving end does with a request. The same connections bring what a node wants done to a file that
+//! sits at a peer. What copies and seats mean is decided elsewhere.
 //!
 //! * Every request is answered; a set of copies is as good as its answers. Nothing is sent twice: an
 //!   answer that does not come leaves open what the partner has, and the sender begins another

@@ -328,7 +328,7 @@ impl Note {
 
     /// Nothing is held, and nothing else need be known.
     fn is_of_no_use(&self) -> bool {
-        self.is_empty() && !self.appending && self.window.is_none() && self.seat == 0
+        self.is_empty() && !self.appending && !self.is_untold()
     }
 
     /// True when nothing is.
@@ -344,18 +344,22 @@ impl Note {
         had - self.len()
     }
 
-    /// What a cache file of this length has in the window was written.
-    pub fn fill_window(&mut self, len: u64) {
-        let Some(window) = self.window else { return };
-        let there = window.intersect(ByteRange::new(0, len));
-        self.put_missing(there);
+    /// Something may have been written without a record of it.
+    #[must_use]
+    pub fn is_untold(&self) -> bool {
+        self.window.is_some() || self.seat != 0
     }
 
-    /// All that a cache file of this length has was written, and nothing else.
-    pub fn fill_seat(&mut self, len: u64) {
+    /// What a cache file of this length has where nothing was noted was written: in the window; of
+    /// a file that sits here all of it, and nothing else.
+    pub fn fill_untold(&mut self, len: u64) {
         let all = ByteRange::new(0, len);
-        self.set_held((!all.is_empty()).then(|| (all, Held::new(Kept::Written))));
-        self.header.size = len;
+        if self.seat != 0 {
+            self.set_held((!all.is_empty()).then(|| (all, Held::new(Kept::Written))));
+            self.header.size = len;
+        } else if let Some(window) = self.window {
+            self.put_missing(window.intersect(all));
+        }
     }
 
     fn put_missing(&mut self, range: ByteRange) {

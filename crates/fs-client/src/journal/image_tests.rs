@@ -208,7 +208,7 @@ fn what_is_in_a_window_was_written_as_far_as_the_cache_file_goes() {
     image.apply(&Record::Window(INO, window, Version(5)));
     let mut note = image.file(INO).expect("a file").clone();
     assert_eq!((note.window, note.known, note.len()), (Some(window), Version(5), 5));
-    note.fill_window(30);
+    note.fill_untold(30);
     let written = Held::new(Kept::Written);
     let want = [(10, 15, written), (15, 20, Held::new(Kept::Owned(Version(4)))), (20, 30, written)];
     let want = want.map(|(a, b, held)| (ByteRange::new(a, b), held));
@@ -234,7 +234,7 @@ fn what_a_seat_has_is_its_cache_file() {
     let mut note = again.file(INO).expect("it sits here").clone();
     assert_eq!((note.seat, note.known), (9, Version(6)));
     for len in [30, 10, 0] {
-        note.fill_seat(len);
+        note.fill_untold(len);
         assert_eq!((note.len(), note.header.size), (len, len));
         assert!(note.held().all(|(_, held)| held == Held::new(Kept::Written)));
     }

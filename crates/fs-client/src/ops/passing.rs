@@ -105,7 +105,7 @@ impl Node {
         let pinned = (told || !writes) && self.is_pinned(&state);
         let seat = asked.seat.or_else(|| state.seat());
         let publishes = state.model.writes_publish();
-        let leased = seat.is_some_and(|s| s.asked || !writes || !publishes);
+        let seated = seat.is_some_and(|s| s.asked || !writes || !publishes);
         let beside = passing::beside(state.passing.as_ref(), state.opens.saturating_sub(1));
         let path = decide(
             &state.view,
@@ -113,7 +113,7 @@ impl Node {
                 model: &state.model,
                 access: asked.access,
                 beside,
-                leased,
+                seated,
                 sole: asked.sole,
                 privileged: asked.privileged,
                 obstacle: self.paths.obstacle().or_else(|| door.obstacle()),
@@ -138,7 +138,7 @@ impl Node {
             return Ok((IoPath::Daemon(reason), None));
         }
         self.begin_tracking(file, &mut state, path, asked)?;
-        let wanted = leased && wants_seat(&state.model);
+        let wanted = seated && wants_seat(&state.model);
         if let (Some(seat), Some(passing)) = (asked.seat.filter(|_| wanted), &mut state.passing) {
             passing.seat = Some(seat);
             self.leases.seats.fetch_add(1, Relaxed);

@@ -155,7 +155,7 @@ impl Node {
     /// What was written to files that sit here is published though nobody asks: a node that is
     /// lost takes no more with it than that.
     pub(crate) async fn publish_seats(&self) {
-        for file in self.listed_dirty() {
+        for file in self.files_written_past() {
             let unseen = {
                 let state = file.state.read();
                 state.seat().is_some() && self.shows_unseen(&file, &state)
@@ -210,7 +210,9 @@ impl Node {
                 return Err(Errno::ENOSPC);
             }
         }
-        self.attach(&file, ByteRange::ALL, false, false).await
+        // Done here it is, so that nobody may take it for not done and do it again.
+        let published = self.attach(&file, ByteRange::ALL, false, false).await;
+        published.map_err(|e| if is_gone(e) { Errno::EIO } else { e })
     }
 
     /// Appends to the cache file, into which applications may append at the same time.

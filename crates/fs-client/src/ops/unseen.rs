@@ -132,6 +132,10 @@ impl Node {
         }
     }
 
+    pub(crate) fn files_written_past(&self) -> Vec<Arc<CachedFile>> {
+        self.room.past.writers.lock().files.values().cloned().collect()
+    }
+
     /// Clean bytes are given up behind an open that found the buffer full of them.
     pub(crate) fn clear_up(&self) {
         if let Some(node) = self.me_arc() {

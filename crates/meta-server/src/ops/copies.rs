@@ -211,12 +211,14 @@ pub(crate) fn forget_kept_by(state: &State, partner: NodeId) -> Vec<Entry> {
     kept.map(|(epoch, _)| Entry::Orphaned(*epoch, None)).collect()
 }
 
-/// What a lost node had flushed is the backing's. The rest gets new versions: copies may be newer
-/// than what was published, so nothing that others have fetched counts as the newest.
-fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
+/// What a node that lost its cache had flushed is the backing's, and no file sits there. The rest
+/// gets new versions: copies may be newer than what was published, so nothing that others have
+/// fetched counts as the newest.
+pub(crate) fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (ino, file) in &state.files {
-        if file.owned().any(|o| o.node == node && o.flushed) {
+        let sits = file.seat().is_some_and(|seat| seat.node == node);
+        if sits || file.owned().any(|o| o.node == node && o.flushed) {
             entries.push(Entry::File(*ino, FileOp::Lost(node)));
         }
         let unflushed = file.grantable(node, &[ByteRange::ALL]);
