@@ -4,6 +4,7 @@
 #   make demo    two nodes on this machine, each step explained (under two minutes once built)
 #   make test    all tests, on real mounts
 #   make test-past   those on mounts once more, with --io-path auto; some also with --tracker off
+#   make test-locks  some of those on mounts with daemons that watch the order of their locks
 #   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
 #                break; another cluster after every n rounds
 #   make bench   the benchmarks
@@ -13,7 +14,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-past chaos bench lint clean tools
+.PHONY: build demo test test-past test-locks chaos bench lint clean tools
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -39,6 +40,19 @@ test-past: build
 	EBB_TEST_TRACKER=off EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx \
 	    --test passthrough --test passthrough_edges --test passthrough_kill
+
+# Daemons that note in which order they take their locks: what could make two threads wait for each
+# other for ever is told, whether they meet or not.
+LOCKS := $(TARGET)/locks
+test-locks: build
+	cargo test --release -p ebb-locks --features order --target-dir $(LOCKS)
+	cargo build --release -p ebb -p ebb-locks --features ebb-locks/order --target-dir $(LOCKS)
+	rm -f $(LOCKS)/told
+	LOCK_ORDER_FILE="$$(realpath $(LOCKS))/told" EBB_BIN="$$(realpath $(LOCKS)/release/ebb)" \
+	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) cargo test --release -p ebb-tests --no-fail-fast \
+	    --test litmus --test leases --test name_leases --test quiet_writes --test seats \
+	    --test failures --test recovery --test passthrough
+	@! cat $(LOCKS)/told 2>/dev/null
 
 # SECONDS is the shell's own name for its age: only a value from the command line counts.
 chaos: build

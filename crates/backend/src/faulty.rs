@@ -4,8 +4,8 @@
 use crate::error::{BackendError, Operation};
 use crate::paths::shown;
 use crate::{Access, Backend, BackingFile, Identity, Space};
+use ebb_locks::{Condvar, Mutex};
 use ebb_types::{Attr, ByteRange, Errno};
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

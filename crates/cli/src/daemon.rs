@@ -15,7 +15,7 @@ use crate::{keeper, mounts, progress, unmount};
 use ebb_fs_client::control::Request;
 use ebb_fs_client::heir::Heirloom;
 use ebb_fs_client::{MetaAt, leftover, registry};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

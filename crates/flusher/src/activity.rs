@@ -8,7 +8,7 @@
 //!
 //! It decides nothing; see `policy`.
 
-use parking_lot::{Condvar, Mutex};
+use ebb_locks::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! Holds the background threads to a number of bytes per second, all together.
 
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::time::{Duration, Instant};
 
 /// A rate shared by threads. Callers take their turn on a common time line: whoever writes

@@ -1,8 +1,8 @@
 //! The files of a node that may have bytes which are not on the backing.
 
 use crate::file::CachedFile;
+use ebb_locks::Mutex;
 use ebb_types::Ino;
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Release};

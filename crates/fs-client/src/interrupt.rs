@@ -1,8 +1,8 @@
 //! Signals for processes that wait in a request: the kernel tells which request, the waiting
 //! operation hears of it here and answers `EINTR`.
 
+use ebb_locks::Mutex;
 use ebb_types::Errno;
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::Arc;

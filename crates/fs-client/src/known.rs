@@ -6,9 +6,9 @@
 
 use crate::node::Node;
 use ebb_consistency::{Asked, Change, Grant, Known, LeaseSeq, Model, Outcome, Told};
+use ebb_locks::Mutex;
 use ebb_meta_client::{Wish, now_ms};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name};
-use parking_lot::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What others can change on the backing is good for so long; the service compares it as often.

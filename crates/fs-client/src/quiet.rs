@@ -12,9 +12,9 @@ use crate::cache::{self, CacheDir};
 use crate::file::{CachedFile, Place, State, checked_range, write_most};
 use crate::node::Node;
 use ebb_consistency::{Asked, Held, LeaseSeq, SyncEvent, Untold};
+use ebb_locks::Mutex;
 use ebb_meta_client::Attached;
 use ebb_types::{ByteRange, Errno, Ino, Time};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -311,13 +311,20 @@ impl Node {
         }
     }
 
+    /// A file's state is locked before this list (it is listed with what makes it quiet), never while
+    /// the list is.
     fn all_quiet(&self) -> Vec<Arc<CachedFile>> {
-        let mut files = self.quiet_files.files.lock();
-        let mut all = Vec::new();
-        files.retain(|_, file| {
-            let file = file.upgrade().filter(|f| f.state.read().quiet.is_some());
-            all.extend(file.clone());
-            file.is_some()
+        let mut all: Vec<_> = {
+            let mut files = self.quiet_files.files.lock();
+            files.retain(|_, file| file.strong_count() > 0);
+            files.values().filter_map(Weak::upgrade).collect()
+        };
+        all.retain(|file| {
+            let state = file.state.read();
+            if !state.quiet.is_some() {
+                self.quiet_files.files.lock().remove(&file.ino);
+            }
+            state.quiet.is_some()
         });
         all
     }

@@ -1,16 +1,17 @@
 //! Notices what is stuck: every operation that has been in the daemon for longer than a bound is
 //! named once in the log, with what it may wait for, and counted. When no event loop can answer
-//! any more and a supervisor is there, the daemon ends, so that another one is asked.
+//! any more, or the runtime does nothing more, and a supervisor is there, the daemon ends, so that
+//! another one is asked.
 //!
 //! Waiting for a lock may take for ever and is nobody's fault; it is not watched.
 
 use crate::heir::Word;
 use crate::metrics::Operation;
 use crate::node::Node;
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ pub struct Watchdog {
     /// When an event loop began what it does itself, in milliseconds plus one; 0: it waits.
     loops: [AtomicU64; LOOPS_MAX],
     loops_seen: AtomicU64,
+    /// The runtime has done something since it was looked, and how often it had not.
+    turned: AtomicBool,
+    looks_in_vain: AtomicU32,
     stuck_now: AtomicU64,
     stuck_ever: AtomicU64,
 }
@@ -54,6 +58,8 @@ impl Default for Watchdog {
             running: Arc::default(),
             loops: std::array::from_fn(|_| AtomicU64::new(0)),
             loops_seen: AtomicU64::new(0),
+            turned: AtomicBool::new(false),
+            looks_in_vain: AtomicU32::new(0),
             stuck_now: AtomicU64::new(0),
             stuck_ever: AtomicU64::new(0),
         }
@@ -145,6 +151,16 @@ impl Watchdog {
         let loops = loops.min(LOOPS_MAX);
         loops > 0 && self.loops.iter().filter(|slot| stuck(slot)).count() >= loops
     }
+
+    /// True when the runtime has done nothing for longer than the bound. Counted in looks, not in
+    /// time: a process that was stopped has not looked either.
+    fn runtime_is_stuck(&self, bound: Duration) -> bool {
+        if self.turned.swap(false, AcqRel) {
+            self.looks_in_vain.store(0, Relaxed);
+            return false;
+        }
+        LOOK.saturating_mul(self.looks_in_vain.fetch_add(1, Relaxed) + 1) > bound
+    }
 }
 
 /// How long an operation may take.
@@ -155,6 +171,9 @@ pub fn bound(node: &Node) -> Duration {
 
 /// Watches a node as long as it lives, on a thread of its own: the runtime may be what is stuck.
 pub fn start(node: Weak<Node>) {
+    if let Some(alive) = node.upgrade() {
+        alive.runtime.spawn(keep_turning(node.clone()));
+    }
     let watch = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
         loop {
             std::thread::sleep(LOOK);
@@ -167,6 +186,15 @@ pub fn start(node: Weak<Node>) {
     }
 }
 
+/// What the runtime does at least.
+async fn keep_turning(node: Weak<Node>) {
+    while let Some(node) = node.upgrade() {
+        node.watchdog.turned.store(true, Release);
+        drop(node);
+        tokio::time::sleep(LOOK / 2).await;
+    }
+}
+
 fn look(node: &Node) {
     let bound = bound(node);
     let late = node.watchdog.late(bound);
@@ -176,11 +204,17 @@ fn look(node: &Node) {
             tracing::error!(?operation, seconds = time.as_secs(), waits, "an operation is stuck");
         }
     }
-    if node.watchdog.all_loops_stuck(node.config.fuse_threads, bound)
-        && let Some(heir) = node.heir.get().filter(|h| h.is_handed_over() && h.has_supervisor())
-    {
-        tracing::error!("all event loops are stuck in the cache; another daemon is asked");
-        heir.say(&Word::Ending("all event loops were stuck".into()));
+    let runtime_is_stuck = node.watchdog.runtime_is_stuck(bound);
+    let what = if node.watchdog.all_loops_stuck(node.config.fuse_threads, bound) {
+        "all event loops are stuck"
+    } else if runtime_is_stuck {
+        "the runtime is stuck"
+    } else {
+        return;
+    };
+    if let Some(heir) = node.heir.get().filter(|h| h.is_handed_over() && h.has_supervisor()) {
+        tracing::error!("{what} in the cache or a lock; another daemon is asked");
+        heir.say(&Word::Ending(what.into()));
         crate::daemon::end_now();
     }
 }
@@ -224,5 +258,20 @@ mod tests {
         assert!(!dog.all_loops_stuck(2, Duration::from_millis(1)), "another one works");
         drop(busy);
         assert!(!dog.all_loops_stuck(1, Duration::from_millis(1)));
+    }
+    #[test]
+    fn a_runtime_is_stuck_when_it_does_nothing_at_many_looks() {
+        let dog = Watchdog::default();
+        let turn = || dog.turned.store(true, Release);
+        for _ in 0..10 {
+            assert!(!dog.runtime_is_stuck(LOOK), "one look in vain is none");
+            turn();
+            assert!(!dog.runtime_is_stuck(LOOK));
+        }
+        assert!(!dog.runtime_is_stuck(LOOK));
+        assert!(dog.runtime_is_stuck(LOOK));
+        assert!(dog.runtime_is_stuck(LOOK), "until it turns again");
+        turn();
+        assert!(!dog.runtime_is_stuck(LOOK));
     }
 }

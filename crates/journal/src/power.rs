@@ -3,7 +3,7 @@
 //! sector by sector, in any order; names change in order, but late.
 
 use crate::storage::{Storage, Stored};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;

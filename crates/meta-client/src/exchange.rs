@@ -4,9 +4,9 @@
 
 use crate::client::CallError;
 use crate::ops::UNLOCK;
+use ebb_locks::Mutex;
 use ebb_types::Errno;
 use ebb_wire::pb::{self, reply::Body, request::Op};
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::task::Waker;
 use std::time::Instant;

@@ -3,9 +3,9 @@
 
 use crate::client::{Inner, MetaClient};
 use ebb_consistency::{LeaseSeq, Trust};
+use ebb_locks::Mutex;
 use ebb_types::Ino;
 use ebb_wire::pb::{self, request::Op};
-use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,11 +3,11 @@
 //! names mean.
 
 use ebb_backend::lustre;
+use ebb_locks::Mutex;
 use ebb_namespace::{
     BackingKey, BackingPath, DirStamp, Effect, Found, Record, Replace, Restat, Seen, XattrMode,
 };
 use ebb_types::{Errno, FileKind, Name, Striping, Time};
-use parking_lot::Mutex;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timespec, Timestamps,
     XattrFlags,

@@ -6,10 +6,10 @@
 //! more than a handshake needs, so that nobody without the job's token can fill memory or
 //! descriptors. Without a token only processes of this user (and root) on this machine come in.
 
+use ebb_locks::Mutex;
 use ebb_transport::gate::{Gate, Stranger};
 use ebb_transport::neighbour;
 use ebb_transport::side_door::Arrivals;
-use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;

@@ -11,9 +11,9 @@
 use crate::backing::{Backing, DEADLINE};
 use crate::core::{Core, Turn};
 use crate::state::State;
+use ebb_locks::Mutex;
 use ebb_namespace::{BackingPath, Effect, Plan, Record, Restat, Step};
 use ebb_types::{Errno, Ino};
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::atomic::Ordering::Relaxed;

@@ -14,10 +14,10 @@ use crate::leases::now_ms;
 use crate::ops::{Call, OpError, OpResult};
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{Seat, StreamId};
+use ebb_locks::Mutex;
 use ebb_types::{Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -31,9 +31,37 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// What seats were asked, and have answered.
 #[derive(Debug, Default)]
 pub struct Seats {
-    /// The last number that was answered, of the seat with this id.
-    answered: Mutex<HashMap<Ino, (u64, u64)>>,
+    answers: Mutex<HashMap<Ino, Answers>>,
     numbers: AtomicU64,
+}
+
+/// What one seat has answered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Answers {
+    /// The seat's id.
+    seat: u64,
+    /// The last number that was answered.
+    last: u64,
+    /// It does not answer any more, which was said.
+    silence_told: bool,
+}
+
+impl Seats {
+    /// The answers of this seat, and of none before it.
+    fn with_answers<T>(&self, ino: Ino, seat: u64, then: impl FnOnce(&mut Answers) -> T) -> T {
+        let mut all = self.answers.lock();
+        let answers = all.entry(ino).or_default();
+        if answers.seat != seat {
+            *answers = Answers { seat, ..Answers::default() };
+        }
+        then(answers)
+    }
+
+    fn has_answered(&self, asked: &Asked) -> bool {
+        let answers = self.answers.lock().get(&asked.ino).copied();
+        asked.on.is_some()
+            && answers.is_some_and(|a| a.seat == asked.seat.id && a.last >= asked.number)
+    }
 }
 
 /// One question, as far as it has got.
@@ -83,7 +111,7 @@ impl Core {
     pub fn leave_seat(&self, state: &mut State, node: NodeId, ino: Ino) {
         let seat = state.files.get(&ino).and_then(|f| f.seat()).filter(|s| s.node == node);
         if let Some(seat) = seat {
-            self.seats.answered.lock().remove(&ino);
+            self.seats.answers.lock().remove(&ino);
             self.commit(state, &[Entry::File(ino, FileOp::NoSeat(node, seat.id))]);
         }
     }
@@ -98,11 +126,11 @@ impl Core {
             return Err(OpError::new(Errno::ESTALE, "the file does not sit at this node"));
         }
         if op.seated {
-            // Answers can come in another order than they were asked for.
-            let mut answered = self.seats.answered.lock();
-            let last = answered.entry(ino).or_default();
-            let of_this = if last.0 == op.seat { last.1 } else { 0 };
-            *last = (op.seat, of_this.max(op.seq));
+            self.seats.with_answers(ino, op.seat, |answers| {
+                // Answers can come in another order than they were asked for.
+                answers.last = answers.last.max(op.seq);
+                answers.silence_told = false;
+            });
         } else {
             self.leave_seat(&mut state, node, ino);
         }
@@ -143,10 +171,7 @@ impl Core {
                 return Ok(());
             }
             self.send_publish(&mut asked);
-            let answered = self.seats.answered.lock().get(&asked.ino).copied();
-            if answered.is_some_and(|(id, n)| id == asked.seat.id && n >= asked.number)
-                && asked.on.is_some()
-            {
+            if self.seats.has_answered(&asked) {
                 return Ok(());
             }
             let node = asked.seat.node;
@@ -155,7 +180,13 @@ impl Core {
             if waited >= PATIENCE || silent {
                 let name =
                     self.state().nodes.get(&node).map_or_else(String::new, |n| n.name.clone());
-                tracing::warn!(ino = %asked.ino, node = %node, name, "has the file open past its daemon, and does not answer");
+                // Whoever tries again and again need not fill the log.
+                let told = self.seats.with_answers(asked.ino, asked.seat.id, |answers| {
+                    std::mem::replace(&mut answers.silence_told, true)
+                });
+                if !told {
+                    tracing::warn!(ino = %asked.ino, %node, name, "has the file open past its daemon, and does not answer");
+                }
                 let text = format!("node {name} has the file open and does not answer");
                 return Err(OpError::new(Errno::EIO, text));
             }

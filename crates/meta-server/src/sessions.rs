@@ -3,9 +3,9 @@
 
 use crate::state::State;
 use ebb_consistency::StreamId;
+use ebb_locks::Mutex;
 use ebb_types::{Incarnation, Ino, NodeId};
 use ebb_wire::pb;
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};

@@ -1,9 +1,9 @@
 //! What is counted: requests by operation, and the last failures on the backing.
 
+use ebb_locks::Mutex;
 use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

@@ -8,7 +8,7 @@ use crate::sys;
 use crate::trial;
 use crate::unavailable::Unavailable;
 use crate::watched::{Pending, Watched};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;

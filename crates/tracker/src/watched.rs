@@ -4,7 +4,7 @@ use crate::hooks::Kind;
 use crate::program::{KEY_WORDS, VALUE_WORDS, Value};
 use crate::ring::Event;
 use crate::tracker::{Inner, Writers};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use rangemap::RangeSet;
 use rustix::fs::{SeekFrom, fstat, major, minor};
 use std::fmt;

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::auth::{self, PROOF_LEN, Token};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -3,7 +3,7 @@
 //! connections that never say anything cannot keep out those that do: a handshake takes
 //! milliseconds, and each connection of the flood costs the flood a place of its own.
 
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;

@@ -12,7 +12,7 @@ use crate::split::{PART_BYTES, Part, split};
 use crate::stats::{PoolCells, PoolStats, add};
 use crate::wire::Status;
 use bytes::{Bytes, BytesMut};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -10,8 +10,8 @@ use ebb_flusher::{
     Activity, DirtyFile, DrainReport, DrainScope, Engine, Fate, FileUse, FlushError, FlushSource,
     Grant, Options, Policy, Want,
 };
+use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Errno, Ino, Version};
-use parking_lot::Mutex;
 use rangemap::RangeSet;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -6,9 +6,9 @@
 //! rename(2) fails with ESTALE, however often the kernel asks again. An entry that is gone is
 //! not in the way, so the old one is taken away before the look-up is answered.
 
+use ebb_locks::Mutex;
 use ebb_types::{Ino, Name};
 use fuser::{INodeNo, Notifier};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -27,8 +27,8 @@ pub use line::{Line, Word};
 pub use ring::{Mark, Ring};
 pub use table::{Opened, Placed, Table};
 
+use ebb_locks::Mutex;
 use ebb_types::{Incarnation, Ino};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

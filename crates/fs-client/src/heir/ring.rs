@@ -5,7 +5,7 @@
 //! Replaying records that the file has as well changes nothing (`image_tests.rs` shows it).
 
 use super::area::{Area, RING_AT, RING_HEAD, RING_TAIL, RING_WORDS, word};
-use parking_lot::Mutex;
+use ebb_locks::Mutex;
 use std::sync::Arc;
 
 /// The ring of a running daemon.

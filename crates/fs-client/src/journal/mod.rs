@@ -30,9 +30,9 @@ pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
 
 use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
+use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Errno, Ino};
 use format::NAME;
-use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;

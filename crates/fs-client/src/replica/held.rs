@@ -10,10 +10,10 @@
 
 use crate::cache;
 use crate::replica::log::{self, Files, Log, Record};
+use ebb_locks::Mutex;
 use ebb_meta_client::Holding;
 use ebb_transport::CopySet;
 use ebb_types::{ByteRange, Errno, Ino};
-use parking_lot::Mutex;
 use rangemap::RangeSet;
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};

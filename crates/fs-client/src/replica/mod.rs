@@ -20,10 +20,10 @@ mod resume;
 mod status;
 
 use crate::node::Node;
+use ebb_locks::Mutex;
 use ebb_types::NodeId;
 use held::Held;
 use owner::Owner;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Weak;

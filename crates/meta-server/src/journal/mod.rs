@@ -19,9 +19,9 @@ pub use ebb_journal::put as frame;
 pub use format::BODY_BYTES_MAX;
 
 use ebb_journal::{Directory, Storage, Stored, put_mark};
+use ebb_locks::{Condvar, Mutex};
 use ebb_types::Errno;
 use format::{Boot, fresh, parse};
-use parking_lot::{Condvar, Mutex};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};

@@ -1,8 +1,8 @@
 //! A source of real files whose every way to go wrong can be switched on.
 
+use ebb_locks::Mutex;
 use ebb_transport::{ByteSource, Lent, SourceError, Subject};
 use ebb_types::{ByteRange, Errno, Ino};
-use parking_lot::Mutex;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
