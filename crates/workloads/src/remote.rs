@@ -4,7 +4,7 @@
 
 use crate::content::{stamp, verify};
 use crate::crew::{Place, open_read, open_write, remove};
-use crate::{Measure, Told, WorkloadError};
+use crate::{Measure, PageBuffer, Told, WorkloadError};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -43,7 +43,7 @@ impl FirstTouch {
 
     fn fill(&self, path: &Path, round: u64) -> Result<File, WorkloadError> {
         let file = open_write(path)?;
-        let mut piece = vec![0x21; 1 << 20];
+        let mut piece = PageBuffer::filled(0x21, 1 << 20);
         for at in (0..self.bytes).step_by(piece.len()) {
             stamp(&mut piece, at as u64, round);
             let n = piece.len().min(self.bytes - at);
@@ -60,7 +60,7 @@ impl FirstTouch {
         place.finish(self.fill(&written, round)?, &written)?;
         let path = place.nodes[1].join(&name);
         let file = open_read(&path)?;
-        let mut buffer = vec![0; self.size];
+        let mut buffer = PageBuffer::filled(0, self.size);
         let start = Instant::now();
         for n in self.order(round) {
             let at = n * self.size as u64;
@@ -95,7 +95,7 @@ impl FirstTouch {
         let (mut stream, _) = listener.accept().told(|| "accept".into())?;
         stream.set_nodelay(true).told(|| "nodelay".into())?;
         let file = open_read(from)?;
-        let mut buffer = vec![0; self.size];
+        let mut buffer = PageBuffer::filled(0, self.size);
         let mut request = [0; 8];
         while stream.read_exact(&mut request).is_ok() {
             let at = u64::from_le_bytes(request);
@@ -118,7 +118,7 @@ impl FirstTouch {
         for n in asked.by_ref().take(ahead) {
             ask(&mut stream, n)?;
         }
-        let mut buffer = vec![0; self.size];
+        let mut buffer = PageBuffer::filled(0, self.size);
         for n in &order {
             stream.read_exact(&mut buffer).told(|| "receive".into())?;
             if let Some(next) = asked.next() {
