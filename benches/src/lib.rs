@@ -3,6 +3,7 @@
 
 pub mod asking;
 pub mod crew;
+pub mod fetching;
 pub mod hollow;
 pub mod through;
 pub mod timeline;

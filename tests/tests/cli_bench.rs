@@ -1,6 +1,6 @@
 //! `ebb bench`: a small run leaves its report and nothing else; wrong settings are named.
 
-use ebb_testkit::{Cluster, describe, skip_reason};
+use ebb_testkit::{Cluster, Network, describe, skip_reason};
 use std::fs;
 
 #[test]
@@ -36,6 +36,41 @@ fn a_small_run_leaves_a_report_and_no_mounts() {
     assert!(page.contains("<svg") && page.contains("kernel"), "{page}");
     let left: Vec<_> = fs::read_dir(&buffer).expect("list").flatten().collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// The nodes are in networks of their own, which go with them; a rate that is none is named.
+#[test]
+fn nodes_can_have_links_between_them() {
+    if skip_reason().is_some()
+        || Network::new(1).inspect_err(|why| println!("SKIPPED: {why}")).is_err()
+    {
+        return;
+    }
+    let cluster = Cluster::builder().prepare();
+    let out = cluster.root().join("report");
+    let run = |rate: &str| {
+        let mut bench = cluster.ebb();
+        bench.args(["bench", "--quick", "--nodes", "2", "--rounds", "1", "--models", "session"]);
+        bench.args(["--workloads", "remote", "--links", rate, "--buffer"]).arg(cluster.root());
+        bench.arg("--out").arg(&out).output().expect("ebb can be started")
+    };
+    let done = run("400mbit");
+    assert!(done.status.success(), "{}", describe(&done));
+    let csv = fs::read_to_string(out.join("report.csv")).expect("report.csv");
+    let speed = |variant: &str| {
+        let line = csv.lines().find(|l| l.contains("1 MiB in order") && l.contains(variant));
+        let fields: Vec<&str> = line.expect(variant).split(',').collect();
+        fields[6].parse::<f64>().expect("a number")
+    };
+    // 48 MiB/s; what the link lets through at once is a half of the file.
+    for variant in ["bare directory", "session"] {
+        assert!((10.0..200.0).contains(&speed(variant)), "{variant}: {}", speed(variant));
+    }
+    let page = fs::read_to_string(out.join("report.html")).expect("report.html");
+    assert!(page.contains("400mbit"), "{page}");
+    let done = run("fast");
+    assert_eq!(done.status.code(), Some(1), "{}", describe(&done));
+    assert!(String::from_utf8_lossy(&done.stderr).contains("fast"), "{}", describe(&done));
 }
 
 #[test]

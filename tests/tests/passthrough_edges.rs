@@ -355,6 +355,35 @@ fn a_full_cache_is_told_to_the_writer() {
     everywhere(&cluster, "large", &want);
 }
 
+/// What another node wrote does not fit beside an open file: whoever opens it once more hears so, and
+/// does not wait for ever.
+#[test]
+fn an_open_for_which_the_disk_has_no_room_fails() {
+    let Some(disk) = SmallDisk::new("64m") else { return };
+    let backing = tempfile::tempdir().expect("tempdir");
+    let cluster = past(2).below(disk.0.path()).backing(backing.path()).start();
+    let [one, two] = cluster.nodes() else { panic!("two nodes") };
+    let file = created(&one.path("f"));
+    file.write_all_at(&[1; 4096], 0).expect("write");
+    let mut want = vec![2; 40 << 20];
+    want[..4096].fill(1);
+    let theirs = OpenOptions::new().write(true).open(two.path("f")).expect("open");
+    theirs.write_all_at(&want[4096..], 4096).expect("40 of 64 MiB are free");
+    close(theirs).expect("close");
+    let began = Instant::now();
+    let refused = File::open(one.path("f")).expect_err("24 MiB are left for 40");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{refused}");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    // The one that was open before goes on.
+    file.write_all_at(&[3; 100], 0).expect("write");
+    want[..100].fill(3);
+    close(file).expect("close");
+    two.drain();
+    one.drain();
+    let drained = std::fs::read(cluster.backing().join("f")).expect("read");
+    same("f on the backing", &drained, &want);
+}
+
 /// What was written past a daemon that died before anything was published may be lost; it breaks
 /// nothing, and a program that lives on does not write into files of the next daemon.
 #[test]

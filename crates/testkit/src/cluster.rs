@@ -1,9 +1,9 @@
 //! Several daemons of one job on this machine.
 
 use crate::environment::ebb_command;
-use crate::network::{Network, Port};
 use crate::node::{MetaAddress, Node};
 use crate::{describe, mounts};
+use ebb_links::{Network, Port};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

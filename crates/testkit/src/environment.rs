@@ -73,17 +73,3 @@ pub fn ebb_command(root: &Path) -> Command {
         .env("EBB_RUNTIME_DIR", root.join("run"));
     command
 }
-
-/// The same command, started by another one (`nsenter`, `setpriv`).
-#[must_use]
-pub fn wrapped(command: &Command, by: &str, options: &[&str]) -> Command {
-    let mut outer = Command::new(by);
-    outer.args(options).arg("--").arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => outer.env(name, value),
-            None => outer.env_remove(name),
-        };
-    }
-    outer
-}

@@ -9,15 +9,14 @@ pub mod cluster;
 pub mod disk;
 pub mod environment;
 pub mod mounts;
-pub mod network;
 pub mod node;
 pub mod random;
 pub mod steps;
 
 pub use cluster::{Builder, Cluster, number};
 pub use disk::Disk;
+pub use ebb_links::{Network, Port};
 pub use environment::{ebb_binary, skip_reason};
-pub use network::{Network, Port};
 pub use node::Node;
 pub use steps::Steps;
 

@@ -2,9 +2,8 @@
 
 use crate::describe;
 use crate::environment::ebb_command;
-use crate::environment::wrapped;
 use crate::mounts;
-use crate::network::{Network, Port};
+use ebb_links::{Network, Port, wrapped};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

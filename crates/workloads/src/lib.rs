@@ -8,6 +8,7 @@
 //! * [`single`]: one node's records of several sizes, and small files
 //! * [`remote`]: first reads of another node's bytes, and a plain TCP copy beside them
 
+pub mod buffer;
 pub mod checkpoint;
 pub mod content;
 pub mod crew;
@@ -20,6 +21,7 @@ pub mod shared;
 pub mod single;
 pub mod svg;
 
+pub use buffer::PageBuffer;
 pub use crew::{Place, Publish};
 pub use measure::{Measure, Spread, Unit};
 

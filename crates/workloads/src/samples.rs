@@ -4,7 +4,7 @@
 
 use crate::content::{stamp, verify};
 use crate::crew::{Place, Rank, open_read, open_write, remove};
-use crate::{Measure, Told, WorkloadError};
+use crate::{Measure, PageBuffer, Told, WorkloadError};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -71,7 +71,7 @@ fn write(
 ) -> Result<(), WorkloadError> {
     let path = rank.dir.join(name);
     let file = open_write(&path)?;
-    let mut sample = vec![0x77; SAMPLE];
+    let mut sample = PageBuffer::filled(0x77, SAMPLE);
     for n in (rank.number..samples).step_by(rank.of) {
         let at = (n * SAMPLE) as u64;
         stamp(&mut sample, at, round);
@@ -83,7 +83,7 @@ fn write(
 fn read(rank: Rank<'_>, name: &str, order: &[usize], round: u64) -> Result<(), WorkloadError> {
     let path = rank.dir.join(name);
     let file = open_read(&path)?;
-    let mut sample = vec![0; SAMPLE];
+    let mut sample = PageBuffer::filled(0, SAMPLE);
     for n in order.iter().skip(rank.number).step_by(rank.of) {
         let at = (n * SAMPLE) as u64;
         file.read_exact_at(&mut sample, at).told(|| format!("read {}", path.display()))?;

@@ -4,7 +4,7 @@
 
 use crate::content::{stamp, verify};
 use crate::crew::{Place, Rank, open_read, open_write, remove};
-use crate::{Measure, Told, WorkloadError};
+use crate::{Measure, PageBuffer, Told, WorkloadError};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -82,7 +82,7 @@ impl Shared {
     ) -> Result<(), WorkloadError> {
         let path = rank.dir.join(name);
         let file = open_write(&path)?;
-        let mut record = vec![0x5a; self.size];
+        let mut record = PageBuffer::filled(0x5a, self.size);
         for access in 0..self.accesses {
             let at = offset(self.write, rank, access, self);
             stamp(&mut record, at, round);
@@ -101,7 +101,7 @@ impl Shared {
     ) -> Result<(), WorkloadError> {
         let path = rank.dir.join(name);
         let file = open_read(&path)?;
-        let mut record = vec![0; self.size];
+        let mut record = PageBuffer::filled(0, self.size);
         let mut accesses: Vec<usize> = (0..self.accesses).collect();
         let mut rng = ChaCha8Rng::seed_from_u64(round * 1000 + rank.number as u64);
         for _ in 0..self.passes {

@@ -6,7 +6,7 @@
 
 use crate::content::{stamp, verify};
 use crate::crew::{Place, open_read, open_write, remove};
-use crate::{Measure, Told, WorkloadError};
+use crate::{Measure, PageBuffer, Told, WorkloadError};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
@@ -53,7 +53,7 @@ impl Records {
 
     fn write(&self, path: &Path, round: u64) -> Result<(), WorkloadError> {
         let file = open_write(path)?;
-        let mut record = vec![0x5a; self.size];
+        let mut record = PageBuffer::filled(0x5a, self.size);
         for n in 0..self.count() {
             let at = (n * self.size) as u64;
             stamp(&mut record, at, round);
@@ -64,7 +64,7 @@ impl Records {
 
     fn read(&self, path: &Path, round: u64, step: usize) -> Result<(), WorkloadError> {
         let file = open_read(path)?;
-        let mut record = vec![0; self.size];
+        let mut record = PageBuffer::filled(0, self.size);
         let mut n = 0;
         for _ in 0..self.count() {
             let at = (n * self.size) as u64;
@@ -99,7 +99,7 @@ impl SmallFiles {
             let path = place.nodes[0].join(dir(n));
             std::fs::create_dir(&path).told(|| format!("mkdir {}", path.display()))?;
         }
-        let data = vec![0x44u8; self.size];
+        let data = PageBuffer::filled(0x44u8, self.size);
         let mut measures = Vec::new();
         let mut timed =
             |phase: &str, work: &(dyn Fn(&Path) -> Result<(), WorkloadError> + Sync)| {

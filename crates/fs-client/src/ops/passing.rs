@@ -425,8 +425,17 @@ impl Node {
                 if self.is_over_capacity() {
                     self.make_room(Need::Share).await?;
                 }
-                moved |= self.obtain(file, piece).await?.is_none();
+                let came = self.obtain(file, piece).await?.is_some();
                 self.note_pinned(&mut file.state.write());
+                moved |= !came;
+                if came && !file.state.read().view.local(piece.range) {
+                    // It could not be stored, or something newer has been heard of meanwhile.
+                    if self.is_disk_short() {
+                        self.make_room(Need::Disk).await?;
+                    }
+                    moved = true;
+                    break;
+                }
             }
             if moved {
                 if round >= ROUNDS_MIN && Instant::now() >= end {
@@ -437,7 +446,7 @@ impl Node {
             }
         }
         tracing::warn!(ino = %file.ino, "what other nodes wrote cannot be brought into an open file");
-        Err(Errno::EIO)
+        Err(if self.is_disk_short() { Errno::ENOSPC } else { Errno::EIO })
     }
 
     /// The last handle of an inode goes. When it was written past the daemon, the last look is

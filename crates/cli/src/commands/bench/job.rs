@@ -4,6 +4,7 @@
 use super::plan::Variant;
 use super::text;
 use crate::exit::{Context, Failure};
+use ebb_links::{Network, Port};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -73,12 +74,17 @@ impl Job {
         nodes: usize,
         base: &Path,
         backing: &Path,
+        network: Option<&Network>,
     ) -> Result<Job, Failure> {
         let label = format!("{}-{nodes}", variant.name.replace(' ', "-"));
         let buffer = Directory::new(base, &format!("{label}-buffer"))?;
         let backing = Directory::new(backing, &format!("{label}-backing"))?;
         let mut job = Job { mounts: Mounts(Vec::new()), _buffer: buffer, _backing: backing };
         let mut meta: Option<String> = None;
+        let token = text(&job._buffer.path().join("token"));
+        if network.is_some() {
+            ebb(&["token", &token])?;
+        }
         for node in 0..nodes {
             let mount = job._buffer.path().join(format!("mount-{node}"));
             std::fs::create_dir(&mount).or_failed(mount.display())?;
@@ -90,8 +96,17 @@ impl Job {
                 arguments.extend(["--meta", address]);
             }
             let (from, to) = (text(job._backing.path()), text(&mount));
+            let listen = network.map(|n| format!("{}:0", n.host(Port::Node(node))));
+            if let Some(listen) = &listen {
+                arguments.extend(["--listen", listen, "--token-file", &token]);
+            }
             arguments.extend([from.as_str(), to.as_str()]);
-            ebb(&arguments)?;
+            match network {
+                Some(network) => network
+                    .inside(Port::Node(node), || ebb(&arguments))
+                    .or_failed(format!("the network of {name}"))??,
+                None => ebb(&arguments)?,
+            };
             job.mounts.0.push(mount);
             if meta.is_none() {
                 meta = Some(address_of(&to)?);

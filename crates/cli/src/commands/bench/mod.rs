@@ -8,8 +8,10 @@ mod plan;
 
 use crate::exit::{Context, Failure};
 use crate::models;
+use ebb_links::{Network, Port};
 use ebb_types::units::Size;
 use ebb_workloads::Place;
+use ebb_workloads::remote::Ends;
 use ebb_workloads::report::Report;
 use job::Job;
 use plan::{Section, Variant, Work};
@@ -25,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
   ebb bench --quick                                     two minutes, two nodes
   ebb bench --nodes 1,2,4,8 --rounds 7 --out report     what a paper would show
   ebb bench --buffer /local/nvme --backing /lustre/me --workloads shared --naive
+  ebb bench --links 10gbit --workloads remote           nodes with links between them (root)
 
 Each node is a daemon of this machine with a buffer of its own. Open OUT/report.html afterwards.")]
 pub struct Args {
@@ -66,10 +69,17 @@ pub struct Args {
     /// Workloads: single, files, shared, checkpoint, samples, remote
     #[arg(long, value_name = "W1,W2,...", value_delimiter = ',')]
     workloads: Vec<Section>,
+    /// Give each node a network of its own, with links between them (needs root and iproute2); RATE
+    /// as tc has it (10gbit), or as fast as they go
+    #[arg(long, value_name = "RATE", num_args = 0..=1, default_missing_value = FREE)]
+    links: Option<String>,
     /// Small amounts, three rounds, one and two nodes
     #[arg(long)]
     quick: bool,
 }
+
+/// Links of no particular rate.
+const FREE: &str = "free";
 
 /// More daemons than this are not a measurement of one machine any more.
 const NODES_MAX: usize = 64;
@@ -139,10 +149,17 @@ impl Args {
         let base = self.buffer.clone().unwrap_or_else(std::env::temp_dir);
         let backing = self.backing.clone().unwrap_or_else(|| base.clone());
         let bare = job::Directory::new(&base, "bare")?;
+        let network = self.network(nodes)?;
+        let (network, host) = (network.as_ref(), network.as_ref().map(|n| n.host(Port::Node(0))));
+        let enter = |node| network.map_or(Ok(()), |n| n.move_into(Port::Node(node)));
+        let ends = match &host {
+            Some(host) => Ends { host, enter: &enter },
+            None => Ends::HERE,
+        };
         let mut jobs = Vec::new();
         for variant in variants {
             say(&format!("mounting {nodes} node(s) under {}", variant.name));
-            jobs.push(Job::start(variant, nodes, &base, &backing)?);
+            jobs.push(Job::start(variant, nodes, &base, &backing, network)?);
         }
         for item in &work {
             for round in 0..=self.rounds {
@@ -153,7 +170,8 @@ impl Args {
                         report.add(item.section.title(), &item.name, nodes, variant, measures);
                     }
                 };
-                if let Some(measures) = item.bare(bare.path(), nodes, self.per_node, round) {
+                if let Some(measures) = item.bare(bare.path(), (nodes, self.per_node), round, ends)
+                {
                     kept("bare directory", measures.or_failed(&item.name)?);
                 }
                 for (variant, job) in variants.iter().zip(&jobs) {
@@ -177,6 +195,18 @@ impl Args {
         Ok(())
     }
 
+    fn network(&self, nodes: usize) -> Result<Option<Network>, Failure> {
+        let Some(rate) = &self.links else { return Ok(None) };
+        let failed = |why| Failure::failed(format!("--links {rate}: {why}"));
+        let network = Network::new(nodes).map_err(failed)?;
+        if rate != FREE {
+            for node in 0..nodes {
+                network.limit(Port::Node(node), rate).map_err(failed)?;
+            }
+        }
+        Ok(Some(network))
+    }
+
     fn work(&self, nodes: usize) -> Vec<Work> {
         let scale = plan::Scale {
             accesses: self.accesses,
@@ -189,6 +219,8 @@ impl Args {
     fn write(&self, report: &Report, variants: &[Variant]) -> Result<(), Failure> {
         let buffer = self.buffer.clone().unwrap_or_else(std::env::temp_dir);
         let mut about = machine::about(&buffer);
+        let links = self.links.as_deref().map(|rate| format!("links between the nodes ({rate})"));
+        about.push(("network".into(), links.unwrap_or_else(|| "loopback".into())));
         about.push(("rounds".into(), self.rounds.to_string()));
         about.push(("processes per node".into(), self.per_node.to_string()));
         for v in variants {

@@ -3,7 +3,7 @@
 
 use ebb_consistency::{Model, SyncEvent};
 use ebb_workloads::checkpoint::Checkpoint;
-use ebb_workloads::remote::FirstTouch;
+use ebb_workloads::remote::{Ends, FirstTouch};
 use ebb_workloads::samples::{Samples, Scaling};
 use ebb_workloads::shared::{Layout, Order, Shared};
 use ebb_workloads::single::{Records, SmallFiles};
@@ -108,12 +108,18 @@ impl Work {
 
     /// Runs what it is compared with, where there is such a thing: the bare directory with as many
     /// processes, or plain TCP.
-    pub fn bare(&self, dir: &Path, nodes: usize, per_node: usize, round: u64) -> Option<Outcome> {
+    pub fn bare(
+        &self,
+        dir: &Path,
+        (nodes, per_node): (usize, usize),
+        round: u64,
+        ends: Ends<'_>,
+    ) -> Option<Outcome> {
         let place = Place::single(dir.to_owned(), nodes * per_node);
         match &self.kind {
             Kind::Records(w) => Some(w.run(&place, round)),
             Kind::SmallFiles(w) => Some(w.run(&place, round)),
-            Kind::FirstTouch(w) => Some(w.plain_tcp(dir, round)),
+            Kind::FirstTouch(w) => Some(w.plain_tcp(dir, round, ends)),
             Kind::Shared(_) | Kind::Checkpoint(_) | Kind::Samples(_) => None,
         }
     }

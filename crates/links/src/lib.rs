@@ -1,9 +1,12 @@
-//! A network of its own for a cluster: the service and each node in a network namespace, on a
+//! A network of its own for several nodes of one machine: the service and each node in a network namespace, on a
 //! bridge in another one, with links that can be cut, parted, slowed and made to lose packets.
 //! Nothing of the machine's own network is touched. Needs root, `ip` and `tc` (iproute2) and
 //! `nsenter`. Everything goes when it is dropped.
 
-use crate::environment::wrapped;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -56,7 +59,7 @@ impl Network {
     /// Not root, no namespaces, no `ip`, `tc` or `nsenter`.
     pub fn new(nodes: usize) -> Result<Network, String> {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let prefix = format!("ebb-test-{}-{count}", std::process::id());
+        let prefix = format!("ebb-links-{}-{count}", std::process::id());
         let mut network = Network { prefix, ports: nodes + 1, has_netem: false };
         network.build()?;
         run("nsenter --version")?;
@@ -110,6 +113,20 @@ impl Network {
         host(port.number())
     }
 
+    /// Moves the calling thread there, for good; what it starts is there as well.
+    pub fn move_into(&self, port: Port) -> io::Result<()> {
+        let space = File::open(format!("/run/netns/{}", self.space_of(port.number())))?;
+        Ok(move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?)
+    }
+
+    /// Does `work` there, on a thread of its own.
+    pub fn inside<T: Send>(&self, port: Port, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        std::thread::scope(|scope| {
+            let there = scope.spawn(|| self.move_into(port).map(|()| work()));
+            there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
     /// The same command there.
     #[must_use]
     pub fn enter(&self, port: Port, command: &Command) -> Command {
@@ -150,11 +167,34 @@ impl Network {
         }
     }
 
-    /// Ends [`Network::spoil`].
+    /// What is sent to it comes at `rate` at most, as `tc` writes it (10gbit).
+    ///
+    /// # Errors
+    /// What `tc` says.
+    pub fn limit(&self, port: Port, rate: &str) -> Result<(), String> {
+        // What a busy machine gets done between two ticks of its clock has to fit.
+        run(&format!("{} root tbf rate {rate} burst 8mb latency 20ms", self.link(port)))
+    }
+
+    /// Ends [`Network::spoil`] and [`Network::limit`].
     pub fn repair(&self, port: Port) {
         let (hub, number) = (self.hub(), port.number());
         let _ = run(&format!("tc -n {hub} qdisc del dev v{number} root"));
     }
+}
+
+/// The same command, started by another one (`nsenter`, `setpriv`).
+#[must_use]
+pub fn wrapped(command: &Command, by: &str, options: &[&str]) -> Command {
+    let mut outer = Command::new(by);
+    outer.args(options).arg("--").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer
 }
 
 fn host(number: usize) -> String {
