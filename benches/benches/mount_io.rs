@@ -2,7 +2,8 @@
 //! overwriting and reading a cached one in several record sizes, and reading another node's file
 //! for the first time. New files are small and removed in turn: fresh memory would measure the host.
 
-use ebb_benches::through::{NAME, Through};
+use ebb_benches::one_file::NAME;
+use ebb_benches::through::Through;
 use ebb_benches::{MIB, Report, rate, write, write_new};
 use ebb_testkit::Cluster;
 use std::fs::{File, OpenOptions};

@@ -4,39 +4,14 @@
 //!
 //! Variables: EBB_BENCH_ROUNDS, EBB_BENCH_REMOTE_MIB.
 
-use ebb_benches::fetching::{self, Fetching};
+use ebb_benches::fetching::Fetching;
+use ebb_benches::one_file::NAME;
 use ebb_benches::{Spread, rounds};
 use ebb_testkit::{Cluster, skip_reason};
-use ebb_workloads::content::{stamp, verify};
 use ebb_workloads::remote::{Ends, FirstTouch};
-use ebb_workloads::{PageBuffer, Place, Publish};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::time::Instant;
+use ebb_workloads::{Place, Publish};
 
 const PIECE: usize = 1 << 20;
-
-fn fill(path: &Path, bytes: usize, round: u64) {
-    let file = File::create(path).expect("create");
-    let mut piece = PageBuffer::filled(0x21, PIECE);
-    for at in (0..bytes).step_by(PIECE) {
-        stamp(&mut piece, at as u64, round);
-        file.write_all_at(&piece, at as u64).expect("write");
-    }
-}
-
-/// MiB per second.
-fn read(path: &Path, bytes: usize, round: u64) -> f64 {
-    let file = File::open(path).expect("open");
-    let mut piece = PageBuffer::filled(0, PIECE);
-    let start = Instant::now();
-    for at in (0..bytes as u64).step_by(PIECE) {
-        file.read_exact_at(&mut piece, at).expect("read");
-        verify(&piece, at, round, path).expect("the bytes that were written");
-    }
-    (bytes / PIECE) as f64 / start.elapsed().as_secs_f64()
-}
 
 fn main() {
     if let Some(why) = skip_reason() {
@@ -54,14 +29,13 @@ fn main() {
     std::fs::create_dir(&dir).expect("mkdir");
     std::fs::create_dir(&at).expect("mkdir");
     let (from, to) = (dir.join("from"), dir.join("to"));
-    File::create(&from).expect("create");
-    let least = Fetching::mount(&at, &from, &to).expect("mount");
+    let least = Fetching::mount(&at, touch, &from, &to).expect("mount");
     let mut all = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..=rounds() as u64 {
         let one = |measures: Vec<ebb_workloads::Measure>| measures[0].value;
         let plain = one(touch.plain_tcp(&dir, round, Ends::HERE).expect("plain TCP"));
-        fill(&from, bytes, round);
-        let fetching = read(&at.join(fetching::NAME), bytes, round);
+        drop(touch.fill(&from, round).expect("fill"));
+        let fetching = touch.read(&at.join(NAME), round).expect("the least daemon").value;
         std::fs::remove_file(&to).expect("remove");
         let ebb = one(touch.run(&place, round).expect("Ebb"));
         // The first one warms memory and connections up.

@@ -5,6 +5,7 @@ pub mod asking;
 pub mod crew;
 pub mod fetching;
 pub mod hollow;
+pub mod one_file;
 pub mod through;
 pub mod timeline;
 

@@ -2,6 +2,7 @@
 
 use ebb_testkit::{Cluster, Network, describe, skip_reason};
 use std::fs;
+use std::process::Stdio;
 
 #[test]
 fn a_small_run_leaves_a_report_and_no_mounts() {
@@ -49,10 +50,17 @@ fn nodes_can_have_links_between_them() {
     let cluster = Cluster::builder().prepare();
     let out = cluster.root().join("report");
     let run = |rate: &str| {
+        let spaces = || fs::read_dir("/run/netns").expect("namespaces").flatten();
         let mut bench = cluster.ebb();
         bench.args(["bench", "--quick", "--nodes", "2", "--rounds", "1", "--models", "session"]);
         bench.args(["--workloads", "remote", "--links", rate, "--buffer"]).arg(cluster.root());
-        bench.arg("--out").arg(&out).output().expect("ebb can be started")
+        bench.arg("--out").arg(&out).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let bench = bench.spawn().expect("ebb can be started");
+        let own = format!("ebb-links-{}-", bench.id());
+        let done = bench.wait_with_output().expect("ebb ends");
+        let left = spaces().find(|s| s.file_name().to_string_lossy().starts_with(&own));
+        assert!(left.is_none(), "{left:?}");
+        done
     };
     let done = run("400mbit");
     assert!(done.status.success(), "{}", describe(&done));

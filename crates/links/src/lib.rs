@@ -1,12 +1,13 @@
-//! A network of its own for several nodes of one machine: the service and each node in a network namespace, on a
-//! bridge in another one, with links that can be cut, parted, slowed and made to lose packets.
-//! Nothing of the machine's own network is touched. Needs root, `ip` and `tc` (iproute2) and
-//! `nsenter`. Everything goes when it is dropped.
+//! A network of its own for several nodes of one machine: the service and each node in a network
+//! namespace, on a bridge in another one, with links that can be cut, parted, slowed and made to lose
+//! packets. Nothing of the machine's own network is touched. Needs root, `ip` and `tc` (iproute2).
+//! Everything goes when it is dropped.
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -56,13 +57,12 @@ impl Network {
     /// A network for the service and so many nodes; or why there can be none on this machine.
     ///
     /// # Errors
-    /// Not root, no namespaces, no `ip`, `tc` or `nsenter`.
+    /// Not root, no namespaces, no `ip` or `tc`.
     pub fn new(nodes: usize) -> Result<Network, String> {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("ebb-links-{}-{count}", std::process::id());
         let mut network = Network { prefix, ports: nodes + 1, has_netem: false };
         network.build()?;
-        run("nsenter --version")?;
         let first = network.link(Port::Service);
         network.has_netem = run(&format!("{first} root netem delay 1ms")).is_ok();
         network.repair(Port::Service);
@@ -113,9 +113,15 @@ impl Network {
         host(port.number())
     }
 
+    /// Its namespace, for `nsenter --net`.
+    #[must_use]
+    pub fn space(&self, port: Port) -> PathBuf {
+        Path::new("/run/netns").join(self.space_of(port.number()))
+    }
+
     /// Moves the calling thread there, for good; what it starts is there as well.
     pub fn move_into(&self, port: Port) -> io::Result<()> {
-        let space = File::open(format!("/run/netns/{}", self.space_of(port.number())))?;
+        let space = File::open(self.space(port))?;
         Ok(move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 
@@ -125,13 +131,6 @@ impl Network {
             let there = scope.spawn(|| self.move_into(port).map(|()| work()));
             there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
-    }
-
-    /// The same command there.
-    #[must_use]
-    pub fn enter(&self, port: Port, command: &Command) -> Command {
-        let space = format!("--net=/run/netns/{}", self.space_of(port.number()));
-        wrapped(command, "nsenter", &[&space])
     }
 
     /// Nothing comes through any more, and nobody is told.
@@ -181,20 +180,6 @@ impl Network {
         let (hub, number) = (self.hub(), port.number());
         let _ = run(&format!("tc -n {hub} qdisc del dev v{number} root"));
     }
-}
-
-/// The same command, started by another one (`nsenter`, `setpriv`).
-#[must_use]
-pub fn wrapped(command: &Command, by: &str, options: &[&str]) -> Command {
-    let mut outer = Command::new(by);
-    outer.args(options).arg("--").arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => outer.env(name, value),
-            None => outer.env_remove(name),
-        };
-    }
-    outer
 }
 
 fn host(number: usize) -> String {

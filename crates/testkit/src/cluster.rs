@@ -1,6 +1,6 @@
 //! Several daemons of one job on this machine.
 
-use crate::environment::ebb_command;
+use crate::environment::{ebb_command, entered};
 use crate::node::{MetaAddress, Node};
 use crate::{describe, mounts};
 use ebb_links::{Network, Port};
@@ -335,7 +335,7 @@ impl Cluster {
         let mut command = ebb_command(&self.real);
         command.args(arguments);
         let command = match &self.network {
-            Some(network) => network.enter(Port::Service, &command),
+            Some(network) => entered(&command, network, Port::Service),
             None => command,
         };
         spawn_meta(&self.real, command)

@@ -1,5 +1,6 @@
 //! Where the `ebb` binary is, and whether this machine can mount.
 
+use ebb_links::{Network, Port};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -72,4 +73,23 @@ pub fn ebb_command(root: &Path) -> Command {
         .env("TMPDIR", root.join("tmp"))
         .env("EBB_RUNTIME_DIR", root.join("run"));
     command
+}
+
+/// The same command, started by another one (`nsenter`, `setpriv`).
+#[must_use]
+pub fn wrapped(command: &Command, by: &str, options: &[&str]) -> Command {
+    let mut outer = Command::new(by);
+    outer.args(options).arg("--").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer
+}
+
+/// The same command, in its place on a network.
+pub(crate) fn entered(command: &Command, network: &Network, port: Port) -> Command {
+    wrapped(command, "nsenter", &[&format!("--net={}", network.space(port).display())])
 }

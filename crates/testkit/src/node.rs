@@ -1,9 +1,9 @@
 //! One daemon with its mount point and its cache, driven by the `ebb` command as a user would.
 
 use crate::describe;
-use crate::environment::ebb_command;
+use crate::environment::{ebb_command, entered, wrapped};
 use crate::mounts;
-use ebb_links::{Network, Port, wrapped};
+use ebb_links::{Network, Port};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ impl Node {
             command = wrapped(&command, "setpriv", &SQUASHED);
         }
         match &self.network {
-            Some((network, port)) => network.enter(*port, &command),
+            Some((network, port)) => entered(&command, network, *port),
             None => command,
         }
     }
@@ -164,7 +164,7 @@ impl Node {
         let mut line = ebb_command(&self.root);
         line.arg(command).args(options).arg(&self.mountpoint).args(after);
         if let Some((network, port)) = &self.network {
-            line = network.enter(*port, &line);
+            line = entered(&line, network, *port);
         }
         line.output().expect("ebb can be started")
     }

@@ -60,7 +60,8 @@ impl FirstTouch {
         (self.order(round).len() * self.size) as u64
     }
 
-    fn fill(&self, path: &Path, round: u64) -> Result<File, WorkloadError> {
+    /// Makes the file.
+    pub fn fill(&self, path: &Path, round: u64) -> Result<File, WorkloadError> {
         let file = open_write(path)?;
         let mut piece = PageBuffer::filled(0x21, 1 << 20);
         for at in (0..self.bytes).step_by(piece.len()) {
@@ -78,17 +79,23 @@ impl FirstTouch {
         let written = place.nodes[0].join(&name);
         place.finish(self.fill(&written, round)?, &written)?;
         let path = place.nodes[1].join(&name);
-        let file = open_read(&path)?;
+        let measure = self.read(&path, round)?;
+        remove(&written)?;
+        Ok(vec![measure])
+    }
+
+    /// Reads the file in its order, and checks what it reads.
+    pub fn read(&self, path: &Path, round: u64) -> Result<Measure, WorkloadError> {
+        let file = open_read(path)?;
         let mut buffer = PageBuffer::filled(0, self.size);
         let start = Instant::now();
         for n in self.order(round) {
             let at = n * self.size as u64;
             file.read_exact_at(&mut buffer, at).told(|| format!("read {}", path.display()))?;
-            verify(&buffer, at, round, &path)?;
+            verify(&buffer, at, round, path)?;
         }
         let seconds = start.elapsed().as_secs_f64();
-        remove(&written)?;
-        Ok(vec![Measure::bandwidth("first read", self.read_bytes(round), seconds)])
+        Ok(Measure::bandwidth("first read", self.read_bytes(round), seconds))
     }
 
     /// Over plain TCP between two threads: the file is read at one end and stored at the other.
@@ -128,7 +135,8 @@ impl FirstTouch {
         Ok(vec![Measure::bandwidth("first read", self.read_bytes(round), seconds)])
     }
 
-    fn serve(&self, listener: &TcpListener, from: &Path) -> Result<(), WorkloadError> {
+    /// The end that has the bytes: sends one peer the records at the offsets that it asks for.
+    pub fn serve(&self, listener: &TcpListener, from: &Path) -> Result<(), WorkloadError> {
         let (mut stream, _) = listener.accept().told(|| "accept".into())?;
         stream.set_nodelay(true).told(|| "nodelay".into())?;
         let file = open_read(from)?;

@@ -197,7 +197,8 @@ impl Args {
 
     fn network(&self, nodes: usize) -> Result<Option<Network>, Failure> {
         let Some(rate) = &self.links else { return Ok(None) };
-        let failed = |why| Failure::failed(format!("--links {rate}: {why}"));
+        let needs = "networks of their own need root and iproute2";
+        let failed = |why| Failure::failed(format!("--links {rate}: {why} ({needs})"));
         let network = Network::new(nodes).map_err(failed)?;
         if rate != FREE {
             for node in 0..nodes {
