@@ -36,6 +36,8 @@ settings() {
     mount=$(fill "$EBB_HOOK_MOUNT")
     cache=$(fill "$EBB_HOOK_CACHE")
     token=$(fill "$EBB_HOOK_SHARED")/$SLURM_JOB_ID.token
+    # One file for each node that may still need the token.
+    members=$(fill "$EBB_HOOK_SHARED")/$SLURM_JOB_ID.nodes
     ebb=$EBB_HOOK_BIN
 }
 

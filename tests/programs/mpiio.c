@@ -1,5 +1,6 @@
 /* MPI-IO as applications use it, each part verified by every rank: independent and collective
- * writes of interleaved records, data sieving, atomic mode, shared file pointers.
+ * writes of interleaved records, data sieving (also beside plain writes), atomic mode, shared file
+ * pointers, sizes.
  *   mpiio PART FILE
  * Every byte tells which rank wrote it at which offset, so that a byte in the wrong place shows. */
 #include <mpi.h>
@@ -186,6 +187,96 @@ static void shared_pointer(const char *path)
     free(seen);
 }
 
+/* Everybody writes one stretch plainly; then everybody rewrites its own half of every block, of
+ * stretches that others have written plainly, by data sieving. No byte has two writers at a time. */
+static void mixed(const char *path)
+{
+    enum { BLOCK = 200, BLOCKS = 100 };
+    MPI_Info info;
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "romio_ds_write", "enable");
+    MPI_Info_set(info, "romio_cb_write", "disable");
+    int len = BLOCK * BLOCKS;
+    unsigned char *buffer = malloc((size_t)len * size);
+    MPI_Datatype type;
+    MPI_Type_vector(BLOCKS, BLOCK / 2, BLOCK * size, MPI_BYTE, &type);
+    MPI_Type_commit(&type);
+    for (int round = 0; round < 5; round++) {
+        MPI_File f = open_file(path, MPI_MODE_CREATE | MPI_MODE_RDWR, info);
+        MPI_Offset at = (MPI_Offset)rank * len;
+        for (int i = 0; i < len; i++)
+            buffer[i] = byte_of(rank, at + i, round);
+        check(MPI_File_write_at(f, at, buffer, len, MPI_BYTE, MPI_STATUS_IGNORE), "write");
+        MPI_Barrier(MPI_COMM_WORLD);
+        /* The first half of each of this rank's blocks, all over the file. */
+        check(MPI_File_set_view(f, (MPI_Offset)rank * BLOCK, MPI_BYTE, type, "native", info), "view");
+        for (int i = 0; i < len / 2; i++) {
+            MPI_Offset to = ((MPI_Offset)(i / (BLOCK / 2)) * size + rank) * BLOCK + i % (BLOCK / 2);
+            buffer[i] = byte_of(rank + 50, to, round);
+        }
+        check(MPI_File_write(f, buffer, len / 2, MPI_BYTE, MPI_STATUS_IGNORE), "strided write");
+        check(MPI_File_close(&f), "close");
+        MPI_Barrier(MPI_COMM_WORLD);
+
+        f = open_file(path, MPI_MODE_RDONLY, MPI_INFO_NULL);
+        check(MPI_File_read_at(f, 0, buffer, len * size, MPI_BYTE, MPI_STATUS_IGNORE), "read");
+        for (MPI_Offset b = 0; b < BLOCKS * size; b++) {
+            MPI_Offset from = b * BLOCK;
+            expect(buffer + from, from, BLOCK / 2, b % size + 50, round, "mixed, strided");
+            from += BLOCK / 2;
+            expect(buffer + from, from, BLOCK / 2, from / len, round, "mixed, plain");
+        }
+        check(MPI_File_close(&f), "close");
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    MPI_Type_free(&type);
+    MPI_Info_free(&info);
+    free(buffer);
+}
+
+/* What others have made of the size is seen after sync - barrier - sync, and kept by preallocation. */
+static void sizes(const char *path)
+{
+    unsigned char buffer[1000];
+    for (int round = 0; round < 8; round++) {
+        MPI_File f = open_file(path, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL);
+        check(MPI_File_set_size(f, 0), "set_size");
+        int writer = round % size;
+        for (int i = 0; i < 1000; i++)
+            buffer[i] = byte_of(writer, 5000 + i, round);
+        if (rank == writer)
+            check(MPI_File_write_at(f, 5000, buffer, 1000, MPI_BYTE, MPI_STATUS_IGNORE), "write");
+        check(MPI_File_sync(f), "sync");
+        MPI_Barrier(MPI_COMM_WORLD);
+        check(MPI_File_sync(f), "sync");
+        MPI_Offset end = -1, position = -1;
+        check(MPI_File_get_size(f, &end), "get_size");
+        check(MPI_File_seek(f, 0, MPI_SEEK_END), "seek");
+        check(MPI_File_get_position(f, &position), "get_position");
+        if (end != 6000 || position != 6000) {
+            fprintf(stderr, "rank %d: round %d: size %lld, end %lld\n", rank, round, (long long)end,
+                    (long long)position);
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+        check(MPI_File_preallocate(f, 3000), "preallocate");
+        MPI_Barrier(MPI_COMM_WORLD);
+        check(MPI_File_sync(f), "sync");
+        MPI_Barrier(MPI_COMM_WORLD);
+        check(MPI_File_sync(f), "sync");
+        check(MPI_File_close(&f), "close");
+        MPI_Barrier(MPI_COMM_WORLD);
+        f = open_file(path, MPI_MODE_RDONLY, MPI_INFO_NULL);
+        check(MPI_File_get_size(f, &end), "get_size");
+        memset(buffer, 0, sizeof buffer);
+        check(MPI_File_read_at(f, 5000, buffer, 1000, MPI_BYTE, MPI_STATUS_IGNORE), "read");
+        expect(buffer, 5000, 1000, writer, round, "preallocated");
+        if (end != 6000)
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        check(MPI_File_close(&f), "close");
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -200,10 +291,14 @@ int main(int argc, char **argv)
         strided(path, 0, 100, 200);
     else if (!strcmp(part, "atomic"))
         atomic(path);
+    else if (!strcmp(part, "mixed"))
+        mixed(path);
+    else if (!strcmp(part, "sizes"))
+        sizes(path);
     else if (!strcmp(part, "shared"))
         shared_pointer(path);
     else {
-        fprintf(stderr, "usage: mpiio independent|collective|sieving|atomic|shared FILE\n");
+        fprintf(stderr, "usage: mpiio independent|collective|sieving|mixed|atomic|shared|sizes FILE\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     MPI_Finalize();

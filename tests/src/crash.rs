@@ -76,6 +76,27 @@ impl Expected {
         self.bytes.len() as u64
     }
 
+    /// The acknowledged size.
+    #[must_use]
+    pub fn size_least(&self) -> u64 {
+        self.size_least
+    }
+
+    /// What a byte may be, the acknowledged value first; nothing beyond the end.
+    #[must_use]
+    pub fn may_be(&self, at: u64) -> &[u8] {
+        self.bytes.get(at as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// The first byte that is none of what it may be; `but` are not looked at (they are sorted).
+    #[must_use]
+    pub fn first_wrong(&self, got: &[u8], but: &[u64]) -> Option<u64> {
+        let wrong = |(at, value): &(u64, &u8)| {
+            !self.may_be(*at).contains(value) && but.binary_search(at).is_err()
+        };
+        (0..).zip(got).find(wrong).map(|(at, _)| at)
+    }
+
     /// What the writer itself must read.
     #[must_use]
     pub fn latest(&self) -> Vec<u8> {

@@ -10,6 +10,7 @@ pub mod grown;
 pub mod load;
 pub mod model;
 pub mod nodes;
+pub mod power;
 pub mod tools;
 pub mod tree;
 pub mod turns;

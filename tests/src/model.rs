@@ -14,10 +14,11 @@ pub enum Model {
     Commit,
     Session,
     Mpiio,
+    Romio,
 }
 
 impl Model {
-    /// All four.
+    /// All but `romio`, which differs from `mpiio` in that reads look up as well.
     pub const ALL: [Model; 4] = [Model::Posix, Model::Commit, Model::Session, Model::Mpiio];
 
     /// As the command line calls it.
@@ -28,6 +29,7 @@ impl Model {
             Model::Commit => "commit",
             Model::Session => "session",
             Model::Mpiio => "mpiio",
+            Model::Romio => "romio",
         }
     }
 
@@ -35,7 +37,7 @@ impl Model {
     pub fn publish(self, file: File) -> io::Result<Option<File>> {
         match self {
             Model::Posix => Ok(Some(file)),
-            Model::Commit | Model::Mpiio => file.sync_all().map(|()| Some(file)),
+            Model::Commit | Model::Mpiio | Model::Romio => file.sync_all().map(|()| Some(file)),
             Model::Session => close(file).map(|()| None),
         }
     }
@@ -43,7 +45,7 @@ impl Model {
     /// What a reader that may have the file open does before it reads.
     pub fn look_up(self, open: Option<File>, path: &Path) -> io::Result<File> {
         match (self, open) {
-            (Model::Posix | Model::Commit, Some(file)) => Ok(file),
+            (Model::Posix | Model::Commit | Model::Romio, Some(file)) => Ok(file),
             (Model::Mpiio, Some(file)) => file.sync_all().map(|()| file),
             (_, open) => {
                 drop(open);

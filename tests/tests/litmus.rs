@@ -208,21 +208,34 @@ fn l12_append_behind_committed(s: &Scene) {
     }
 }
 
-use Model::{Commit, Mpiio, Posix, Session};
+/// Who has the file open all the time knows how long it is, also without reading.
+fn l13_size(s: &Scene) {
+    let (a, mut b) = (open(&s.a), open(&s.b));
+    let end = SIZE + 1 + s.round * 311;
+    a.write_all_at(&[1], end - 1).expect("write");
+    a.sync_all().expect("fsync");
+    assert_eq!(b.metadata().expect("stat").len(), end);
+    assert_eq!(b.seek(SeekFrom::End(0)).expect("seek"), end);
+}
+
+use Model::{Commit, Mpiio, Posix, Romio, Session};
+
+const ALL: [Model; 5] = [Posix, Commit, Session, Mpiio, Romio];
 
 const PROGRAMS: &[Litmus] = &[
     Litmus { name: "L1", promised: &[Posix], run: l1_write_read },
-    Litmus { name: "L2", promised: &[Posix, Commit], run: l2_fsync_read },
-    Litmus { name: "L3", promised: &[Posix, Commit, Session, Mpiio], run: l3_close_open },
-    Litmus { name: "L4", promised: &[Posix, Commit, Mpiio], run: l4_fsync_fsync },
-    Litmus { name: "L5", promised: &[Posix, Commit, Mpiio], run: l5_fsync_open },
-    Litmus { name: "L6", promised: &[Posix, Commit, Session, Mpiio], run: l6_locks },
-    Litmus { name: "L7", promised: &[Posix, Commit, Session, Mpiio], run: l7_ping_pong },
-    Litmus { name: "L8", promised: &[Posix, Commit, Session, Mpiio], run: l8_disjoint_unaligned },
-    Litmus { name: "L9", promised: &[Posix, Commit, Session, Mpiio], run: l9_truncate_stat },
-    Litmus { name: "L10", promised: &[Posix, Commit, Session, Mpiio], run: l10_appends_in_turn },
-    Litmus { name: "L11", promised: &[Posix, Commit, Session, Mpiio], run: l11_rename_over },
+    Litmus { name: "L2", promised: &[Posix, Commit, Romio], run: l2_fsync_read },
+    Litmus { name: "L3", promised: &ALL, run: l3_close_open },
+    Litmus { name: "L4", promised: &[Posix, Commit, Mpiio, Romio], run: l4_fsync_fsync },
+    Litmus { name: "L5", promised: &[Posix, Commit, Mpiio, Romio], run: l5_fsync_open },
+    Litmus { name: "L6", promised: &ALL, run: l6_locks },
+    Litmus { name: "L7", promised: &ALL, run: l7_ping_pong },
+    Litmus { name: "L8", promised: &ALL, run: l8_disjoint_unaligned },
+    Litmus { name: "L9", promised: &ALL, run: l9_truncate_stat },
+    Litmus { name: "L10", promised: &ALL, run: l10_appends_in_turn },
+    Litmus { name: "L11", promised: &ALL, run: l11_rename_over },
     Litmus { name: "L12", promised: &[Posix, Commit], run: l12_append_behind_committed },
+    Litmus { name: "L13", promised: &[Posix, Commit, Mpiio, Romio], run: l13_size },
 ];
 
 fn run_all(model: Model, nodes: usize) {
@@ -264,6 +277,16 @@ fn two_nodes_session() {
 #[test]
 fn two_nodes_mpiio() {
     run_all(Mpiio, 2);
+}
+
+#[test]
+fn two_nodes_romio() {
+    run_all(Romio, 2);
+}
+
+#[test]
+fn four_nodes_romio() {
+    run_all(Romio, 4);
 }
 
 #[test]

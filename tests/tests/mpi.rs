@@ -123,6 +123,18 @@ fn data_sieving() {
     mpi_io("sieving", &ALL);
 }
 
+/// The same of bytes that others have written without a lock, and not published.
+#[test]
+fn data_sieving_beside_plain_writes() {
+    mpi_io("mixed", &ALL);
+}
+
+/// Sizes after sync, barrier, sync; and preallocation, which must lose nothing.
+#[test]
+fn sizes() {
+    mpi_io("sizes", &["romio", "mpiio", "commit", "posix"]);
+}
+
 #[test]
 fn atomic_mode() {
     mpi_io("atomic", &ALL);

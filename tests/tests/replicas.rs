@@ -34,7 +34,7 @@ fn write(node: &Node, model: Model, name: &str, seed: u64) -> (Option<File>, Vec
             close(file).expect("close");
             (None, whole)
         }
-        Model::Commit | Model::Mpiio => {
+        Model::Commit | Model::Mpiio | Model::Romio => {
             file.sync_all().expect("fsync");
             (Some(file), whole)
         }

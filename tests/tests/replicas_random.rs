@@ -28,6 +28,7 @@ fn start_loads(cluster: &Cluster, model: Model, mix: Mix, seed: u64) -> Vec<Load
         of: nodes as u64,
         root: cluster.node(who).mountpoint().to_owned(),
         elsewhere: cluster.node((who + 1) % nodes).mountpoint().to_owned(),
+        blocks: 0,
         log: std::env::temp_dir().join(format!("ebb-replicas-{seed}-{}-{who}", model.name())),
     };
     let binary = Path::new(env!("CARGO_BIN_EXE_ebb-load"));

@@ -30,6 +30,7 @@ fn start_loads(cluster: &Cluster, model: Model, mix: Mix, seed: u64) -> Vec<Load
         of: NODES as u64,
         root: cluster.node(who).mountpoint().to_owned(),
         elsewhere: cluster.node((who + 1) % NODES).mountpoint().to_owned(),
+        blocks: 0,
         log: std::env::temp_dir().join(format!("ebb-service-kill-{seed}-{}-{who}", model.name())),
     };
     let binary = Path::new(env!("CARGO_BIN_EXE_ebb-load"));

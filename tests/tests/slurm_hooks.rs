@@ -3,6 +3,7 @@
 
 use ebb_testkit::environment::ebb_binary;
 use ebb_testkit::{describe, mounts, skip_reason};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -44,6 +45,10 @@ impl Site {
     }
 
     fn hook(&self, name: &str, node: &str, constraints: &str) -> Output {
+        self.hook_of("root", name, node, constraints)
+    }
+
+    fn hook_of(&self, user: &str, name: &str, node: &str, constraints: &str) -> Output {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/slurm");
         let mut command = Command::new(scripts.join(name));
         for (variable, _) in std::env::vars_os() {
@@ -54,7 +59,7 @@ impl Site {
         command
             .env("EBB_HOOK_CONF", self.root.join("hook.conf"))
             .env("SLURM_JOB_ID", self.job.to_string())
-            .env("SLURM_JOB_USER", "root")
+            .env("SLURM_JOB_USER", user)
             .env("SLURM_JOB_NODELIST", "n1,n2")
             .env("SLURM_JOB_CONSTRAINTS", constraints)
             .env("SLURM_JOB_WORK_DIR", self.root.join("work"))
@@ -159,4 +164,60 @@ fn the_epilog_after_a_crash_clears_the_mount_and_names_the_data() {
     let told = site.root.join(format!("work/ebb-{}.err", site.job));
     let told = std::fs::read_to_string(told).expect("the user is told");
     assert!(told.contains(&site.cache("n1").display().to_string()), "{told}");
+}
+
+/// What is in the directories of a job is the user's: the epilog runs as root, and his links must lead
+/// it nowhere.
+#[test]
+fn the_epilog_follows_no_link_of_the_user() {
+    let Some(site) = Site::new(63) else { return };
+    const USER: u32 = 65_534;
+    let (cache, own) = (site.cache("n1"), site.root.join("root-only"));
+    std::fs::set_permissions(&site.root, PermissionsExt::from_mode(0o755)).expect("chmod");
+    std::fs::create_dir_all(&cache).expect("cache");
+    std::fs::create_dir(&own).expect("root's directory");
+    std::fs::set_permissions(&own, PermissionsExt::from_mode(0o700)).expect("chmod");
+    std::fs::write(own.join("ebb.log"), "root's").expect("write");
+    symlink(own.join("nologin"), cache.join("lock")).expect("link");
+    symlink(&own, cache.join("data")).expect("link");
+    chown(&cache, Some(USER), Some(USER)).expect("chown");
+    assert!(site.hook_of("nobody", "ebb-epilog", "n1", "ebb").status.success());
+    assert!(!own.join("nologin").exists(), "root made a file through a user's link");
+    assert!(own.join("ebb.log").exists() && own.exists());
+}
+
+/// Whatever may be the only copy of something stays, and the user hears of it.
+#[test]
+fn the_epilog_leaves_copies_and_states_and_the_token_that_others_need() {
+    let Some(site) = Site::new(64) else { return };
+    let shared = site.root.join("shared");
+    let token = shared.join(format!("{}.token", site.job));
+    let members = shared.join(format!("{}.nodes", site.job));
+    for (node, kept) in [("n1", "copies/9-1/1"), ("n2", "meta/journal"), ("n3", "aside/f")] {
+        let kept = site.cache(node).join(kept);
+        std::fs::create_dir_all(kept.parent().expect("below the cache")).expect("directories");
+        std::fs::write(&kept, "the only ones").expect("write");
+        std::fs::create_dir_all(&members).expect("members");
+        std::fs::write(members.join(node), "").expect("member");
+        std::fs::write(&token, "secret").expect("token");
+        site.runs("ebb-epilog", node);
+        assert!(kept.exists(), "{kept:?}");
+        assert!(token.exists(), "what is left may be brought back into the job with it");
+        std::fs::remove_dir_all(site.cache(node)).expect("brought to the backing by hand");
+        site.runs("ebb-epilog", node);
+        assert!(!members.join(node).exists());
+    }
+    assert!(!token.exists(), "the last node takes it along");
+    let told = std::fs::read_to_string(site.root.join(format!("work/ebb-{}.err", site.job)));
+    assert_eq!(told.expect("the user is told").matches("files of the job are left").count(), 3);
+    // One node of two is done: the other one still needs it.
+    std::fs::create_dir_all(&members).expect("members");
+    std::fs::write(&token, "secret").expect("token");
+    for node in ["n1", "n2"] {
+        std::fs::write(members.join(node), "").expect("member");
+    }
+    site.runs("ebb-epilog", "n1");
+    assert!(token.exists());
+    site.runs("ebb-epilog", "n2");
+    assert!(!token.exists());
 }

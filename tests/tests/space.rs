@@ -8,7 +8,7 @@ use ebb_tests::model::close;
 use ebb_tests::tools::{available, within};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -332,6 +332,43 @@ fn without_permission_on_the_backing_nothing_is_dropped() {
     node.umount();
     let arrived = fs::read_to_string(open_dir.join("numbers")).expect("read");
     assert!(arrived == numbers && open_dir.join("dir").is_dir());
+}
+
+/// As on a server that squashes root: what another user's program wrote through the mount must not be
+/// open to others because the owner is lost, and nobody may take it for done.
+#[test]
+fn a_file_that_cannot_get_its_owner_is_closed_to_others_and_not_drained() {
+    if skip_reason().is_some() {
+        return;
+    }
+    const USER: u32 = 12_345;
+    let cluster = Cluster::builder().nodes(1).flush("end").prepare();
+    let (node, backing) = (cluster.node(0), cluster.backing());
+    let mount = node.mount_command(&[]);
+    let mut without_chown = std::process::Command::new("setpriv");
+    without_chown.args(["--inh-caps", "-chown", "--bounding-set", "-chown"]);
+    without_chown.arg(mount.get_program()).args(mount.get_args());
+    without_chown.envs(mount.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    let output = without_chown.output().expect("setpriv");
+    assert!(output.status.success(), "{}", describe(&output));
+    node.shell("echo mine > mine; echo theirs > theirs; chmod 664 mine theirs");
+    node.shell(&format!("chown {USER}:{USER} theirs; mkdir dir; chown {USER} dir"));
+    is_refused(node, &["theirs", "dir", "set owner and group"]);
+    let of = |name: &str| {
+        let meta = fs::metadata(backing.join(name)).expect("published");
+        (meta.uid(), meta.mode() & 0o7777)
+    };
+    assert_eq!((of("mine"), of("theirs"), of("dir")), ((0, 0o664), (0, 0o600), (0, 0o700)));
+    assert_eq!(fs::read(backing.join("theirs")).expect("read"), b"theirs\n");
+    let shown = fs::metadata(node.path("theirs")).expect("stat");
+    assert_eq!((shown.uid(), shown.mode() & 0o7777), (USER, 0o664), "in the job it is theirs");
+    // An administrator puts it right.
+    for name in ["theirs", "dir"] {
+        let id = (name == "theirs").then_some(USER);
+        std::os::unix::fs::chown(backing.join(name), Some(USER), id).expect("chown");
+    }
+    node.umount();
+    assert_eq!((of("theirs"), of("dir")), ((USER, 0o664), (USER, 0o755)));
 }
 
 /// The log of a daemon is in its cache: what cannot be written there ends nothing.

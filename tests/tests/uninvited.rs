@@ -24,6 +24,8 @@ const FLOOD: usize = 10_000;
 /// What a flood may cost the daemon: strangers of service and peers, and some.
 const DESCRIPTORS_MAX: usize = 700;
 const MEMORY_KIB_MAX: u64 = 64 << 10;
+/// Where TLS is spoken, more is waited for after this.
+const HALF_A_TLS_HELLO: &[u8] = b"\x16\x03\x01\x01\x00\x01\x00\x00\xfc\x03\x03and random bytes";
 /// The user that nobody is.
 const STRANGER: u32 = 65_534;
 
@@ -87,7 +89,8 @@ fn ten_thousand_half_open_connections_harm_nobody() {
     works(node, 0);
     for (round, address) in [meta_address(node), peer_address(node)].iter().enumerate() {
         let before = (descriptors(pid), memory_kib(pid));
-        let beginnings: [&[u8]; 4] = [b"", b"PRI * HTTP/2.0\r\n", b"EbP2\x01\x00", &[0xff; 900]];
+        let beginnings: [&[u8]; 5] =
+            [b"", b"PRI * HTTP/2.0\r\n", b"EbP2\x01\x00", &[0xff; 900], HALF_A_TLS_HELLO];
         let mut open = Vec::with_capacity(flood);
         let mut most = before;
         for i in 0..flood {
@@ -123,7 +126,9 @@ fn connections_that_stay_silent_are_closed_in_time() {
     }
     let cluster = Cluster::builder().token().start();
     let node = cluster.node(0);
-    let half: [(String, &[u8]); 4] = [
+    let half: [(String, &[u8]); 6] = [
+        (meta_address(node), HALF_A_TLS_HELLO),
+        (peer_address(node), HALF_A_TLS_HELLO),
         (meta_address(node), b""),
         (meta_address(node), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
         (peer_address(node), b""),
@@ -457,5 +462,46 @@ fn nothing_that_is_kept_can_be_read_by_others() {
     let _ = child.kill();
     let _ = child.wait();
     assert_eq!(std::fs::metadata(&log).expect("stat").mode() & 0o7777, 0o600);
+    node.umount();
+}
+
+/// Another user may write to the directory of the backing, and makes the files that the job needs next.
+#[test]
+fn a_stranger_in_a_shared_directory_gets_and_changes_nothing() {
+    if skip_reason().is_some() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let cluster = Cluster::builder().nodes(1).flush("end").start();
+    let (node, backing) = (cluster.node(0), cluster.backing());
+    for (dir, mode) in [(cluster.root(), 0o755), (backing, 0o777)] {
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).expect("chmod");
+    }
+    std::fs::write(node.path("first"), "x").expect("write");
+    let first = std::fs::metadata(node.path("first")).expect("stat").ino();
+    let next = |n: u64| backing.join(format!(".ebb-part-{:x}", first + n));
+    let made = Command::new("touch").args((0..40).map(next)).uid(STRANGER).gid(STRANGER).status();
+    assert!(made.expect("touch").success());
+    for name in ["secret", "other"] {
+        std::fs::write(node.path(name), format!("the {name} of root")).expect("write");
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(node.path(name), private).expect("chmod");
+    }
+    let ino = std::fs::metadata(node.path("secret")).expect("stat").ino();
+    assert!((first..first + 40).contains(&ino), "names of before would have been among these");
+    node.drain();
+    for name in ["secret", "other"] {
+        let meta = std::fs::metadata(backing.join(name)).expect("published");
+        assert_eq!((meta.uid(), meta.mode() & 0o7777, meta.nlink()), (0, 0o600, 1), "{name}");
+        let content = std::fs::read_to_string(backing.join(name)).expect("read");
+        assert_eq!(content, format!("the {name} of root"));
+    }
+    for n in 0..40 {
+        let meta = std::fs::metadata(next(n)).expect("the stranger's files are left to him");
+        assert_eq!((meta.uid(), meta.len()), (STRANGER, 0));
+    }
+    for name in ["status.json", "config", "metrics"] {
+        let meta = std::fs::metadata(node.path(".ebb").join(name)).expect("stat");
+        assert_eq!(meta.mode() & 0o777, 0o400, "{name} tells of everybody's files");
+    }
     node.umount();
 }

@@ -64,6 +64,16 @@ pub enum BackendError {
         /// As given.
         path: String,
     },
+    /// What should be a part file of the job is another user's file.
+    #[error(
+        "{path}: this part file belongs to user {uid}, who put it there; nothing is written to it"
+    )]
+    Foreign {
+        /// Relative to the backing.
+        path: String,
+        /// Whose it is.
+        uid: u32,
+    },
     /// There is something else than a regular file.
     #[error("{path}: not a regular file")]
     NotRegular {
@@ -87,7 +97,7 @@ impl BackendError {
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {
-            BackendError::Moved { .. } => Errno::ESTALE,
+            BackendError::Moved { .. } | BackendError::Foreign { .. } => Errno::ESTALE,
             BackendError::BadPath { .. } | BackendError::NotRegular { .. } => Errno::EINVAL,
             BackendError::Io { errno, .. } => *errno,
         }

@@ -215,6 +215,10 @@ impl BackingFile for FaultyFile {
         self.inner.sync_all()
     }
 
+    fn check_owner(&self, owner: u32) -> Result<(), BackendError> {
+        self.inner.check_owner(owner)
+    }
+
     fn take_shape(&self, shape: &Attr) -> Result<bool, BackendError> {
         self.dice.before(Operation::Attributes, &self.path)?;
         self.inner.take_shape(shape)

@@ -96,6 +96,13 @@ pub trait BackingFile: Send + Sync {
     /// Returns when content and length are on stable storage.
     fn sync_data(&self) -> Result<(), BackendError>;
 
+    /// Refuses a part file that neither we nor `owner`, whose file it is to become, can have made:
+    /// numbers of inodes are given out again.
+    fn check_owner(&self, owner: u32) -> Result<(), BackendError> {
+        let _ = owner;
+        Ok(())
+    }
+
     /// Gives a file that has the size of `shape` its owner, permissions and times. False when it has
     /// another size, or when we may not; some of it may be done then.
     fn take_shape(&self, shape: &Attr) -> Result<bool, BackendError>;

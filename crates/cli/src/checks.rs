@@ -4,6 +4,7 @@
 use crate::exit::{Context, Failure};
 use crate::mounts;
 use ebb_fs_client::config::MountConfig;
+use ebb_transport::Secure;
 use ebb_transport::auth::Token;
 use rustix::fs::{Access, access};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -28,6 +29,7 @@ pub fn mount(config: &MountConfig) -> Result<Vec<String>, Failure> {
     crate::models::check(config)?;
     watermarks(config)?;
     listen(&config.listen, config.token_file.as_deref(), "--listen")?;
+    secure(config.secure, config.token_file.as_deref())?;
     if let Some(meta) = &config.meta {
         resolve(meta, "--meta")?;
     }
@@ -160,6 +162,16 @@ pub fn listen(address: &str, token: Option<&Path>, flag: &str) -> Result<(), Fai
             "{flag} {address}: other machines could reach this address, so it needs --token-file \
              FILE (`ebb token FILE` makes one)"
         ))),
+    }
+}
+
+/// Keys are made of the token.
+pub fn secure(secure: Secure, token: Option<&Path>) -> Result<(), Failure> {
+    match (secure, token) {
+        (Secure::On, None) => Err(Failure::usage(
+            "--secure on: needs the job's secret, --token-file FILE (`ebb token FILE` makes one)",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -100,6 +100,9 @@ fn bytes_line(file: &LeftFile) -> String {
     let ranges = file.ranges.len();
     let mut line =
         format!("  {}: {} bytes in {ranges} range(s) ({state})", file.path, file.bytes());
+    if file.in_part > 0 {
+        line.push_str(&format!("; {} more in a part file on the backing", file.in_part));
+    }
     if file.shared {
         line.push_str("; other nodes had bytes of it, too");
     }

@@ -90,6 +90,11 @@ pub struct MountOptions {
     /// The job's shared secret, made by `ebb token`
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<String>,
+    /// Which connections to peers and to the metadata service are encrypted, with keys made of the
+    /// job's secret: on (all), loopback (all but those over loopback, where the kernel tells whose
+    /// process is at the other end) or off (none); the same for all of a job [default: loopback]
+    #[arg(long, value_name = "WHICH")]
+    pub secure: Option<String>,
     /// The daemon's log [default: CACHE/ebb.log]
     #[arg(long, value_name = "FILE")]
     pub log: Option<String>,
@@ -174,6 +179,7 @@ impl MountOptions {
             ("durability", self.durability),
             ("transport", self.transport),
             ("token-file", self.token_file),
+            ("secure", self.secure),
             ("log", self.log),
             ("log-level", self.log_level),
             ("allow-other", self.allow_other.then(|| "true".to_owned())),

@@ -77,6 +77,7 @@ impl Plan {
             evict: from_word(&required::<String>(settings, "evict")?)?,
             durability: from_word(&required::<String>(settings, "durability")?)?,
             token_file: path(settings, "token-file")?,
+            secure: required(settings, "secure")?,
             allow_other: required(settings, "allow-other")?,
             request_timeout: span(settings, "request-timeout")?,
             stuck_after: parsed::<Span>(settings, "stuck-after")?.map(|s| s.0),
@@ -157,10 +158,17 @@ fn default_cache(mountpoint: &Path) -> Result<PathBuf, Failure> {
     Ok(tmp.join(user).join(format!("{name}-{}", mark(mountpoint))))
 }
 
-/// The host's name and a mark of the mount point: two daemons of one host differ, and a daemon
-/// that comes back at the same mount point takes its predecessor's place.
+/// The host's name and a mark of the machine and the mount point: two daemons of one host differ, also
+/// of two hosts that are both called localhost, and a daemon that comes back at the same mount point,
+/// after a boot too, takes its predecessor's place.
 fn default_node(mountpoint: &Path) -> String {
-    format!("{}-{}", host_name(), mark(mountpoint))
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    node_on(machine.trim(), mountpoint)
+}
+
+fn node_on(machine: &str, mountpoint: &Path) -> String {
+    let place = Path::new(machine).join(mountpoint.strip_prefix("/").unwrap_or(mountpoint));
+    format!("{}-{}", host_name(), mark(&place))
 }
 
 /// The name of this machine.
@@ -194,6 +202,8 @@ mod tests {
         assert_eq!(p.state, p.cache.join("meta"));
         assert!(p.node.starts_with(&host_name()));
         assert_ne!(default_node(Path::new("/a")), default_node(Path::new("/b")));
+        assert_eq!(default_node(Path::new("/a")), default_node(Path::new("/a")));
+        assert_ne!(node_on("1f", Path::new("/a")), node_on("2e", Path::new("/a")));
         let p = plan(&[("cache", "/nvme/x")]).unwrap();
         assert_eq!(p.config.state, Path::new("/nvme/x/meta"));
         assert_eq!(p.log_file(), Path::new("/nvme/x/ebb.log"));

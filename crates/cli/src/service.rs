@@ -5,6 +5,7 @@ use crate::exit::{Context, Failure};
 use crate::plan::{Plan, host_name};
 use ebb_fs_client::MetaAt;
 use ebb_meta_server::{Config, JournalError, Server, StartError};
+use ebb_transport::Secure;
 use ebb_transport::auth::Token;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ pub struct Start<'a> {
     pub consistency: Option<String>,
     /// File with the job's secret.
     pub token_file: Option<&'a Path>,
+    /// Which connections must be encrypted.
+    pub secure: Secure,
     /// How long a silent node counts as there.
     pub lease: Duration,
     /// Jobs that write to the backing at the same time.
@@ -55,6 +58,7 @@ impl Service {
             state: config.state.clone(),
             consistency: Some(crate::models::job_text(config)?),
             token_file: config.token_file.as_deref(),
+            secure: config.secure,
             lease: Config::LEASE,
             jobs_hint: plan.jobs_hint,
         };
@@ -83,6 +87,7 @@ impl Service {
             backing: start.backing,
             state_dir: start.state,
             token,
+            secure: start.secure,
             consistency: start.consistency,
             lease: start.lease,
             trust: Config::TRUST,

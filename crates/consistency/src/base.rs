@@ -107,16 +107,21 @@ impl Guesses {
         for (part, version) in changes.segments(range) {
             self.0.insert(part.to_std(), version);
         }
-        // What is not known counts as written by name.
-        if self.0.len() > INTERVALS_MAX {
-            self.0.clear();
-        }
+        self.bound();
     }
 
     /// Somebody wrote there, or cut it off.
     pub fn forget(&mut self, range: ByteRange) {
         if !range.is_empty() && !self.0.is_empty() {
             self.0.remove(range.to_std());
+            self.bound();
+        }
+    }
+
+    /// What is not known counts as written by name.
+    fn bound(&mut self) {
+        if self.0.len() > INTERVALS_MAX {
+            self.0.clear();
         }
     }
 

@@ -38,6 +38,10 @@ pub use seat::Seat;
 /// Up to so many entries, an answer speaks of the whole file, whatever was asked.
 pub const WHOLE_ANSWER_ENTRIES: usize = 64;
 
+/// Entries of one answer: of what has more, it speaks of the beginning only, and the rest must be asked
+/// for. Some MiB as a message.
+pub const ANSWER_ENTRIES_MAX: usize = 1 << 18;
+
 /// Up to so many entries it is worth trying whether they merge to few enough.
 const TRY_MERGING_ENTRIES: usize = 256;
 
@@ -369,6 +373,11 @@ impl FileState {
         version
     }
 
+    /// The file ends at `len` if it ended before; never cuts.
+    pub fn grow(&mut self, len: u64) -> Version {
+        if len > self.size { self.truncate(len) } else { self.version }
+    }
+
     /// Somebody outside of the job changed the file on the backing. Owned flushed bytes are no
     /// longer what the backing has and go. Callers see to it that nothing is owned unflushed
     /// ([`FileState::is_clean`]); if something is, it stays, and so does the size it needs.
@@ -391,8 +400,9 @@ impl FileState {
         self.tree.unflushed().is_empty()
     }
 
-    /// Who owns `range`. A file with few entries is answered whole, whatever was asked; one whose
-    /// version the asker knows is answered `unchanged`.
+    /// Who owns `range`. A file with few entries is answered whole, whatever was asked; of one with
+    /// very many ([`ANSWER_ENTRIES_MAX`]) the beginning of the range; one whose version the asker
+    /// knows is answered `unchanged`.
     #[must_use]
     pub fn query(&self, range: ByteRange, known: Version) -> MapAnswer {
         let unchanged = known == self.version && known != Version::ZERO;
@@ -418,7 +428,8 @@ impl FileState {
                 return (ByteRange::ALL, whole);
             }
         }
-        (range, self.tree.answer(range))
+        let (ranges, covers) = self.tree.first_of_answer(range, ANSWER_ENTRIES_MAX);
+        (covers, ranges)
     }
 
     /// The parts of `ranges` that `node` may flush now: its own unflushed bytes, neighbours as

@@ -557,3 +557,12 @@ fn an_append_can_be_undone() {
         assert_eq!(file.undo_append(lost, range), undone, "once");
     }
 }
+
+#[test]
+fn growing_never_cuts() {
+    let mut file = FileState::new(0);
+    let version = file.attach(A, &[ByteRange::new(0, 100)]);
+    assert_eq!((file.grow(50), file.grow(100), file.size()), (version, version, 100));
+    assert!(file.grow(200) > version);
+    assert_eq!((file.size(), file.unflushed_bytes(), file.base_len()), (200, 100, 0));
+}

@@ -106,8 +106,8 @@ const BUILTIN: [(&str, Row); 5] = [
     ("posix",   [ QF,  QF,  QR,  AR,   NO,    NO,   QF,  AF,    AF    ]),
     ("commit",  [ NO,  QF,  QR,  NO,   AF,    AF,   QF,  AF,    AF    ]),
     ("session", [ QF,  NO,  NO,  NO,   NO,    AF,   QF,  AF,    AF    ]),
-    ("mpiio",   [ QF,  NO,  NO,  NO,   AF_QF, AF,   QF,  AF,    AF_QF ]),
-    ("romio",   [ QF,  NO,  QR,  NO,   AF_QF, AF,   QF,  AF,    AF_QF ]),
+    ("mpiio",   [ QF,  QF,  NO,  NO,   AF_QF, AF,   QF,  AF,    AF_QF ]),
+    ("romio",   [ QF,  QF,  QR,  NO,   AF_QF, AF,   QF,  AF,    AF_QF ]),
 ];
 
 /// All models a job can choose from.

@@ -14,8 +14,8 @@ fn every_cell() {
         ("posix", "Qf Qf Qr Ar - - Qf Af Af"),
         ("commit", "- Qf Qr - Af Af Qf Af Af"),
         ("session", "Qf - - - - Af Qf Af Af"),
-        ("mpiio", "Qf - - - AfQf Af Qf Af AfQf"),
-        ("romio", "Qf - Qr - AfQf Af Qf Af AfQf"),
+        ("mpiio", "Qf Qf - - AfQf Af Qf Af AfQf"),
+        ("romio", "Qf Qf Qr - AfQf Af Qf Af AfQf"),
     ];
     assert_eq!(ModelTable::builtin().names(), ["commit", "mpiio", "posix", "romio", "session"]);
     for (name, row) in expected {

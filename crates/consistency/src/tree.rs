@@ -114,17 +114,26 @@ impl OwnershipTree {
 
     /// The intervals that meet `range`, clipped to it and merged for readers.
     pub fn answer(&self, range: ByteRange) -> Vec<Owned> {
+        self.first_of_answer(range, usize::MAX).0
+    }
+
+    /// The same, at most `most` of them, and the part of `range` that they speak of.
+    pub fn first_of_answer(&self, range: ByteRange, most: usize) -> (Vec<Owned>, ByteRange) {
         let mut out: Vec<Owned> = Vec::new();
         for next in self.overlapping(range) {
+            let full = out.len() >= most;
             match out.last_mut() {
                 Some(last) if last.joins(&next) => {
                     last.range = ByteRange::new(last.range.start(), next.range.end());
                     last.version = last.version.max(next.version);
                 }
+                _ if full => {
+                    return (out, ByteRange::new(range.start(), next.range.start()));
+                }
                 _ => out.push(next),
             }
         }
-        out
+        (out, range)
     }
 
     /// `owned.node` takes those bytes from whoever has them.

@@ -117,3 +117,21 @@ fn damaged_trees_are_refused() {
         assert!(OwnershipTree::try_from(bad).is_err());
     }
 }
+
+#[test]
+fn an_answer_of_many_intervals_goes_on_where_it_ended() {
+    let mut t = OwnershipTree::new();
+    (0..10u64).for_each(|i| t.insert(owned(i * 10, i * 10 + 5, 1 + (i % 2) as u32, 1 + i, false)));
+    let whole = t.answer(ByteRange::ALL);
+    for most in [1, 3, 9, 10, 11] {
+        let (mut got, mut at) = (Vec::new(), 0);
+        while at < u64::MAX {
+            let (some, covers) = t.first_of_answer(ByteRange::from(at), most);
+            assert!(some.len() <= most && covers.start() == at && covers.end() > at);
+            assert!(some.iter().all(|o| covers.contains(o.range)));
+            got.extend(some);
+            at = covers.end();
+        }
+        assert_eq!(got, whole, "{most} at a time");
+    }
+}

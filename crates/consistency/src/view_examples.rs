@@ -232,3 +232,35 @@ fn a_copy_is_lent_only_while_it_is_the_newest_that_is_known() {
         "changed since it was copied"
     );
 }
+
+#[test]
+fn what_is_written_is_sent_part_by_part() {
+    let mut view = FileView::new(ME);
+    (0..10).for_each(|i| view.write(ByteRange::at(i * 10, 5)));
+    let (mut within, mut taken) = (ByteRange::ALL, Vec::new());
+    let mut parts = 0;
+    while !within.is_empty() {
+        let part = view.part(within, 4);
+        let some = view.take_unattached(part);
+        assert!(some.len() <= 4);
+        taken.extend(some);
+        within = ByteRange::new(part.end(), within.end());
+        parts += 1;
+    }
+    assert_eq!((parts, taken.len()), (3, 10));
+    assert_eq!(view.part(ByteRange::ALL, 10), ByteRange::ALL);
+}
+
+/// Of a claimed block that others have, as many runs were written as there are bytes.
+#[test]
+fn many_runs_of_a_refused_claim_are_settled_at_once() {
+    const LEN: u64 = 1 << 20;
+    let mut view = FileView::new(ME);
+    view.found(&all(0, LEN));
+    let written: Vec<ByteRange> = (0..LEN).step_by(2).map(|at| ByteRange::at(at, 1)).collect();
+    let began = std::time::Instant::now();
+    let rest = view.refused(&all(0, LEN), &written);
+    assert!(began.elapsed().as_secs() < 60, "it takes time by the number of runs, not its square");
+    assert_eq!((rest.len(), rest[0]), (written.len(), ByteRange::at(1, 1)));
+    assert_eq!(view.unattached(ByteRange::ALL), written);
+}

@@ -99,6 +99,10 @@ pub(crate) fn write_grant(
     let Some(span) = span(&pieces) else { return Ok(None) };
     proceed(Step::Open);
     let file = backend.open(&grant.backing_path, grant.backing_ino, Access::Write)?;
+    let name = grant.backing_path.rsplit(|c| *c == b'/').next().unwrap_or_default();
+    if name.starts_with(ebb_types::name::PART_PREFIX) {
+        file.check_owner(grant.owner)?;
+    }
     // Pages that are left from a write that failed earlier (perhaps of a daemon before us) must
     // not be written into: ext4 takes their blocks for allocated and written, says yes to the
     // next fsync, and reads zeros once the pages are gone. Without such pages this costs one call.

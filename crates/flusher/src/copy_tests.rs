@@ -36,6 +36,7 @@ impl Fixture {
             cache: Arc::clone(&self.cache),
             backing_path: b"f".to_vec(),
             backing_ino: std::fs::metadata(self.dir.path().join("backing/f")).unwrap().ino(),
+            owner: 0,
             label: "f".to_owned(),
         }
     }

@@ -52,6 +52,8 @@ pub struct Grant {
     pub backing_path: Vec<u8>,
     /// `st_ino` there.
     pub backing_ino: u64,
+    /// The file's user, whose a part file may be already.
+    pub owner: u32,
     /// The file's path for messages.
     pub label: String,
 }

@@ -3,6 +3,7 @@
 
 pub use crate::evict::EvictPolicy;
 pub use ebb_flusher::Waiting;
+use ebb_transport::Secure;
 use ebb_types::units::{Percent, Size};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -160,6 +161,9 @@ pub struct MountConfig {
     pub durability: Durability,
     /// File with the job's secret.
     pub token_file: Option<PathBuf>,
+    /// Which connections are encrypted.
+    #[serde(default, with = "word")]
+    pub secure: Secure,
     /// Let other users see the mount.
     pub allow_other: bool,
     /// Deadline of every remote request.
@@ -186,6 +190,25 @@ pub struct MountConfig {
 
 fn one() -> u32 {
     1
+}
+
+/// Values of other crates as the word that stands for them.
+mod word {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    pub fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(value)
+    }
+
+    pub fn deserialize<'de, T, D>(d: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// Durations as whole milliseconds, for status and hand-over files.

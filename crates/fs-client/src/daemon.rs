@@ -308,6 +308,7 @@ fn start(
         peer_address: peer_address.to_string(),
         consistency: rules.describe(),
         token: token.clone(),
+        secure: config.secure,
         request_timeout: config.request_timeout,
         trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
         empty,
@@ -494,6 +495,7 @@ fn peer_deadlines(config: &MountConfig) -> PoolOptions {
     PoolOptions {
         connect_timeout: usual.connect_timeout.min(config.request_timeout),
         read_timeout: config.request_timeout,
+        secure: config.secure,
         ..usual
     }
 }
@@ -503,6 +505,7 @@ fn lending(config: &MountConfig) -> ServeOptions {
     let usual = ServeOptions::default();
     ServeOptions {
         stall_timeout: usual.stall_timeout.max(config.request_timeout.saturating_mul(2)),
+        secure: config.secure,
         ..usual
     }
 }

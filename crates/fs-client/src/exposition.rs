@@ -79,6 +79,24 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
             "1 while unflushed bytes have no copy although they should",
             f64::from(u8::from(s.copies.degraded.is_some())),
         ),
+        (
+            "encrypted_sent_bytes_total",
+            Counter,
+            "Bytes sent encrypted to peers and the metadata service",
+            s.encrypted.sent_bytes as f64,
+        ),
+        (
+            "encrypted_received_bytes_total",
+            Counter,
+            "The same, received",
+            s.encrypted.received_bytes as f64,
+        ),
+        (
+            "encrypted_broken_total",
+            Counter,
+            "Connections on which something came that the other end did not send",
+            s.encrypted.broken as f64,
+        ),
         ("served_bytes_peer_total", Counter, "Bytes sent to peers", s.served_bytes_peer as f64),
         // Shrinks by what is flushed between the two looks that it is made of.
         ("skipped_bytes", Gauge, "Bytes that never had to be", ledger.skipped_bytes as f64),

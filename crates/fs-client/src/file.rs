@@ -5,6 +5,7 @@
 //! no data) before `CachedFile::state` (short, never across an RPC or fsync) before
 //! `CachedFile::fetching` and `CachedFile::held` (short).
 
+use crate::alone::Alone;
 use crate::cache::{self, CacheDir};
 use crate::home::Whereabouts;
 use crate::journal::Home;
@@ -44,6 +45,10 @@ pub struct State {
     pub home: Whereabouts,
     /// What the backing has under its name until it is published; for the journal.
     pub under: Option<Home>,
+    /// Whether any other node ever had it; for the journal.
+    pub alone: Alone,
+    /// Where this node cut it, and at which versions; for the journal.
+    pub cuts: Vec<(u64, Version)>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
     /// What need not be asked.
@@ -171,6 +176,8 @@ impl CachedFile {
                 attr: None,
                 home: Whereabouts::default(),
                 under: None,
+                alone: Alone::default(),
+                cuts: Vec::new(),
                 orphan: false,
                 lease: FileLease::default(),
                 quiet: QuietWrites::default(),

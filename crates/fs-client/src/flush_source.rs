@@ -155,6 +155,7 @@ impl Node {
             cache,
             backing_path: backing.path,
             backing_ino: backing.ino,
+            owner: granted.owner,
             label: file.label(),
         }))
     }

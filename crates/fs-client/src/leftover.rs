@@ -33,7 +33,13 @@ impl Leftover {
     /// True when no bytes are held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.found().is_none_or(|f| f.image.unflushed().next().is_none())
+        self.found().is_none_or(|f| f.image.unpublished().next().is_none())
+    }
+
+    /// True when a recovery without the service has nothing to do, nor to say to those of others.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.found().is_none_or(|f| f.image.sayable().next().is_none())
     }
 
     /// True when the daemon may have been about to write without a note.
@@ -79,7 +85,8 @@ impl Leftover {
     #[must_use]
     pub fn files(&self) -> Vec<LeftFile> {
         let found = self.found();
-        found.into_iter().flat_map(|f| f.image.unflushed().map(|(i, n)| left_file(i, n))).collect()
+        let noted = found.into_iter().flat_map(|f| f.image.unpublished());
+        noted.map(|(i, n)| left_file(i, n)).collect()
     }
 }
 
@@ -98,6 +105,8 @@ pub struct LeftFile {
     pub ranges: Vec<ByteRange>,
     /// Other nodes had bytes of it, too.
     pub shared: bool,
+    /// Bytes that were brought to the backing, where the file has no name yet.
+    pub in_part: u64,
 }
 
 impl LeftFile {
@@ -115,9 +124,12 @@ fn left_file(ino: Ino, note: &Note) -> LeftFile {
         published: 0,
         written: 0,
         ranges: Vec::new(),
-        shared: false,
+        shared: note.header.shared,
+        in_part: 0,
     };
-    file.shared = note.header.shared;
+    if note.header.home.as_ref().is_some_and(journal::Home::is_part) {
+        file.in_part = note.flushed().map(|(r, _)| r.len()).sum();
+    }
     for (range, Held { kept, .. }) in note.held() {
         match kept {
             Kept::Written => file.written += range.len(),

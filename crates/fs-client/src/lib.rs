@@ -4,6 +4,7 @@
 //! known of one file, `cache` the bytes; `drain` and `flush_source` bring them to the backing,
 //! `peer_source` lends them to other nodes; `daemon` is the life of the whole.
 
+mod alone;
 mod busy;
 mod cache;
 pub mod config;

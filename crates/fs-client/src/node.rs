@@ -173,9 +173,9 @@ impl Node {
             this.upgrade().is_none_or(|node| node.recalled(ino, seq))
         }));
         let this = Arc::downgrade(&node);
-        node.meta.on_publish(Box::new(move |ino, seat, seq| {
+        node.meta.on_publish(Box::new(move |asked| {
             if let Some(node) = this.upgrade() {
-                node.asked_to_publish(ino, seat, seq);
+                node.asked_to_publish(asked);
             }
         }));
         node

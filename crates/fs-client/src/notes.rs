@@ -2,11 +2,13 @@
 //! whatever changes which bytes are held pushes under the lock of the file's state. Without a
 //! journal (`ebb recover` runs a node without one) nothing happens here.
 
+use crate::alone::Alone;
 use crate::file::{CachedFile, State};
-use crate::journal::{Header, Home, Journal, Kept, Record, Seen};
+use crate::journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
 use crate::node::Node;
 use ebb_backend::{BackendError, Identity};
 use ebb_consistency::Changes;
+use ebb_meta_client::Backing;
 use ebb_types::{ByteRange, Errno, Ino, Name, Time, Version};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +32,11 @@ fn header(state: &State) -> Header {
         under: state.under.clone(),
         shared: state.view.is_shared(),
     }
+}
+
+fn introduction(state: &State) -> Introduction {
+    let alone = state.alone.is_proven();
+    Introduction { header: header(state), alone, cuts: state.cuts.clone() }
 }
 
 /// A backing file as it was found.
@@ -74,11 +81,11 @@ impl Node {
         let (exact, guessed) = state.view.by_precision(ranges);
         if !exact.is_empty() {
             let record = Record::Attaching(ino, exact, known, at);
-            journal.push_about(ino, || header(state), &record);
+            journal.push_about(ino, || introduction(state), &record);
         }
         if !guessed.is_empty() {
             let record = Record::Guessed(ino, guessed, Kept::Attaching, known, at);
-            journal.push_about(ino, || header(state), &record);
+            journal.push_about(ino, || introduction(state), &record);
         }
     }
 
@@ -86,7 +93,7 @@ impl Node {
     pub(crate) fn note_again(&self, file: &CachedFile, state: &State, ranges: &[ByteRange]) {
         if let Some(journal) = self.journal().filter(|_| !ranges.is_empty() && !state.orphan) {
             let record = Record::Again(file.ino, ranges.to_vec(), state.view.known_version());
-            journal.push_about(file.ino, || header(state), &record);
+            journal.push_about(file.ino, || introduction(state), &record);
         }
     }
 
@@ -101,7 +108,7 @@ impl Node {
     pub(crate) fn note_window(&self, file: &CachedFile, state: &State, window: ByteRange) {
         if let Some(journal) = self.journal().filter(|_| !state.orphan) {
             let record = Record::Window(file.ino, window, state.view.known_version());
-            journal.push_about(file.ino, || header(state), &record);
+            journal.push_about(file.ino, || introduction(state), &record);
         }
     }
 
@@ -109,7 +116,7 @@ impl Node {
     pub(crate) fn note_seat(&self, file: &CachedFile, state: &State, seat: u64) {
         if let Some(journal) = self.journal().filter(|_| !state.orphan) {
             let record = Record::Seat(file.ino, seat, state.view.known_version());
-            journal.push_about(file.ino, || header(state), &record);
+            journal.push_about(file.ino, || introduction(state), &record);
         }
     }
 
@@ -145,6 +152,28 @@ impl Node {
         {
             self.note_header(file, state);
         }
+        self.note_alone(file, state);
+    }
+
+    /// Whether others have the file has perhaps changed.
+    pub(crate) fn note_alone(&self, file: &CachedFile, state: &State) {
+        let alone = state.alone.is_proven();
+        if let Some(journal) = self.journal()
+            && journal.is_alone(file.ino) != alone
+        {
+            journal.push_if_known(file.ino, &Record::Alone(file.ino, alone));
+        }
+    }
+
+    /// Where the file is on the backing, as an answer says that was asked for something else.
+    pub(crate) fn note_backing(&self, file: &CachedFile, state: &mut State, at: &Backing) {
+        if state.home.home().is_some_and(|h| h.ino == at.ino) {
+            return;
+        }
+        let home = Home { path: at.path.clone(), ino: at.ino, seen: None, changing: false };
+        let look = state.home.look();
+        state.home.found(look, Some(home));
+        self.note_header(file, state);
     }
 
     /// An append is going to be sent.
@@ -152,7 +181,7 @@ impl Node {
         let Some(journal) = self.journal() else { return Ok(()) };
         {
             let state = file.state.read();
-            journal.push_about(file.ino, || header(&state), &Record::Appending(file.ino));
+            journal.push_about(file.ino, || introduction(&state), &Record::Appending(file.ino));
         }
         journal.write()
     }
@@ -180,7 +209,7 @@ impl Node {
     ) {
         let Some(journal) = self.journal() else { return };
         let record = Record::Appended(file.ino, range, version, size, at);
-        journal.push_about(file.ino, || header(state), &record);
+        journal.push_about(file.ino, || introduction(state), &record);
     }
 
     /// Others took bytes of ours.
@@ -194,7 +223,15 @@ impl Node {
     }
 
     /// This node cut the file.
-    pub(crate) fn note_cut(&self, file: &CachedFile, size: u64, version: Version) {
+    pub(crate) fn note_cut(
+        &self,
+        file: &CachedFile,
+        state: &mut State,
+        size: u64,
+        version: Version,
+    ) {
+        state.alone.changed(version, false);
+        remember_cut(&mut state.cuts, size, version);
         if let Some(journal) = self.journal() {
             journal.push_if_known(file.ino, &Record::Cut(file.ino, size, version));
         }
@@ -227,11 +264,11 @@ impl Node {
             let (exact, guessed) = state.view.by_precision(&missing);
             if !exact.is_empty() {
                 let record = Record::Written(ino, exact, known, at);
-                journal.push_about(ino, || header(state), &record);
+                journal.push_about(ino, || introduction(state), &record);
             }
             if !guessed.is_empty() {
                 let record = Record::Guessed(ino, guessed, Kept::Written, known, at);
-                journal.push_about(ino, || header(state), &record);
+                journal.push_about(ino, || introduction(state), &record);
             }
         }
     }
@@ -254,7 +291,7 @@ impl Node {
         if !missing.is_empty() {
             let at = state.mtime.unwrap_or_else(Time::now);
             let record = Record::Written(file.ino, missing, state.view.known_version(), at);
-            journal.push_about(file.ino, || header(&state), &record);
+            journal.push_about(file.ino, || introduction(&state), &record);
             if state.orphan {
                 journal.push(&Record::Nameless(file.ino));
             }
@@ -331,8 +368,17 @@ impl Node {
             }
             state.home.look()
         };
-        let left = self.journal().is_some_and(|j| j.knows(file.ino));
-        if left || published {
+        let left = self.journal().is_some_and(|j| j.holds(file.ino));
+        let alone = self.journal().is_some_and(|j| j.is_alone(file.ino));
+        if !published && !left {
+            // What the file lacks is not this node's.
+            let mut state = file.state.write();
+            state.alone = Alone::default();
+            self.note_alone(file, &state);
+        }
+        if published && alone && !left {
+            self.journal().map(|j| j.push_if_known(file.ino, &Record::Gone(file.ino)));
+        } else if left || published {
             let named = file.state.read().path.clone();
             let path = if published && !named.is_empty() { named } else { grant.0.to_vec() };
             // More is left to flush: whoever does that without us should know what we left.

@@ -39,7 +39,7 @@ use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::node::Node;
 use crate::overtaken::{Silent, look_again};
 use ebb_consistency::{FileView, MapAnswer, Owned, QuietWrites};
-use ebb_meta_client::{Changes, QueryRequest};
+use ebb_meta_client::Changes;
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use rangemap::RangeSet;
 use std::borrow::Cow;
@@ -198,7 +198,7 @@ pub(crate) async fn take_over(
     let mut done = Restored::default();
     done.image.life.clone_from(&found.image.life);
     if !same_job {
-        done.unknown = found.image.unflushed().map(|(ino, _)| ino).collect();
+        done.unknown = found.image.unpublished().map(|(ino, _)| ino).collect();
     }
     let mut inos = node.cache.inos()?;
     inos.extend(found.image.files().map(|(ino, _)| ino));
@@ -353,9 +353,7 @@ async fn one(
         true => None,
         false => {
             node.meta.detach_anew(ino, &back).await?;
-            let range = ByteRange::ALL;
-            let query = QueryRequest { ino, range, known: Version::ZERO, lease: false };
-            Some(node.meta.query(query).await?.map)
+            Some(node.meta.query_whole(ino).await?)
         }
     };
     let answer = given_back.as_ref().unwrap_or(answer);

@@ -23,6 +23,10 @@ pub struct Status {
     pub mountpoint: PathBuf,
     pub meta: String,
     pub listen: String,
+    /// Which connections are encrypted: "on" (all), "loopback" (all but those over loopback), or
+    /// "off" (none).
+    pub secure: &'static str,
+    pub encrypted: Encrypted,
     pub pid: u32,
     pub supervisor: Option<Supervisor>,
     /// Why there is none.
@@ -60,6 +64,33 @@ pub struct Status {
     pub flush: Flush,
     pub dirty_files: Vec<DirtyEntry>,
     pub dirty_files_total: usize,
+}
+
+/// What went encrypted between this node and others, and the metadata service.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Encrypted {
+    /// There is a token to make keys from.
+    pub has_keys: bool,
+    pub handshakes: u64,
+    /// Connections that failed the handshake.
+    pub refused: u64,
+    /// Connections on which something came that the other end did not send.
+    pub broken: u64,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+}
+
+fn encrypted(node: &Node) -> Encrypted {
+    let so_far = node.peers.encrypted();
+    Encrypted {
+        has_keys: node.peers.secure().is_some(),
+        handshakes: so_far.handshakes,
+        refused: so_far.refused,
+        broken: so_far.broken,
+        sent_bytes: so_far.sent_bytes,
+        received_bytes: so_far.received_bytes,
+    }
 }
 
 /// What the flusher is doing, in detail.
@@ -264,6 +295,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         mountpoint: node.config.mountpoint.clone(),
         meta: node.meta.address().to_string(),
         listen: node.config.listen.clone(),
+        secure: node.config.secure.word(),
+        encrypted: encrypted(node),
         pid: std::process::id(),
         supervisor: supervisor(node),
         unsupervised: unsupervised(node),

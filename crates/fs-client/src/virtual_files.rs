@@ -71,7 +71,8 @@ pub fn getattr(ino: Ino) -> Option<Attr> {
     Some(Attr {
         ino,
         kind: if directory { FileKind::Directory } else { FileKind::Regular },
-        perm: if directory { 0o555 } else { 0o444 },
+        // They tell of everybody's files; under --allow-other too they are for our user alone.
+        perm: if directory { 0o555 } else { 0o400 },
         nlink: 1,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),

@@ -3,11 +3,13 @@
 use ebb_fs_client::control;
 use ebb_fs_client::journal::format as node_journal;
 use ebb_meta_client::map_from_pb;
-use ebb_transport::wire;
+use ebb_transport::secure::{Keys, Purpose, Tls};
+use ebb_transport::{Token, wire};
 use ebb_types::Name;
 use ebb_wire::{attr_from_pb, pb, range_from_pb, time_from_pb};
 use prost::Message;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Requests of a peer.
 pub fn peer_requests(mut bytes: &[u8]) {
@@ -26,6 +28,50 @@ pub fn peer_requests(mut bytes: &[u8]) {
         }
         bytes = &bytes[len..];
     }
+}
+
+/// What a stranger says where connections are encrypted, in pieces.
+pub fn tls_server(bytes: &[u8]) {
+    stranger(Tls::server(keys(), Purpose::Service), bytes);
+}
+
+/// The same where this end connects to a stranger.
+pub fn tls_client(bytes: &[u8]) {
+    let mut tls = Tls::client(keys(), Purpose::Service);
+    tls.greet().expect("a client begins");
+    stranger(tls, bytes);
+}
+
+fn stranger(mut tls: Tls, mut bytes: &[u8]) {
+    let mut said = Vec::new();
+    let mut size = 1;
+    while !bytes.is_empty() {
+        let n = tls.space().len().min(bytes.len()).min(size);
+        tls.space()[..n].copy_from_slice(&bytes[..n]);
+        bytes = &bytes[n..];
+        size = size * 3 + 1;
+        let heard = tls.received(n, &mut said);
+        assert!(!tls.is_open() && said.is_empty(), "nobody without the token is let in");
+        let unsent = tls.unsent().len();
+        assert!(unsent < 64 << 10, "{unsent} bytes for a stranger");
+        if heard.is_err() {
+            assert!(tls.received(0, &mut said).is_err(), "and that is final");
+            return;
+        }
+    }
+}
+
+/// Keys of a job that no seed is of.
+fn keys() -> &'static Keys {
+    static TOKEN: OnceLock<Token> = OnceLock::new();
+    let token = TOKEN.get_or_init(|| {
+        let dir = std::env::temp_dir().join(format!("ebb-fuzz-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let token = Token::generate_to(dir.join("token")).expect("a token");
+        let _ = std::fs::remove_dir_all(&dir);
+        token
+    });
+    token.keys()
 }
 
 /// Replies of a peer, and what ends them.
@@ -109,7 +155,7 @@ pub fn service_file(bodies: &[&[u8]]) -> Option<Vec<u8>> {
     file.extend_from_slice(&7u64.to_le_bytes());
     let sum = ebb_journal::crc(&file);
     file.extend_from_slice(&sum.to_le_bytes());
-    bodies.iter().for_each(|b| ebb_journal::put(&mut file, b));
+    bodies.iter().for_each(|b| ebb_journal::put_long(&mut file, b, usize::MAX));
     bodies.iter().all(|b| !b.is_empty()).then_some(file)
 }
 
@@ -123,7 +169,7 @@ pub fn node_journal(bytes: &[u8]) {
 /// The body of a record of a node behind the `beginning` of a journal.
 pub fn node_record(beginning: &[u8], body: &[u8]) {
     let mut file = beginning.to_vec();
-    ebb_journal::put(&mut file, body);
+    ebb_journal::put_long(&mut file, body, usize::MAX);
     node_journal(&file);
 }
 

@@ -3,9 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // a failure here is a failed test
 
-use ebb_fs_client::journal::{Header, Image, Journal, Kept, Life, Record};
+use ebb_fs_client::journal::{Header, Image, Introduction, Journal, Kept, Life, Record};
 use ebb_fuzzing::{entries, feed};
-use ebb_transport::{CopySet, wire};
+use ebb_transport::secure::{Purpose, Tls};
+use ebb_transport::{CopySet, Token, wire};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
@@ -24,7 +25,8 @@ fn peer_requests() {
     let whats = [
         (one.clone(), wire::SeatWork::Write { total: 100, crc: 5 }),
         (one.clone(), wire::SeatWork::Append { total: 100, crc: 5 }),
-        (one, wire::SeatWork::Cut),
+        (one.clone(), wire::SeatWork::Cut),
+        (one, wire::SeatWork::Grow),
         (Vec::new(), wire::SeatWork::Sync),
     ];
     let at_seats = whats.map(|(ranges, work)| {
@@ -45,6 +47,41 @@ fn peer_replies() {
         wire::encode_trailer(7, wire::Status::NotHere).to_vec(),
     ];
     feed("peer-replies", &seeds, entries::peer_replies);
+}
+
+/// What the ends of a real connection say until both have proven themselves.
+fn handshake() -> (Vec<u8>, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let token = Token::generate_to(dir.path().join("token")).unwrap();
+    let mut client = Tls::client(token.keys(), Purpose::Service);
+    let mut server = Tls::server(token.keys(), Purpose::Service);
+    let (mut of_client, mut of_server, mut nothing) = (Vec::new(), Vec::new(), Vec::new());
+    client.greet().unwrap();
+    while !(client.is_open() && server.is_open()) {
+        pass(&mut client, &mut server, &mut of_client, &mut nothing);
+        pass(&mut server, &mut client, &mut of_server, &mut nothing);
+    }
+    client.seal(b"what only the job may know").unwrap();
+    pass(&mut client, &mut server, &mut of_client, &mut nothing);
+    assert_eq!(nothing, b"what only the job may know");
+    (of_client, of_server)
+}
+
+fn pass(from: &mut Tls, to: &mut Tls, record: &mut Vec<u8>, into: &mut Vec<u8>) {
+    let said = from.unsent().to_vec();
+    from.was_sent(said.len());
+    record.extend_from_slice(&said);
+    for piece in said.chunks(1000) {
+        to.space()[..piece.len()].copy_from_slice(piece);
+        to.received(piece.len(), into).unwrap();
+    }
+}
+
+#[test]
+fn handshakes_of_strangers() {
+    let (client, server) = handshake();
+    feed("tls-server", &[client], entries::tls_server);
+    feed("tls-client", &[server], entries::tls_client);
 }
 
 fn range(start: u64, end: u64) -> pb::Range {
@@ -160,6 +197,8 @@ fn server_frames() {
             quiet_end: 1 << 20,
             overtaken: vec![range(3, 4)],
             seat: 4,
+            others: true,
+            backing: Some(pb::BackingRef { path: b"f".to_vec(), ino: 7 }),
         }),
     ];
     let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };
@@ -234,7 +273,7 @@ fn node_seed() -> Vec<u8> {
         began: Time::default(),
     })));
     let journal = Journal::start(dir.path(), image).unwrap();
-    let header = || Header {
+    let header = Header {
         path: b"dir/file".to_vec(),
         perm: 0o600,
         uid: 0,
@@ -246,6 +285,8 @@ fn node_seed() -> Vec<u8> {
         under: None,
         shared: false,
     };
+    let introduction =
+        || Introduction { header: header.clone(), alone: true, cuts: vec![(5000, Version(1))] };
     let ranges = vec![ByteRange::at(0, 100), ByteRange::at(4096, 100)];
     let (ino, now) = (Ino(9), Time::default());
     let records = [
@@ -258,7 +299,7 @@ fn node_seed() -> Vec<u8> {
         Record::Refused(ino, ranges.clone()),
         Record::Flushed(ino, ranges.iter().map(|r| (*r, Version(2))).collect()),
     ];
-    records.iter().for_each(|r| journal.push_about(ino, header, r));
+    records.iter().for_each(|r| journal.push_about(ino, introduction, r));
     journal.sync().unwrap();
     drop(journal);
     std::fs::read(dir.path().join("journal")).unwrap()

@@ -18,11 +18,42 @@ pub const MARK_BYTES: usize = FRAME_BYTES + 8;
 /// What the checksum of a mark begins with, so that no record is taken for one.
 const MARK_SALT: &[u8] = b"synced up to here";
 
+/// What the checksum of a part begins with, so that no part is taken for a record.
+const PART_SALT: &[u8] = b"to be continued";
+
+/// A body that no reader would believe: nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a journal record of {len} bytes, more than {max}")]
+pub struct TooLong {
+    /// Its length.
+    pub len: usize,
+    /// The largest one.
+    pub max: usize,
+}
+
 /// Appends a record: length (u32 LE), CRC32C of length and body (u32 LE), body.
-pub fn put(out: &mut Vec<u8>, body: &[u8]) {
+pub fn put(out: &mut Vec<u8>, body: &[u8], body_max: usize) -> Result<(), TooLong> {
+    if body.len() > body_max {
+        return Err(TooLong { len: body.len(), max: body_max });
+    }
+    put_salted(out, body, 0);
+    Ok(())
+}
+
+/// The same of a body of any length: what does not fit into one record comes in parts before it.
+pub fn put_long(out: &mut Vec<u8>, body: &[u8], body_max: usize) {
+    let last = body.len().saturating_sub(1) / body_max * body_max;
+    let (parts, rest) = body.split_at(last);
+    for part in parts.chunks(body_max) {
+        put_salted(out, part, crc32c::crc32c(PART_SALT));
+    }
+    put_salted(out, rest, 0);
+}
+
+fn put_salted(out: &mut Vec<u8>, body: &[u8], salt: u32) {
     let len = (body.len() as u32).to_le_bytes();
     out.extend_from_slice(&len);
-    out.extend_from_slice(&checksum(0, &len, body).to_le_bytes());
+    out.extend_from_slice(&checksum(salt, &len, body).to_le_bytes());
     out.extend_from_slice(body);
 }
 
@@ -73,6 +104,12 @@ pub fn body_at(bytes: &[u8], at: usize, body_max: usize) -> Option<(&[u8], usize
     framed(bytes, at, body_max, 0)
 }
 
+/// The same of a part: the body that it begins, or goes on with, ends with the next record.
+#[must_use]
+pub fn part_at(bytes: &[u8], at: usize, body_max: usize) -> Option<(&[u8], usize)> {
+    framed(bytes, at, body_max, crc32c::crc32c(PART_SALT))
+}
+
 /// Up to where a mark at `at` says that the file is on stable storage, if one is there.
 #[must_use]
 pub fn mark_at(bytes: &[u8], at: usize) -> Option<u64> {
@@ -99,7 +136,7 @@ mod tests {
         ) {
             let mut bytes = Vec::new();
             for body in &bodies {
-                put(&mut bytes, body);
+                put(&mut bytes, body, 1 << 10).expect("short");
                 put_mark(&mut bytes, upto);
             }
             let mut at = 0;
@@ -115,6 +152,23 @@ mod tests {
         }
 
         #[test]
+        fn long_bodies_come_back_from_their_parts(
+            body in prop::collection::vec(any::<u8>(), 1..100), max in 1usize..40,
+        ) {
+            let mut bytes = Vec::new();
+            put_long(&mut bytes, &body, max);
+            let (mut at, mut found) = (0, Vec::new());
+            while let Some((part, next)) = part_at(&bytes, at, max) {
+                prop_assert_eq!(body_at(&bytes, at, max), None);
+                found.extend_from_slice(part);
+                at = next;
+            }
+            let (rest, end) = body_at(&bytes, at, max).expect("the last one");
+            found.extend_from_slice(rest);
+            prop_assert_eq!((found, end), (body, bytes.len()));
+        }
+
+        #[test]
         fn whatever_is_there_is_read_without_harm(bytes: Vec<u8>, at in 0usize..5000) {
             for at in [at, usize::MAX - 3] {
                 let _ = (body_at(&bytes, at.min(usize::MAX - 8), 16), mark_at(&bytes, at.min(usize::MAX - 8)));
@@ -125,11 +179,13 @@ mod tests {
     #[test]
     fn the_bounds_of_a_body_are_kept() {
         let mut bytes = Vec::new();
-        put(&mut bytes, &[1; 100]);
+        put(&mut bytes, &[1; 100], 100).expect("it fits");
+        assert_eq!(put(&mut bytes, &[1; 100], 99), Err(TooLong { len: 100, max: 99 }));
+        assert_eq!(bytes.len(), 108, "what is too long is not written");
         assert!(body_at(&bytes, 0, 100).is_some() && body_at(&bytes, 0, 99).is_none());
         assert!(body_at(&bytes[..107], 0, 100).is_none(), "not whole");
         let mut empty = Vec::new();
-        put(&mut empty, &[]);
+        put(&mut empty, &[], 100).expect("it fits");
         assert!(body_at(&empty, 0, 100).is_none(), "zeros must not look like records");
     }
 }

@@ -4,11 +4,17 @@ use crate::client::{CallError, MetaClient};
 use crate::driver::LEFT;
 use crate::map::{Mapped, grant_from_pb, map_from_pb, owned_from_pb};
 use crate::names::{Wish, attr_for, attr_of, expect_body, told_attr};
-use ebb_consistency::{Owned, Told};
+use ebb_consistency::{MapAnswer, Owned, Told};
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Ranges in one message: far below what the service takes.
+const RANGES_AT_ONCE: usize = 1 << 16;
+
+/// How often a map is asked for that must be whole and comes in several parts, while others change it.
+const WHOLE_TRIES: usize = 16;
 
 /// Where the unowned bytes of a file are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +95,7 @@ impl QueryRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
     /// Who owns what.
-    pub map: ebb_consistency::MapAnswer,
+    pub map: MapAnswer,
     /// Unowned bytes that changed, and perhaps owned ones; in any order.
     pub changed: Vec<ByteRange>,
     /// What changed by guesses alone: nobody is known to have written there.
@@ -156,6 +162,10 @@ pub struct Attached {
     pub overtaken: Vec<ByteRange>,
     /// Nothing was done: the file sits at that node.
     pub seat: Option<NodeId>,
+    /// Other nodes have the file open.
+    pub others: bool,
+    /// Then, where the file is on the backing.
+    pub backing: Option<Backing>,
 }
 
 /// Permission to write bytes to the backing.
@@ -171,6 +181,8 @@ pub struct FlushGrant {
     pub size: u64,
     /// What the file may be given before its sync: these are the last bytes that it lacks.
     pub shape: Option<Attr>,
+    /// The file's user.
+    pub owner: u32,
 }
 
 impl Opened {
@@ -249,6 +261,8 @@ fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno>
         told,
         overtaken: attached.overtaken.into_iter().map(range_from_pb).collect::<Result<_, _>>()?,
         seat: node_from_pb(attached.seat),
+        others: attached.others,
+        backing: attached.backing.map(backing_from_pb).transpose()?,
     })
 }
 
@@ -300,9 +314,46 @@ impl MetaClient {
         self.call(Op::Release(pb::Release { ino: ino.0, settles })).await.map(drop)
     }
 
-    /// Who owns these bytes?
+    /// Who owns these bytes? Of a file of very many ranges that others change meanwhile the answer
+    /// may cover the beginning only.
     pub async fn query(&self, query: QueryRequest) -> Result<Mapped, Errno> {
+        let mut mapped = self.query_part(query).await?;
+        self.query_rest(query, &mut mapped.map).await?;
+        Ok(mapped)
+    }
+
+    async fn query_part(&self, query: QueryRequest) -> Result<Mapped, Errno> {
         map_from_pb(expect_body!(self.call(Op::Query(query.to_pb())).await?, Map))
+    }
+
+    /// Goes on where an answer ends before what was asked, as long as the file stays as it is.
+    async fn query_rest(&self, query: QueryRequest, map: &mut MapAnswer) -> Result<(), Errno> {
+        while !map.unchanged && map.covers.end() < query.range.end() {
+            let range = ByteRange::new(map.covers.end(), query.range.end());
+            let rest = QueryRequest { range, known: Version::ZERO, lease: false, ..query };
+            let rest = self.query_part(rest).await?.map;
+            if rest.version != map.version {
+                return Ok(());
+            }
+            if rest.covers.start() != range.start() || rest.covers.end() <= range.start() {
+                return Err(Errno::EPROTO);
+            }
+            map.covers = ByteRange::new(map.covers.start(), rest.covers.end());
+            map.ranges.extend(rest.ranges);
+        }
+        Ok(())
+    }
+
+    /// Who owns what of the whole file?
+    pub async fn query_whole(&self, ino: Ino) -> Result<MapAnswer, Errno> {
+        let query = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
+        for _ in 0..WHOLE_TRIES {
+            let map = self.query(query).await?.map;
+            if map.covers == ByteRange::ALL {
+                return Ok(map);
+            }
+        }
+        Err(Errno::EAGAIN)
     }
 
     /// Who owns what of the whole file, and which unowned bytes have changed since `known`.
@@ -313,11 +364,20 @@ impl MetaClient {
             changed_after: Some(known.0),
             ..pb::Query::default()
         };
-        let map = expect_body!(self.call(Op::Query(query)).await?, Map);
-        let ranges =
-            |list: &[pb::Range]| list.iter().map(|r| range_from_pb(*r)).collect::<Result<_, _>>();
-        let (changed, guessed) = (ranges(&map.changed)?, ranges(&map.guessed)?);
-        Ok(Changes { map: map_from_pb(map)?.map, changed, guessed })
+        for _ in 0..WHOLE_TRIES {
+            let map = expect_body!(self.call(Op::Query(query)).await?, Map);
+            let ranges = |list: &[pb::Range]| {
+                list.iter().map(|r| range_from_pb(*r)).collect::<Result<_, _>>()
+            };
+            let (changed, guessed) = (ranges(&map.changed)?, ranges(&map.guessed)?);
+            let mut map = map_from_pb(map)?.map;
+            let whole = QueryRequest { ino, range: ByteRange::ALL, known, lease: false };
+            self.query_rest(whole, &mut map).await?;
+            if map.covers == ByteRange::ALL {
+                return Ok(Changes { map, changed, guessed });
+            }
+        }
+        Err(Errno::EAGAIN)
     }
 
     /// Makes this node the owner of bytes.
@@ -389,45 +449,39 @@ impl MetaClient {
 
     /// Publishes bytes again where they are this node's, flushed or not, and answers the map of the whole
     /// file then.
-    pub async fn attach_again(
-        &self,
-        ino: Ino,
-        ranges: &[ByteRange],
-    ) -> Result<ebb_consistency::MapAnswer, Errno> {
-        let whole = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
-        let request = AttachRequest {
-            ino,
-            ranges: Vec::new(),
-            guessed: Vec::new(),
-            known: Version::ZERO,
-            again: ranges.to_vec(),
-            mtime: None,
-            durable: false,
-            then_query: Some(whole),
-            copies: 0,
-            lease: Wish::No,
-            quietly: None,
-        };
-        Ok(self.attach(&request).await?.map.ok_or(Errno::EPROTO)?.map)
+    pub async fn attach_again(&self, ino: Ino, ranges: &[ByteRange]) -> Result<MapAnswer, Errno> {
+        for some in ranges.chunks(RANGES_AT_ONCE) {
+            let request = AttachRequest {
+                ino,
+                ranges: Vec::new(),
+                guessed: Vec::new(),
+                known: Version::ZERO,
+                again: some.to_vec(),
+                mtime: None,
+                durable: false,
+                then_query: None,
+                copies: 0,
+                lease: Wish::No,
+                quietly: None,
+            };
+            self.attach(&request).await?;
+        }
+        self.query_whole(ino).await
     }
 
     /// Gives what this node owns unflushed of these bytes a new version, and answers the map of the
     /// whole file then. Copies that other nodes have are not the newest any more.
-    pub async fn renew(
-        &self,
-        ino: Ino,
-        ranges: &[ByteRange],
-    ) -> Result<ebb_consistency::MapAnswer, Errno> {
-        let whole = QueryRequest { ino, range: ByteRange::ALL, known: Version::ZERO, lease: false };
-        let op = Op::Attach(pb::Attach {
-            ino: ino.0,
-            ranges: ranges.iter().copied().map(range_to_pb).collect(),
-            then_query: Some(whole.to_pb()),
-            renew: true,
-            ..pb::Attach::default()
-        });
-        let attached = attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?;
-        attached.map.map(|mapped| mapped.map).ok_or(Errno::EPROTO)
+    pub async fn renew(&self, ino: Ino, ranges: &[ByteRange]) -> Result<MapAnswer, Errno> {
+        for some in ranges.chunks(RANGES_AT_ONCE) {
+            let op = Op::Attach(pb::Attach {
+                ino: ino.0,
+                ranges: some.iter().copied().map(range_to_pb).collect(),
+                renew: true,
+                ..pb::Attach::default()
+            });
+            attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?;
+        }
+        self.query_whole(ino).await
     }
 
     /// Reserves and attaches `len` bytes at the end of the file; they begin at `size - len`.
@@ -465,9 +519,14 @@ impl MetaClient {
         ranges: &[ByteRange],
         anew: bool,
     ) -> Result<Version, Errno> {
-        let ranges = ranges.iter().copied().map(range_to_pb).collect();
-        let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
-        Ok(attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?.version)
+        let mut version = Version::ZERO;
+        let none = ranges.is_empty().then_some(ranges);
+        for some in ranges.chunks(RANGES_AT_ONCE).chain(none) {
+            let ranges = some.iter().copied().map(range_to_pb).collect();
+            let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
+            version = attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?.version;
+        }
+        Ok(version)
     }
 
     /// Who has copies of these unowned bytes; what nobody has (with `take`: all) is this node's to
@@ -510,7 +569,8 @@ impl MetaClient {
             return Err(Errno::EPROTO.into());
         }
         let shape = grant.shape.as_ref().map(attr_from_pb).transpose()?;
-        Ok(FlushGrant { grant: grant.grant, ranges, backing, size: grant.size, shape })
+        let (size, owner) = (grant.size, grant.owner);
+        Ok(FlushGrant { grant: grant.grant, ranges, backing, size, shape, owner })
     }
 
     /// Ends a grant; `done` when the bytes were written, synced and verified, `shaped` when the

@@ -5,9 +5,10 @@ use crate::exchange::{Answer, Exchange, Patience};
 use crate::ops::{NAMES, counter};
 use crate::session::{self, ConnectError, ConnectOptions};
 use crate::trust::Trusting;
-use ebb_transport::Token;
+use ebb_transport::{Secure, Token, admin};
 use ebb_types::{Errno, NodeId};
 use ebb_wire::pb::{self, reply::Body, request::Op};
+use prost::Message;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -276,13 +277,16 @@ impl MetaClient {
 pub async fn service_status(
     address: &str,
     token: Option<&Token>,
+    secure: Secure,
     patience: Duration,
 ) -> Result<pb::StatusReply, ConnectError> {
     let asked = async {
-        let mut client = session::client(session::channel(address, None).await?);
-        let mut request = tonic::Request::new(pb::StatusRequest {});
+        let mut client = session::client(session::channel(address, None, token, secure).await?);
+        let asked = pb::StatusRequest {};
+        let call = admin::Call { name: "status", request: &asked.encode_to_vec() };
+        let mut request = tonic::Request::new(asked);
         if let Some(token) = token {
-            let proof = MetadataValue::from_bytes(&ebb_transport::admin::proof(token));
+            let proof = MetadataValue::from_bytes(&admin::proof(token, call));
             request.metadata_mut().insert_bin(ADMIN_KEY, proof);
         }
         client.status(request).await.map(tonic::Response::into_inner).map_err(|e| {

@@ -61,6 +61,8 @@ pub struct LockRequest {
     pub flock: bool,
     /// Wait until it is granted; otherwise EAGAIN when somebody else holds it.
     pub wait: bool,
+    /// What others have written there is published before this is answered.
+    pub publish: bool,
 }
 
 /// A lock that stands in the way.
@@ -166,6 +168,7 @@ impl MetaClient {
             r#type: lock.kind.to_wire(),
             flock: lock.flock,
             wait: lock.wait,
+            publish: lock.publish,
         });
         let waits = lock.wait && lock.kind != LockKind::Unlock;
         let patience = if waits { Patience::Granted } else { self.patience() };

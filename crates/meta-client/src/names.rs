@@ -37,6 +37,8 @@ pub struct SetAttr {
     pub gid: Option<u32>,
     /// Size: cuts or extends the file for everyone, at once.
     pub size: Option<u64>,
+    /// The size is set only where the file is shorter.
+    pub only_grow: bool,
     /// Last access.
     pub atime: Option<SetTime>,
     /// Last change of the content.
@@ -275,6 +277,7 @@ impl MetaClient {
             mtime: set.mtime.map(SetTime::to_pb),
             kill_priv: set.kill_priv,
             lease: lease.to_pb(),
+            only_grow: set.only_grow,
         });
         let entry = expect_body!(self.call(op).await?, Entry);
         let map = entry.map.map(map_from_pb).transpose()?;

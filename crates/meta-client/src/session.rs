@@ -3,12 +3,16 @@
 
 use crate::exchange::Exchange;
 use crate::frames::Frames;
-use ebb_transport::Token;
+use ebb_locks::Mutex;
 use ebb_transport::auth::{self, SessionHandshake};
+use ebb_transport::secure::{self, Channel as Wire, Purpose, SecureError};
 use ebb_transport::side_door::SideDoor;
+use ebb_transport::{Secure, Token};
 use ebb_types::{Errno, Incarnation};
 use ebb_wire::pb::{self, metadata_client::MetadataClient, reply::Body, request::Op};
 use hyper_util::rt::TokioIo;
+use prost::Message;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -45,6 +49,8 @@ pub struct ConnectOptions {
     pub consistency: String,
     /// The job's secret, when it has one.
     pub token: Option<Arc<Token>>,
+    /// Which connections are encrypted.
+    pub secure: Secure,
     /// Until a call must have ended.
     pub request_timeout: Duration,
     /// Until a connection must have been welcomed.
@@ -70,6 +76,7 @@ impl ConnectOptions {
             peer_address: String::new(),
             consistency: String::new(),
             token: None,
+            secure: Secure::default(),
             request_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             trust_max: Duration::from_secs(5),
@@ -131,10 +138,12 @@ pub(crate) struct Session {
     pub early: pb::ServerFrame,
 }
 
-/// A channel to the service at `address`, connected.
+/// A channel to the service at `address`, connected, and encrypted where it should be.
 pub(crate) async fn channel(
     address: &str,
     side_door: Option<&SideDoor>,
+    token: Option<&Token>,
+    secure: Secure,
 ) -> Result<Channel, ConnectError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| ConnectError::BadAddress(format!("'{address}': {e}")))?
@@ -146,13 +155,35 @@ pub(crate) async fn channel(
         .keep_alive_timeout(KEEP_ALIVE)
         .keep_alive_while_idle(true);
     let connected = match side_door.cloned() {
-        None => endpoint.connect().await,
+        None => {
+            let wire = secure::connect(address, Purpose::Service, token, secure).await;
+            let wire = wire.map_err(|e| unconnected(address, &e))?;
+            endpoint.connect_with_connector(tower::service_fn(once(wire))).await
+        }
         Some(door) => {
             let enter = move |_| std::future::ready(door.enter().map(TokioIo::new));
             endpoint.connect_with_connector(tower::service_fn(enter)).await
         }
     };
     connected.map_err(|e| ConnectError::Unreachable(format!("{address}: {}", innermost(&e))))
+}
+
+/// Hands a connection out, once: a broken one is replaced by a new session, not below it.
+fn once<T>(wire: Wire) -> impl FnMut(T) -> std::future::Ready<io::Result<TokioIo<Wire>>> {
+    let wire = Mutex::new(Some(wire));
+    move |_| {
+        let taken = wire.lock().take().map(TokioIo::new);
+        std::future::ready(taken.ok_or_else(|| io::ErrorKind::NotConnected.into()))
+    }
+}
+
+fn unconnected(address: &str, e: &io::Error) -> ConnectError {
+    match SecureError::in_io(e) {
+        Some(SecureError::OtherToken) => {
+            ConnectError::BadToken(format!("{address}: {}", SecureError::OtherToken))
+        }
+        _ => ConnectError::Unreachable(format!("{address}: {e}")),
+    }
 }
 
 /// The generated client with the message limits of the protocol.
@@ -179,7 +210,9 @@ async fn introduce(
     exchange: &Arc<Exchange>,
     resume: bool,
 ) -> Result<Session, ConnectError> {
-    let mut client = client(channel(&options.address, options.side_door.as_ref()).await?);
+    let ConnectOptions { address, side_door, token, secure, .. } = options;
+    let way = channel(address, side_door.as_ref(), token.as_deref(), *secure).await?;
+    let mut client = client(way);
     let (number, id) = exchange.begin();
     let nonce = auth::nonce();
     let hello = pb::Hello {
@@ -194,13 +227,15 @@ async fn introduce(
         trust_ms_max: u32::try_from(options.trust_max.as_millis()).unwrap_or(u32::MAX),
         empty: options.empty,
     };
+    let said = hello.encode_to_vec();
     exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });
     let frames = Frames { exchange: exchange.clone(), session: number };
     let broken = |e: tonic::Status| {
         ConnectError::Unreachable(format!("{}: {}", options.address, e.message()))
     };
     let mut stream = client.session(frames).await.map_err(broken)?.into_inner();
-    let mut conversation = Conversation { options, exchange, number, id, nonce, proven: false };
+    let mut conversation =
+        Conversation { options, exchange, number, id, nonce, said, proven: false };
     loop {
         let Some(mut frame) = stream.message().await.map_err(broken)? else {
             return Err(conversation.unreachable("closed the stream instead of an answer"));
@@ -223,6 +258,8 @@ struct Conversation<'a> {
     /// Of the request whose answer is awaited.
     id: u64,
     nonce: auth::Proof,
+    /// The hello, encoded.
+    said: Vec<u8>,
     /// The service has shown that it holds the token.
     proven: bool,
 }
@@ -254,8 +291,7 @@ impl Conversation<'_> {
         let handshake = SessionHandshake {
             hello_nonce: &self.nonce,
             service_nonce: &challenge.nonce,
-            node: &self.options.node,
-            incarnation: self.options.incarnation,
+            hello: &self.said,
         };
         if !handshake.service_proof_is(&token, &challenge.proof) {
             let address = &self.options.address;

@@ -4,8 +4,9 @@
 use crate::client::{Inner, MetaClient};
 use ebb_consistency::{LeaseSeq, Trust};
 use ebb_locks::Mutex;
-use ebb_types::Ino;
+use ebb_types::{ByteRange, Ino};
 use ebb_wire::pb::{self, request::Op};
+use ebb_wire::range_from_pb;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,9 +15,23 @@ use std::sync::atomic::Ordering::Relaxed;
 /// must be told first, and then [`MetaClient::return_recalled`] is called.
 pub type OnRecall = Box<dyn Fn(Ino, LeaseSeq) -> bool + Send + Sync>;
 
-/// Told that somebody else asks about a file: the inode, the seat that this node has of it, as far as
-/// the service knows, and the number to answer with ([`MetaClient::published`]). Must not wait.
-pub type OnPublish = Box<dyn Fn(Ino, u64, u64) + Send + Sync>;
+/// Told that something is to be published for others, and then [`MetaClient::published`] called. Must
+/// not wait.
+pub type OnPublish = Box<dyn Fn(PublishFor) + Send + Sync>;
+
+/// What is to be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PublishFor {
+    /// Of which file.
+    pub ino: Ino,
+    /// Which bytes.
+    pub range: ByteRange,
+    /// The seat that this node has of it, as far as the service knows; 0: somebody has locked the
+    /// range.
+    pub seat: u64,
+    /// The number to answer with.
+    pub seq: u64,
+}
 
 /// Milliseconds that pass also while the machine sleeps.
 #[must_use]
@@ -53,10 +68,13 @@ impl Inner {
         }
     }
 
-    /// A file that sits here is asked about.
+    /// Something is to be published for others.
     pub fn asked_to_publish(&self, asked: &pb::Publish) {
+        let range = asked.range.map(range_from_pb);
+        let Ok(range) = range.unwrap_or(Ok(ByteRange::ALL)) else { return };
+        let pb::Publish { ino, seat, seq, .. } = *asked;
         if let Some(on_publish) = self.trusting.on_publish.get() {
-            on_publish(Ino(asked.ino), asked.seat, asked.seq);
+            on_publish(PublishFor { ino: Ino(ino), range, seat, seq });
         }
     }
 
@@ -73,7 +91,7 @@ impl MetaClient {
         let _ = self.inner.trusting.on_recall.set(on_recall);
     }
 
-    /// Whom to tell of questions about files that sit here; only the first one is told.
+    /// Whom to tell of what is to be published for others; only the first one is told.
     pub fn on_publish(&self, on_publish: OnPublish) {
         let _ = self.inner.trusting.on_publish.set(on_publish);
     }

@@ -8,7 +8,7 @@ use ebb_meta_client::{
     MakeRequest, MetaClient, Opened, QueryRequest, SetAttr, SetTime, Wish, service_status,
 };
 use ebb_meta_server::{Config, Server};
-use ebb_transport::Token;
+use ebb_transport::{Secure, Token};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, Name, Time, Version};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -271,6 +271,7 @@ async fn locks_exclude_wait_and_are_cancelled() {
         kind,
         flock: false,
         wait,
+        publish: false,
     };
     one.set_lock(&lock(1, LockKind::Write, false)).await.unwrap();
     let busy = two.set_lock(&lock(1, LockKind::Read, false)).await;
@@ -324,7 +325,9 @@ async fn strangers_and_doubles_are_refused() {
     let taken = MetaClient::connect(double).await.unwrap_err();
     assert!(matches!(taken, ConnectError::NameTaken(_)), "{taken:?}");
     let address = running.address.to_string();
-    let status = service_status(&address, Some(&ours), Duration::from_secs(5)).await.unwrap();
+    let status = service_status(&address, Some(&ours), Secure::default(), Duration::from_secs(5))
+        .await
+        .unwrap();
     assert_eq!((status.consistency.as_str(), status.nodes.len()), ("session", 1));
     running.stop().await;
 }

@@ -9,10 +9,11 @@ use ebb_meta_client::{
     ConnectError, ConnectOptions, Event, LockKind, LockRequest, MetaClient, QueryRequest,
     service_status,
 };
-use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
-use ebb_types::{ByteRange, Errno, Incarnation, Ino, Name, NodeId, Version};
+use ebb_transport::{Secure, Token};
+use ebb_types::{ByteRange, Errno, Ino, Name, NodeId, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
+use prost::Message;
 use scripted::{Peer, Service, attr, entry, welcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -254,6 +255,7 @@ fn write_lock(wait: bool) -> LockRequest {
         kind: LockKind::Write,
         flock: false,
         wait,
+        publish: false,
     }
 }
 
@@ -405,13 +407,9 @@ async fn prove(ours: Option<Arc<Token>>, theirs: &Token) -> Result<(), ConnectEr
     let mut peer = service.accept().await;
     let (id, op) = peer.next().await;
     let Op::Hello(hello) = op else { panic!("{op:?}") };
-    let service_nonce = auth::nonce();
-    let handshake = SessionHandshake {
-        hello_nonce: &hello.nonce,
-        service_nonce: &service_nonce,
-        node: "n1",
-        incarnation: Incarnation(77),
-    };
+    let (service_nonce, said) = (auth::nonce(), hello.encode_to_vec());
+    let handshake =
+        SessionHandshake { hello_nonce: &hello.nonce, service_nonce: &service_nonce, hello: &said };
     let proof = handshake.service_proof(theirs).to_vec();
     peer.reply(id, Body::Challenge(pb::Challenge { nonce: service_nonce.to_vec(), proof })).await;
     tokio::select! {
@@ -488,9 +486,10 @@ async fn nobody_there_is_said_at_once_and_silence_in_time() {
 async fn the_status_of_a_service_needs_no_session() {
     let service = Service::start().await;
     let address = service.address.to_string();
-    let status = service_status(&address, None, Duration::from_secs(5)).await.unwrap();
+    let status =
+        service_status(&address, None, Secure::default(), Duration::from_secs(5)).await.unwrap();
     assert_eq!(status.consistency, "session");
     service.stop().await;
-    let gone = service_status(&address, None, Duration::from_secs(5)).await;
+    let gone = service_status(&address, None, Secure::default(), Duration::from_secs(5)).await;
     assert!(matches!(gone, Err(ConnectError::Unreachable(_))), "{gone:?}");
 }

@@ -65,9 +65,10 @@ impl Core {
         if !signs.contains(&Sign::Done) {
             return Ok(None);
         }
+        let known = self.state().ns.known_objects(&step.effects);
         for (effect, sign) in step.effects.iter().zip(signs) {
             if sign != Sign::Done {
-                self.backing.effect(effect)?;
+                self.backing.effect(effect, &known)?;
             }
         }
         Ok(Some(self.backing.look_at(&step.restat)))

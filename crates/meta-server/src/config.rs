@@ -1,7 +1,7 @@
 //! What the service is told at start, and why it may not start.
 
 use crate::journal::JournalError;
-use ebb_transport::Token;
+use ebb_transport::{Secure, Token};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +15,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// The secret of the job; without one only this machine is served.
     pub token: Option<Token>,
+    /// Which connections must be encrypted.
+    pub secure: Secure,
     /// What all nodes must agree on, when the first node shall not decide.
     pub consistency: Option<String>,
     /// A node that is silent for longer counts as gone.
@@ -41,6 +43,7 @@ impl Config {
             backing: backing.into(),
             state_dir: state_dir.into(),
             token: None,
+            secure: Secure::default(),
             consistency: None,
             lease: Config::LEASE,
             trust: Config::TRUST,

@@ -12,6 +12,7 @@ use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
 use crate::ops::copies::Appends;
+use crate::publishing::Publishing;
 use crate::rounds::Rounds;
 use crate::seats::Seats;
 use crate::sessions::Sessions;
@@ -68,6 +69,8 @@ pub struct Core {
     pub quiet_grants: Mutex<HashMap<Ino, (StreamId, u64)>>,
     /// What nodes at which files sit were asked.
     pub seats: Seats,
+    /// What nodes were asked because others lock what they may have written.
+    pub publishing: Publishing,
     /// The last appends of nodes whose partners have copies.
     pub appends: Mutex<Appends>,
     /// When an inode was last compared with the backing.
@@ -118,6 +121,7 @@ impl Core {
                 }
             }
         }
+        name_parts(&mut state)?;
         let before: Vec<NodeId> = state.nodes.keys().copied().collect();
         // Files have part files first, which are looked for at once.
         let doubtful = |ino: &Ino| state.ns.get(*ino).is_some_and(|i| i.kind != FileKind::Regular);
@@ -138,6 +142,7 @@ impl Core {
             grants_changed: Notify::new(),
             quiet_grants: Mutex::default(),
             seats: Seats::default(),
+            publishing: Publishing::default(),
             appends: Mutex::default(),
             checked: Mutex::default(),
             waiting: Mutex::default(),
@@ -185,9 +190,7 @@ impl Core {
                 checked.remove(&(*ino, Checked::Names));
             }
         }
-        for body in state::encode(entries) {
-            self.journal.append(&body);
-        }
+        self.journal.append(&state::encode(entries));
     }
 
     /// The same for records of the namespace. They may have been planned a while ago; opens,
@@ -423,6 +426,18 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
 /// Random bits for a job or an instance.
 pub fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()) << 32 | 1)
+}
+
+/// From now on nobody can foretell the names of part files.
+fn name_parts(state: &mut State) -> Result<(), StartError> {
+    if state.ns.has_part_names() {
+        return Ok(());
+    }
+    let mut secret = [0; 16];
+    let failed = |e: getrandom::Error| StartError::Serve(format!("no random numbers: {e}"));
+    getrandom::fill(&mut secret).map_err(failed)?;
+    let names = Record::PartNames { secret, from: state.ns.next_ino() };
+    state.apply(&Entry::Ns(names)).map_err(StartError::Serve)
 }
 
 fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, State), StartError> {

@@ -4,12 +4,15 @@
 //! A connection is a stranger's until a node has joined over it or a call over it was admitted.
 //! Strangers are few at a time (the oldest goes for the newest), have a deadline, and may send no
 //! more than a handshake needs, so that nobody without the job's token can fill memory or
-//! descriptors. Without a token only processes of this user (and root) on this machine come in.
+//! descriptors. Without a token only processes of this user (and root) on this machine come in. With one,
+//! who comes from elsewhere proves it in the TLS handshake, before a byte of HTTP is read.
 
 use ebb_locks::Mutex;
 use ebb_transport::gate::{Gate, Stranger};
 use ebb_transport::neighbour;
+use ebb_transport::secure::{Arrival, Purpose, Spoken, Whose};
 use ebb_transport::side_door::Arrivals;
+use ebb_transport::{Secure, Token};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -44,6 +47,7 @@ pub struct Visitor {
     pub peer: SocketAddr,
     /// It is on this machine, and a process of this user's or root's.
     pub is_ours: bool,
+    spoken: Arc<Spoken>,
     place: Arc<Place>,
 }
 
@@ -60,6 +64,12 @@ impl Visitor {
         *self.place.stranger.lock() = None;
     }
 
+    /// It does not encrypt and has to: it is told so, and nothing else.
+    #[must_use]
+    pub fn must_encrypt(&self) -> bool {
+        self.spoken.must_encrypt()
+    }
+
     fn is_admitted(&self) -> bool {
         self.place.admitted.load(Ordering::Acquire)
     }
@@ -70,26 +80,41 @@ pub struct Doors {
     listener: TcpListener,
     aside: Option<Arrivals>,
     gate: Arc<Gate>,
-    stranger_bytes: usize,
+    token: Option<Arc<Token>>,
+    secure: Secure,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl Doors {
-    /// Opens them; `with_token`: whoever holds the token may come from anywhere.
-    /// Whoever takes the side door is a process of this user's.
-    pub fn open(listener: TcpListener, aside: Option<Arrivals>, with_token: bool) -> Doors {
-        let stranger_bytes = if with_token { STRANGER_BYTES } else { NEIGHBOUR_BYTES };
-        Doors { listener, aside, gate: Gate::new(STRANGERS_MAX), stranger_bytes, pause: None }
+    /// Opens them. Whoever holds the token may come from anywhere; whoever takes the side door is a
+    /// process of this user's.
+    pub fn open(
+        listener: TcpListener,
+        aside: Option<Arrivals>,
+        token: Option<Arc<Token>>,
+        secure: Secure,
+    ) -> Doors {
+        Doors { listener, aside, gate: Gate::new(STRANGERS_MAX), token, secure, pause: None }
     }
 
     fn let_in(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
         // An answer that waits for the acknowledgement of the one before it waits 40 ms.
         stream.set_nodelay(true)?;
         let is_ours = neighbour::is_ours(peer, stream.local_addr()?);
-        Ok(self.watched(Box::pin(stream), peer, is_ours))
+        let whose = if is_ours { Whose::Ours } else { Whose::Anybodys };
+        let arrival =
+            Arrival::new(stream, whose, self.secure, self.token.clone(), Purpose::Service);
+        let spoken = arrival.spoken();
+        Ok(self.watched(Box::pin(arrival), spoken, peer, is_ours))
     }
 
-    fn watched(&self, pipe: Pin<Box<dyn Pipe>>, peer: SocketAddr, is_ours: bool) -> Connection {
+    fn watched(
+        &self,
+        pipe: Pin<Box<dyn Pipe>>,
+        spoken: Arc<Spoken>,
+        peer: SocketAddr,
+        is_ours: bool,
+    ) -> Connection {
         let (stranger, shut_out) = self.gate.enter();
         let place =
             Place { admitted: AtomicBool::new(false), stranger: Mutex::new(Some(stranger)) };
@@ -101,9 +126,9 @@ impl Doors {
         };
         Connection {
             pipe,
-            visitor: Visitor { peer, is_ours, place: Arc::new(place) },
+            visitor: Visitor { peer, is_ours, spoken, place: Arc::new(place) },
             patience: Some(Box::pin(patience)),
-            bytes_left: self.stranger_bytes,
+            bytes_left: if self.token.is_some() { STRANGER_BYTES } else { NEIGHBOUR_BYTES },
         }
     }
 }
@@ -122,7 +147,8 @@ impl tokio_stream::Stream for Doors {
                 match aside.poll_recv(cx) {
                     Poll::Ready(Some(pipe)) => {
                         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-                        let connection = doors.watched(Box::pin(pipe), nowhere, true);
+                        let spoken = Arc::default();
+                        let connection = doors.watched(Box::pin(pipe), spoken, nowhere, true);
                         return Poll::Ready(Some(Ok(connection)));
                     }
                     Poll::Ready(None) => doors.aside = None,
@@ -200,7 +226,10 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().pipe.as_mut().poll_write(cx, buf)
+        let this = self.get_mut();
+        // The first write may wait for the handshake of the other end.
+        this.check(cx)?;
+        this.pipe.as_mut().poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -208,7 +237,9 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().pipe.as_mut().poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        this.check(cx)?;
+        this.pipe.as_mut().poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -55,6 +55,7 @@ impl Core {
     fn comparable(&self, state: &State, inode: &Inode) -> bool {
         inode.home == Home::Own
             && !inode.due
+            && !inode.owed
             && !state.is_dirty(inode.ino)
             && !state.quiet.contains(&inode.ino)
             && !self.is_busy(inode.ino)
@@ -369,17 +370,30 @@ impl Core {
         if step.effects.is_empty() && step.restat.is_empty() {
             return Ok(Vec::new());
         }
+        let known = self.state().ns.known_objects(&step.effects);
+        let begun = self.backing.under_way.begin(&[&step.effects]).await?.pop();
+        let Some((going, _waiting)) = begun else { return Err(Errno::EIO) };
         let work = move |b: &crate::backing::Backing| {
-            b.effects(&step.effects)?;
+            let unowned = b.effects(&step.effects, &known, || going.is_wanted())?;
             let seen = b.look_at(&step.restat);
             #[cfg(test)]
             b.death.may_come()?;
-            Ok(seen)
+            Ok((seen, unowned))
         };
-        let seen = self.backing.run(work).await;
+        let done = self.backing.run(work).await;
         #[cfg(test)]
-        self.backing.death.stop_here(&seen).await;
-        seen
+        self.backing.death.stop_here(&done).await;
+        let (mut records, unowned) = done?;
+        records.extend(self.without_owner(&unowned));
+        Ok(records)
+    }
+
+    /// What to note of objects whose owner could not be set: they are not on the backing as they
+    /// should be.
+    pub fn without_owner(&self, unowned: &[BackingPath]) -> Vec<Record> {
+        let state = self.state();
+        let inos = unowned.iter().filter_map(|path| state.ns.at_path(path));
+        inos.map(|ino| Record::Owed { ino, owed: true }).collect()
     }
 
     /// A change of names: makes sure that the names are known, plans, carries out. When the

@@ -409,6 +409,7 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             | FileOp::Claim(..)
             | FileOp::Append(..)
             | FileOp::Truncate(_)
+            | FileOp::Grow(_)
             | FileOp::Adopt(..)
             | FileOp::Lost(_)
             | FileOp::UndoAppend(..)

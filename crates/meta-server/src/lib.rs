@@ -12,15 +12,20 @@ mod begun;
 mod config;
 mod copies;
 mod core;
+#[cfg(test)]
+mod death;
 mod doors;
+mod effects;
 mod engine;
 mod grants;
 mod journal;
+mod late;
 mod leases;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;
 mod peek;
+mod publishing;
 mod quiet;
 mod rounds;
 mod seats;

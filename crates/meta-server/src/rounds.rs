@@ -10,9 +10,10 @@
 
 use crate::backing::{Backing, DEADLINE};
 use crate::core::{Core, Turn};
+use crate::late;
 use crate::state::State;
 use ebb_locks::Mutex;
-use ebb_namespace::{BackingPath, Effect, Plan, Record, Restat, Step};
+use ebb_namespace::{BackingPath, Effect, Known, Plan, Record, Restat, Step};
 use ebb_types::{Errno, Ino};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -71,6 +72,8 @@ struct Doing {
     sync: BTreeSet<BackingPath>,
     restat: Vec<Restat>,
     records: Vec<Record>,
+    /// Of objects whose owner could not be set.
+    owed: Vec<Record>,
 }
 
 impl Core {
@@ -133,11 +136,21 @@ impl Core {
                 None => end(going.tell, Ok(true)),
             }
         }
-        let work = self.side_by_side(effects).await;
+        let work = match self.side_by_side(effects).await {
+            Ok(work) => work,
+            Err(errno) => {
+                doing.into_iter().for_each(|step| end(step.going.tell, Err(errno)));
+                return Vec::new();
+            }
+        };
         let mut done = Vec::with_capacity(doing.len());
         for (i, step) in doing.into_iter().enumerate() {
             match work.outcome(i) {
-                Ok(()) => done.push((i, step)),
+                Ok(unowned) => {
+                    let mut step: Doing = step;
+                    step.owed = self.without_owner(&unowned);
+                    done.push((i, step));
+                }
                 Err(errno) => end(step.going.tell, Err(errno)),
             }
         }
@@ -147,7 +160,7 @@ impl Core {
         let seen = self.look_at(restat).await;
         let mut state = self.state();
         let mut left = Vec::with_capacity(done.len());
-        for Doing { going, restat, mut records, .. } in done {
+        for Doing { going, restat, mut records, owed, .. } in done {
             match &seen {
                 Err(errno) => end(going.tell, Err(*errno)),
                 Ok(seen) => {
@@ -155,6 +168,7 @@ impl Core {
                         let seen = *seen.get(&r.path)?;
                         Some(Record::Seen { ino: r.ino, seen: Some(seen) })
                     }));
+                    records.extend(owed);
                     self.commit_ns(&mut state, records);
                     left.push(going);
                 }
@@ -164,12 +178,21 @@ impl Core {
     }
 
     /// Carries out lists of effects. What was not begun in time is never begun.
-    async fn side_by_side(&self, effects: Vec<Vec<Effect>>) -> Arc<Work> {
+    async fn side_by_side(&self, effects: Vec<Vec<Effect>>) -> Result<Arc<Work>, Errno> {
+        let lists: Vec<&[Effect]> = effects.iter().map(Vec::as_slice).collect();
+        let (going, waiting): (Vec<_>, Vec<_>) =
+            self.backing.under_way.begin(&lists).await?.into_iter().unzip();
+        let known = {
+            let state = self.state();
+            effects.iter().map(|e| state.ns.known_objects(e)).collect()
+        };
         // One for all: a backing that hangs must not hold the turn once for each of them.
         let by = Instant::now() + DEADLINE;
         let work = Arc::new(Work {
             outcomes: effects.iter().map(|_| OnceLock::new()).collect(),
             effects,
+            known,
+            going: going.into_iter().map(|g| Mutex::new(Some(g))).collect(),
             next: AtomicUsize::new(0),
             over: AtomicBool::new(false),
         });
@@ -186,7 +209,9 @@ impl Core {
             let _ = self.backing.finish(thread, by).await;
         }
         work.over.store(true, Relaxed);
-        work
+        drop(waiting);
+        work.forget_not_begun();
+        Ok(work)
     }
 
     /// Syncs the directories of the steps. What was done in one where that failed is taken back;
@@ -206,7 +231,7 @@ impl Core {
         if !undone.is_empty() {
             let work = Arc::clone(work);
             let take_back = move |b: &Backing| {
-                undone.iter().filter_map(|i| work.effects.get(*i)).for_each(|e| b.take_back(e));
+                undone.iter().for_each(|i| b.take_back(&work.effects[*i], &work.known[*i]));
                 Ok(())
             };
             if let Err(errno) = self.backing.run(take_back).await {
@@ -226,7 +251,10 @@ impl Core {
         let by = Instant::now() + DEADLINE;
         for path in paths {
             let effect = Effect::SyncDir { path: path.clone() };
-            working.push((path.clone(), self.backing.start(move |b| b.effect(&effect))));
+            working.push((
+                path.clone(),
+                self.backing.start(move |b| b.effect(&effect, &Known::new())),
+            ));
         }
         let mut failed = BTreeMap::new();
         for (path, mut work) in working {
@@ -257,7 +285,10 @@ impl Core {
 /// Lists of effects that several threads share out among themselves.
 struct Work {
     effects: Vec<Vec<Effect>>,
-    outcomes: Vec<OnceLock<Result<(), Errno>>>,
+    known: Vec<Known>,
+    /// Taken by the thread that carries the list out.
+    going: Vec<Mutex<Option<late::Going>>>,
+    outcomes: Vec<OnceLock<Result<Vec<BackingPath>, Errno>>>,
     next: AtomicUsize,
     /// Nobody waits any more.
     over: AtomicBool,
@@ -271,13 +302,20 @@ impl Work {
                 return;
             };
             // Each is taken once.
-            let _ = told.set(backing.effects(effects));
+            let Some(going) = self.going[i].lock().take() else { return };
+            let wanted = || going.is_wanted();
+            let _ = told.set(backing.effects(effects, &self.known[i], wanted));
         }
     }
 
+    /// The lists that no thread has taken are not under way.
+    fn forget_not_begun(&self) {
+        self.going.iter().for_each(|g| drop(g.lock().take()));
+    }
+
     /// How a list ended.
-    fn outcome(&self, i: usize) -> Result<(), Errno> {
-        self.outcomes.get(i).and_then(|o| o.get()).copied().unwrap_or(Err(Errno::ETIMEDOUT))
+    fn outcome(&self, i: usize) -> Result<Vec<BackingPath>, Errno> {
+        self.outcomes.get(i).and_then(|o| o.get()).cloned().unwrap_or(Err(Errno::ETIMEDOUT))
     }
 }
 
@@ -288,7 +326,8 @@ fn begin(going: Going, mut step: Step) -> (Doing, Vec<Effect>) {
         sync.insert(path.clone());
         step.effects.pop();
     }
-    (Doing { going, sync, restat: step.restat, records: step.records }, step.effects)
+    let (restat, records) = (step.restat, step.records);
+    (Doing { going, sync, restat, records, owed: Vec::new() }, step.effects)
 }
 
 /// Nobody listens when the request was given up meanwhile; what is done is done.

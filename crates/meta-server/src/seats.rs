@@ -157,7 +157,8 @@ impl Core {
         // A number of a service before this one must not be taken for an answer.
         let number = self.seats.numbers.fetch_add(1, Relaxed);
         asked.number = now_ms().saturating_mul(1 << 20).saturating_add(number % (1 << 20));
-        let what = pb::Publish { ino: asked.ino.0, seq: asked.number, seat: asked.seat.id };
+        let what =
+            pb::Publish { ino: asked.ino.0, seq: asked.number, seat: asked.seat.id, range: None };
         let what = Some(pb::notice::What::Publish(what));
         self.sessions.notify(who.node, stream, pb::Notice { what });
     }

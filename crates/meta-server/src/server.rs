@@ -5,11 +5,13 @@ use crate::core::Core;
 use crate::doors::{Doors, Visitor};
 use crate::stream;
 use ebb_locks::Mutex;
+use ebb_transport::secure::MUST_ENCRYPT;
 use ebb_transport::side_door::{Arrivals, SideDoor};
-use ebb_transport::{Token, admin};
+use ebb_transport::{Secure, Token, admin};
 use ebb_types::NodeId;
 use ebb_wire::pb;
 use ebb_wire::pb::metadata_server::{Metadata, MetadataServer};
+use prost::Message;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +41,8 @@ const ADMIN_KEY: &str = "ebb-proof-bin";
 /// The metadata service of one job.
 pub struct Server {
     core: Arc<Core>,
-    token: Arc<Option<Token>>,
+    token: Option<Arc<Token>>,
+    secure: Secure,
     calls: admin::Calls,
     side_door: SideDoor,
     arrivals: Mutex<Option<Arrivals>>,
@@ -49,10 +52,11 @@ impl Server {
     /// Opens backing and journal; what was known before is known again.
     pub fn open(config: Config) -> Result<Arc<Server>, StartError> {
         let core = Arc::new(Core::open(&config)?);
-        let (token, calls) = (Arc::new(config.token), admin::Calls::default());
+        let (token, calls) = (config.token.map(Arc::new), admin::Calls::default());
+        let secure = config.secure;
         let (side_door, arrivals) = SideDoor::new();
         let arrivals = Mutex::new(Some(arrivals));
-        Ok(Arc::new(Server { core, token, calls, side_door, arrivals }))
+        Ok(Arc::new(Server { core, token, secure, calls, side_door, arrivals }))
     }
 
     /// A way in for the daemon that this service is in. It leads nowhere before the service serves,
@@ -76,7 +80,8 @@ impl Server {
         let service = MetadataServer::new(Service { server: Arc::clone(self) })
             .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
-        let incoming = Doors::open(listener, self.arrivals.lock().take(), self.token.is_some());
+        let (aside, token) = (self.arrivals.lock().take(), self.token.clone());
+        let incoming = Doors::open(listener, aside, token, self.secure);
         let (stop, mut stopping) = tokio::sync::watch::channel(false);
         let serving = tonic::transport::Server::builder()
             .initial_stream_window_size(WINDOW_BYTES)
@@ -123,6 +128,7 @@ impl Server {
     pub fn status(&self) -> pb::StatusReply {
         let core = &self.core;
         let (leases, recalls) = core.desk.counts();
+        let encrypted = self.token.as_ref().map(|t| t.encrypted()).unwrap_or_default();
         let state = core.state();
         pb::StatusReply {
             backing: core.backing.path().display().to_string(),
@@ -138,6 +144,9 @@ impl Server {
             leases,
             recalls,
             quiet: state.quiet.len() as u64,
+            secure: self.secure.to_string(),
+            encrypted_sent_bytes: encrypted.sent_bytes,
+            encrypted_received_bytes: encrypted.received_bytes,
         }
     }
 
@@ -158,6 +167,7 @@ impl Server {
     /// Who has connected, and may at least say hello: with a token that proves the rest.
     fn admit<T>(&self, request: &Request<T>) -> Result<Visitor, Status> {
         match request.extensions().get::<Visitor>() {
+            Some(visitor) if visitor.must_encrypt() => Err(Status::permission_denied(MUST_ENCRYPT)),
             Some(visitor) if self.token.is_some() || visitor.is_ours => Ok(visitor.clone()),
             _ => Err(Status::permission_denied(
                 "without a job token only this user's processes on this machine are served",
@@ -165,12 +175,13 @@ impl Server {
         }
     }
 
-    fn admit_admin<T>(&self, request: &Request<T>) -> Result<(), Status> {
+    fn admit_admin<T: Message>(&self, name: &str, request: &Request<T>) -> Result<(), Status> {
         let visitor = self.admit(request)?;
         let proof = request.metadata().get_bin(ADMIN_KEY).and_then(|v| v.to_bytes().ok());
-        let proven = match (&*self.token, proof) {
+        let call = admin::Call { name, request: &request.get_ref().encode_to_vec() };
+        let proven = match (&self.token, proof) {
             _ if visitor.is_ours => true,
-            (Some(token), Some(proof)) => self.calls.admit(token, &proof),
+            (Some(token), Some(proof)) => self.calls.admit(token, call, &proof),
             _ => false,
         };
         if !proven {
@@ -199,7 +210,7 @@ impl Metadata for Service {
         // Frames that wait for HTTP/2; what waits for frames is bounded elsewhere.
         let (to_node, frames) = mpsc::channel(16);
         let core = Arc::clone(&self.server.core);
-        let token = Arc::clone(&self.server.token);
+        let token = self.server.token.clone();
         tokio::spawn(stream::serve(core, token, visitor, request.into_inner(), to_node));
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
@@ -208,7 +219,7 @@ impl Metadata for Service {
         &self,
         request: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusReply>, Status> {
-        self.server.admit_admin(&request)?;
+        self.server.admit_admin("status", &request)?;
         Ok(Response::new(self.server.status()))
     }
 
@@ -216,7 +227,7 @@ impl Metadata for Service {
         &self,
         request: Request<pb::EchoMessage>,
     ) -> Result<Response<pb::EchoMessage>, Status> {
-        self.server.admit_admin(&request)?;
+        self.server.admit_admin("echo", &request)?;
         let message = request.into_inner();
         if message.payload.len() > ECHO_MAX {
             return Err(Status::invalid_argument("an echo carries at most 1 MiB"));

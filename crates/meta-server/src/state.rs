@@ -112,6 +112,8 @@ pub enum FileOp {
     Seat(Seat),
     /// It does not any more: at no node.
     NoSeat(NodeId, u64),
+    /// It is at least so long.
+    Grow(u64),
 }
 
 /// A node as the journal keeps it.
@@ -361,6 +363,7 @@ impl State {
             FileOp::Adopt(from, to, ranges) => drop(file.adopt(*from, *to, ranges)),
             FileOp::Lost(node) => drop(file.node_gone(*node)),
             FileOp::Truncate(len) => drop(file.truncate(*len)),
+            FileOp::Grow(len) => drop(file.grow(*len)),
             FileOp::Flushed(node, owned) => drop(file.mark_flushed(*node, owned)),
             FileOp::Quiet(node, Some(end)) => file.lend_quiet(*node, *end),
             FileOp::Quiet(node, None) => file.end_quiet(*node),
@@ -427,23 +430,16 @@ impl State {
     }
 }
 
-/// How entries become record bodies: as many to a body as belong together, none above the limit.
-pub fn encode(entries: &[Entry]) -> Vec<Vec<u8>> {
-    let body = postcard::to_stdvec(entries).expect("entries have no types that postcard refuses");
-    if body.len() <= crate::journal::BODY_BYTES_MAX || entries.len() < 2 {
-        return vec![body];
-    }
-    let (left, right) = entries.split_at(entries.len() / 2);
-    let mut out = encode(left);
-    out.extend(encode(right));
-    out
+/// Entries that belong together as the body of a record, of any length.
+pub fn encode(entries: &[Entry]) -> Vec<u8> {
+    postcard::to_stdvec(entries).expect("entries have no types that postcard refuses")
 }
 
 /// A snapshot as framed records, in bodies of moderate size.
 pub fn encode_snapshot(entries: &[Entry]) -> Vec<u8> {
     let mut out = Vec::new();
     for chunk in entries.chunks(4096) {
-        encode(chunk).iter().for_each(|body| crate::journal::frame(&mut out, body));
+        crate::journal::frame(&mut out, &encode(chunk));
     }
     out
 }

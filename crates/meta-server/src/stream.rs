@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::doors::Visitor;
 use crate::leases::{self, Asking, Owed};
 use crate::ops::copies::{forget_kept_by, forget_orphans, last_words, leave_ghost};
+use crate::ops::locking::publishes;
 use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::quiet::{Settled, can_be_repeated, tells_first};
 use crate::seats::goes_on_without;
@@ -24,6 +25,7 @@ use ebb_types::{Errno, Incarnation, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
+use prost::Message;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,12 +53,12 @@ pub type FrameSender = mpsc::Sender<Result<pb::ServerFrame, Status>>;
 /// Serves a stream to its end.
 pub async fn serve(
     core: Arc<Core>,
-    token: Arc<Option<Token>>,
+    token: Option<Arc<Token>>,
     visitor: Visitor,
     mut frames: Streaming<pb::ClientFrame>,
     to_node: FrameSender,
 ) {
-    let greeting = greet(&core, &token, &mut frames, &to_node);
+    let greeting = greet(&core, token.as_deref(), &mut frames, &to_node);
     let greeted = match tokio::time::timeout(HANDSHAKE_MAX, greeting).await {
         Ok(Some(greeted)) => greeted,
         Ok(None) | Err(_) => return,
@@ -97,7 +99,7 @@ type Refusal = Option<(u64, OpError)>;
 
 async fn greet(
     core: &Arc<Core>,
-    token: &Option<Token>,
+    token: Option<&Token>,
     frames: &mut Streaming<pb::ClientFrame>,
     to_node: &FrameSender,
 ) -> Option<Greeted> {
@@ -115,7 +117,7 @@ async fn greet(
 
 async fn try_greet(
     core: &Arc<Core>,
-    token: &Option<Token>,
+    token: Option<&Token>,
     frames: &mut Streaming<pb::ClientFrame>,
     to_node: &FrameSender,
 ) -> Result<Greeted, Refusal> {
@@ -129,12 +131,10 @@ async fn try_greet(
     let mut id = first.id;
     if let Some(token) = token {
         let nonce = auth::nonce();
-        let shake = SessionHandshake {
-            hello_nonce: &hello.nonce,
-            service_nonce: &nonce,
-            node: &hello.node,
-            incarnation: Incarnation(hello.incarnation),
-        };
+        // All of it, so that nothing of it can be changed on the way.
+        let said = hello.encode_to_vec();
+        let shake =
+            SessionHandshake { hello_nonce: &hello.nonce, service_nonce: &nonce, hello: &said };
         let challenge =
             pb::Challenge { nonce: nonce.to_vec(), proof: shake.service_proof(token).to_vec() };
         let answer = reply(id, Ok(Some(Body::Challenge(challenge))));
@@ -463,6 +463,7 @@ impl Stream {
         }
         let name = crate::stats::name(&op);
         let to = tells_first(&op).then_some(self.serial);
+        let locked = publishes(call.who.node, &op);
         let again = can_be_repeated(&op).then(|| op.clone());
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
@@ -486,7 +487,11 @@ impl Stream {
             Fast::Lock(told) => {
                 let out = self.out.clone();
                 tokio::spawn(async move {
-                    let answer = reply(call.id, call.lock_wait(told).await);
+                    let mut result = call.lock_wait(told).await;
+                    if let (Ok(_), Some(locked)) = (&result, locked) {
+                        result = call.core.publish_before(locked).await.map(|()| None);
+                    }
+                    let answer = reply(call.id, result);
                     finish(&call, tell, &answer);
                     send(&call.core, &out, vec![answer]).await;
                 });

@@ -144,7 +144,7 @@ mod tests {
         for striping in [None, Some(Striping { count: 4, size: 1 << 20 })] {
             let effect = Effect::CreatePart { path: path.clone(), striping };
             for _ in 0..2 {
-                backing.effect(&effect).unwrap();
+                backing.effect(&effect, &ebb_namespace::Known::new()).unwrap();
                 let made = std::fs::metadata(&on_disk).unwrap();
                 assert_eq!((made.len(), made.mode() & 0o7777), (0, 0o600), "{striping:?}");
                 // What a crash left there is emptied by the next.

@@ -42,7 +42,7 @@ async fn asked(node: &mut Node) -> pb::Publish {
 }
 
 async fn published(node: &mut Node, publish: &pb::Publish, seated: bool) -> Result<(), Errno> {
-    let pb::Publish { ino, seq, seat } = *publish;
+    let pb::Publish { ino, seq, seat, .. } = *publish;
     node.ask(Op::Published(pb::Published { ino, seat, seq, seated })).await.map(drop)
 }
 
@@ -74,7 +74,7 @@ async fn a_node_alone_gets_the_seat() {
     assert!(!opened(&mut a, sit(ino, 3, false)).await.seated);
     a.ask(Op::Release(pb::Release { ino, settles: false })).await.expect("release");
     assert!(opened(&mut b, sit(ino, 2, false)).await.seated);
-    let not_mine = pb::Publish { ino, seq: 0, seat: 3 };
+    let not_mine = pb::Publish { ino, seq: 0, seat: 3, range: None };
     assert_eq!(published(&mut a, &not_mine, false).await, Err(Errno::ESTALE));
 }
 

@@ -58,7 +58,7 @@ pub enum Home {
     None,
     /// In the part file of this directory.
     Part {
-        /// The directory that holds `.ebb-part-<ino>`.
+        /// The directory that holds the part file.
         dir: Ino,
     },
     /// Under its own names.
@@ -155,6 +155,8 @@ pub struct Inode {
     /// The backing object exists, but its times (and a file's size) are not yet what they
     /// should be.
     pub due: bool,
+    /// The backing object has not the owner that it should have, and is closed to everybody else.
+    pub owed: bool,
     /// When `seen` was last recorded, by [`crate::Namespace::now_seen`].
     pub(crate) seen_at: u64,
     pub(crate) dir: Option<Box<Dir>>,

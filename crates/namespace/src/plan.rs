@@ -268,7 +268,7 @@ impl<'a> Planner<'a> {
         };
         self.ensure_dir(rest.parent)?;
         let from = self.child(there.parent, &there.name)?;
-        let part = self.child(rest.parent, &part_name(inode.ino))?;
+        let part = self.child(rest.parent, &self.ns.part_name(inode.ino))?;
         self.step.effects.insert(0, Effect::Link { from, to: part.clone() });
         self.record(Record::Home { ino: inode.ino, home: Home::Part { dir: rest.parent } });
         self.record(Record::Due { ino: inode.ino, due: false });
@@ -278,7 +278,7 @@ impl<'a> Planner<'a> {
 
     fn orphaned(&mut self, inode: &Inode) -> Result<(), Errno> {
         if let Home::Part { dir } = inode.home {
-            let path = self.child(dir, &part_name(inode.ino))?;
+            let path = self.child(dir, &self.ns.part_name(inode.ino))?;
             self.effect(Effect::Unlink { path });
         }
         self.forgotten(inode);
@@ -299,7 +299,7 @@ impl<'a> Planner<'a> {
     /// The part file goes where one of the inode's names is.
     pub fn move_part(&mut self, inode: &Inode, from: Ino, to: Ino) -> Result<(), Errno> {
         self.ensure_dir(to)?;
-        let part = part_name(inode.ino);
+        let part = self.ns.part_name(inode.ino);
         let (from_path, to_path) = (self.child(from, &part)?, self.child(to, &part)?);
         self.effect(Effect::Rename { from: from_path, to: to_path.clone(), replace: Replace::Yes });
         self.record(Record::Home { ino: inode.ino, home: Home::Part { dir: to } });
@@ -308,10 +308,4 @@ impl<'a> Planner<'a> {
         self.restat_dir(to);
         Ok(())
     }
-}
-
-/// The name of an inode's part file.
-pub(crate) fn part_name(ino: Ino) -> Name {
-    let text = format!("{}{:x}", String::from_utf8_lossy(ebb_types::name::PART_PREFIX), ino.0);
-    Name::new(text.as_bytes()).expect("a prefix and hex digits are a name")
 }

@@ -2,7 +2,7 @@
 //! that has no content.
 
 use crate::inode::{Home, Inode, Link, Under};
-use crate::plan::{Plan, Planner, part_name};
+use crate::plan::{Plan, Planner};
 use crate::record::{BackingPath, Effect, Record, Replace};
 use crate::tree::Namespace;
 use ebb_types::{Attr, Errno, FileKind, Ino, Striping, Time};
@@ -37,7 +37,7 @@ impl Namespace {
         let inode = self.inode(ino)?;
         let mut p = Planner::new(self, now);
         match (inode.home, inode.kind) {
-            (Home::Own, _) if !inode.due => {}
+            (Home::Own, _) if !inode.due && !inode.owed => {}
             (Home::Own, _) => settle(&mut p, inode, size)?,
             (_, FileKind::Directory) => p.ensure_dir(ino)?,
             (_, FileKind::Regular) => {
@@ -79,7 +79,7 @@ fn make_part(
         return p.ns.home_path(inode.ino).ok_or(Errno::ENOENT);
     }
     p.ensure_dir(link.parent)?;
-    let path = p.child(link.parent, &part_name(inode.ino))?;
+    let path = p.child(link.parent, &p.ns.part_name(inode.ino))?;
     p.effect(Effect::CreatePart { path: path.clone(), striping });
     p.record(Record::Home { ino: inode.ino, home: Home::Part { dir: link.parent } });
     p.restat(inode.ino, path.clone());
@@ -99,6 +99,12 @@ fn settle(p: &mut Planner<'_>, inode: &Inode, size: u64) -> Result<(), Errno> {
     if inode.kind == FileKind::Regular && inode.seen.is_none_or(|s| s.size != size) {
         p.effect(Effect::SetSize { path: path.clone(), len: size });
     }
+    if inode.owed {
+        let (uid, gid) = (Some(inode.uid), Some(inode.gid));
+        p.effect(Effect::Chown { path: path.clone(), uid, gid, strict: false });
+        p.effect(Effect::Chmod { path: path.clone(), perm: inode.perm });
+        p.record(Record::Owed { ino: inode.ino, owed: false });
+    }
     let (atime, mtime) = (Some(inode.atime), Some(inode.mtime));
     p.effect(Effect::Utimens { path: path.clone(), atime, mtime });
     p.record(Record::Due { ino: inode.ino, due: false });
@@ -111,7 +117,7 @@ fn make_special(p: &mut Planner<'_>, inode: &Inode) -> Result<(), Errno> {
     let older = replace_at(p, link)? == Replace::Yes;
     p.ensure_dir(link.parent)?;
     // Only a rename replaces something atomically.
-    let name = if older { part_name(inode.ino) } else { link.name.clone() };
+    let name = if older { p.ns.part_name(inode.ino) } else { link.name.clone() };
     let path = p.child(link.parent, &name)?;
     p.effect(match (&inode.target, inode.kind) {
         (Some(target), FileKind::Symlink) => {
@@ -146,6 +152,9 @@ fn take_names(p: &mut Planner<'_>, inode: &Inode, part: Option<BackingPath>) -> 
     p.effect(Effect::SyncDir { path: dir });
     p.record(Record::Home { ino, home: Home::Own });
     p.record(Record::XattrsMoved { ino });
+    if inode.owed {
+        p.record(Record::Owed { ino, owed: false });
+    }
     p.record(Record::Due { ino, due: inode.links.len() > 1 });
     p.restat(ino, path.clone());
     for link in &inode.links[1..] {
@@ -170,7 +179,7 @@ fn add_name(p: &mut Planner<'_>, ino: Ino, from: &BackingPath, link: &Link) -> R
     let to = p.child(link.parent, &link.name)?;
     match replace_at(p, link)? {
         Replace::Yes => {
-            let part = p.child(link.parent, &part_name(ino))?;
+            let part = p.child(link.parent, &p.ns.part_name(ino))?;
             p.effect(Effect::Link { from: from.clone(), to: part.clone() });
             p.effect(Effect::Rename { from: part, to, replace: Replace::Yes });
             p.uncover(link.parent, &link.name)?;

@@ -102,7 +102,7 @@ pub enum Effect {
         perm: u32,
         rdev: u32,
     },
-    /// An empty regular file of mode 0600; what a crash left under that name is emptied.
+    /// An empty regular file of mode 0600, always a new one; what is found under that name goes.
     /// `striping` is how it should be spread over storage targets, where that can be said.
     CreatePart {
         path: BackingPath,
@@ -112,8 +112,8 @@ pub enum Effect {
         path: BackingPath,
         perm: u32,
     },
-    /// `strict` is false where the owner of a new object is set: a service without privileges
-    /// cannot, and the bytes matter more.
+    /// `strict` is false where the owner of a new object is set. A service without privileges
+    /// cannot; the bytes matter more, so it is published, but for its actual owner alone.
     Chown {
         path: BackingPath,
         uid: Option<u32>,
@@ -178,6 +178,45 @@ impl Effect {
     #[must_use]
     pub fn clears(&self) -> bool {
         matches!(self, Effect::Unlink { path } if is_part(path))
+    }
+
+    /// The path at which it must find an object that is known, or do nothing: a part file, or a file
+    /// whose size changes.
+    #[must_use]
+    pub fn checked_path(&self) -> Option<&BackingPath> {
+        match self {
+            Effect::SetSize { path, .. } => Some(path),
+            Effect::Unlink { path }
+            | Effect::Rename { from: path, .. }
+            | Effect::Chmod { path, .. }
+            | Effect::Chown { path, .. }
+            | Effect::Utimens { path, .. }
+            | Effect::SetXattr { path, .. }
+            | Effect::RemoveXattr { path, .. }
+            | Effect::SyncFile { path }
+                if is_part(path) =>
+            {
+                Some(path)
+            }
+            _ => None,
+        }
+    }
+
+    /// The path whose name it makes, moves or takes away, and the other one of a rename.
+    #[must_use]
+    pub fn names(&self) -> [Option<&BackingPath>; 2] {
+        match self {
+            Effect::Mkdir { path, .. }
+            | Effect::Rmdir { path }
+            | Effect::Unlink { path }
+            | Effect::Symlink { path, .. }
+            | Effect::Mknod { path, .. }
+            | Effect::CreatePart { path, .. }
+            | Effect::SetSize { path, .. } => [Some(path), None],
+            Effect::Rename { from, to, .. } => [Some(from), Some(to)],
+            Effect::Link { to, .. } => [Some(to), None],
+            _ => [None, None],
+        }
     }
 
     /// The order of a change of names: first what can be taken back, at the end what is of no use.
@@ -296,5 +335,16 @@ pub enum Record {
         parent: Ino,
         name: Name,
         key: BackingKey,
+    },
+    /// Part files of inodes from this one on have names that nobody can foretell: they follow from
+    /// this secret.
+    PartNames {
+        secret: [u8; 16],
+        from: Ino,
+    },
+    /// The backing object has not the owner that it should have: the service may not set it.
+    Owed {
+        ino: Ino,
+        owed: bool,
     },
 }

@@ -2,7 +2,7 @@
 
 use crate::covered::Covered;
 use crate::inode::{BackingKey, Dentry, Dir, DirStamp, Home, Inode, Link, Seen, Under};
-use crate::plan::part_name;
+use crate::parts::PartNames;
 use crate::record::{AttrChange, BackingPath, NewInode, Record};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, NodeId};
 use smallvec::SmallVec;
@@ -36,6 +36,7 @@ pub struct Namespace {
     by_key: HashMap<BackingKey, Ino>,
     covered: Covered,
     opens: HashMap<Ino, BTreeSet<NodeId>>,
+    pub(crate) part_names: Option<PartNames>,
     /// Everything that has a name and is not on the backing as it should be.
     pending: BTreeSet<Ino>,
     next: u64,
@@ -46,7 +47,7 @@ pub struct Namespace {
 
 impl Namespace {
     /// A namespace that knows only the root directory of the backing. Inode numbers are counted
-    /// from `first`, which should differ between jobs: part files are named by them.
+    /// from `first`, which should differ between jobs: part files are named by them as well.
     #[must_use]
     pub fn new(root: &crate::Found, first: Ino) -> Namespace {
         let mut ns = Namespace::empty();
@@ -64,6 +65,7 @@ impl Namespace {
             by_key: HashMap::new(),
             covered: Covered::default(),
             opens: HashMap::new(),
+            part_names: None,
             pending: BTreeSet::new(),
             next: Ino::ROOT.0 + 1,
             moves: 0,
@@ -222,7 +224,7 @@ impl Namespace {
     pub fn home_path(&self, ino: Ino) -> Option<BackingPath> {
         match self.get(ino)?.home {
             Home::None => None,
-            Home::Part { dir } => Some(self.path(dir)?.join(&part_name(ino))),
+            Home::Part { dir } => Some(self.path(dir)?.join(&self.part_name(ino))),
             Home::Own => self.path(ino),
         }
     }
@@ -252,6 +254,11 @@ impl Namespace {
     #[must_use]
     pub fn is_open(&self, ino: Ino) -> bool {
         self.opens.get(&ino).is_some_and(|o| !o.is_empty())
+    }
+
+    /// The nodes that have it open.
+    pub fn open_by(&self, ino: Ino) -> impl Iterator<Item = NodeId> + '_ {
+        self.opens.get(&ino).into_iter().flatten().copied()
     }
 
     /// True when a node other than `node` has the file open.
@@ -394,6 +401,10 @@ impl Namespace {
                 }
                 self.covered.set(*parent, name, Some(*key));
             }
+            Record::PartNames { secret, from } => {
+                self.part_names = Some(PartNames { secret: *secret, from: *from });
+            }
+            Record::Owed { ino, owed } => self.need(*ino)?.owed = *owed,
         }
         self.index(record);
         Ok(())
@@ -402,7 +413,10 @@ impl Namespace {
     /// Keeps `pending` right for the inode that a record was about.
     fn index(&mut self, record: &Record) {
         let ino = match record {
-            Record::Home { ino, .. } | Record::Due { ino, .. } | Record::Free { ino } => *ino,
+            Record::Home { ino, .. }
+            | Record::Due { ino, .. }
+            | Record::Owed { ino, .. }
+            | Record::Free { ino } => *ino,
             Record::Dentry { ino, .. } => *ino,
             _ => return,
         };
@@ -411,7 +425,8 @@ impl Namespace {
 
     fn index_ino(&mut self, ino: Ino) {
         let wanted = self.get(ino).is_some_and(|i| {
-            (i.home != Home::Own && !i.links.is_empty()) || (i.due && i.home == Home::Own)
+            (i.home != Home::Own && !i.links.is_empty())
+                || ((i.due || i.owed) && i.home == Home::Own)
         });
         if wanted {
             self.pending.insert(ino)
@@ -454,6 +469,7 @@ impl Namespace {
             home: new.home,
             seen: new.seen,
             due: new.due,
+            owed: false,
             seen_at: 0,
             dir,
         };
@@ -564,6 +580,7 @@ impl Namespace {
     pub fn snapshot(&self) -> Vec<Record> {
         let ordered: BTreeMap<Ino, &Inode> = self.inodes.iter().map(|(k, v)| (*k, v)).collect();
         let mut out = vec![Record::NextIno(self.next_ino())];
+        out.extend(self.part_names.map(PartNames::record));
         out.extend(ordered.values().map(|i| Record::Inode(Box::new(whole(i)))));
         for inode in ordered.values() {
             // Through the links, so that the order of an inode's names survives.
@@ -576,6 +593,8 @@ impl Namespace {
                 out.extend(covered.map(|key| Record::Covers { parent, name, key }));
             }
         }
+        let owed = ordered.values().filter(|i| i.owed);
+        out.extend(owed.map(|i| Record::Owed { ino: i.ino, owed: true }));
         let opens: BTreeMap<_, _> = self.opens.iter().collect();
         for (ino, nodes) in opens {
             out.extend(nodes.iter().map(|n| Record::Open { node: *n, ino: *ino }));

@@ -23,6 +23,7 @@ pub struct Builder {
     backing: Option<PathBuf>,
     below: Option<PathBuf>,
     caches: Option<PathBuf>,
+    state: Option<PathBuf>,
     squashed: bool,
     network: Option<Arc<Network>>,
 }
@@ -98,6 +99,13 @@ impl Builder {
         self
     }
 
+    /// Where the separate service has its state (default: in the cluster's directory). It stays there.
+    #[must_use]
+    pub fn state(mut self, dir: impl Into<PathBuf>) -> Builder {
+        self.state = Some(dir.into());
+        self
+    }
+
     /// The daemons may not do on the backing what permissions forbid, as root on a file system that
     /// squashes it (they lack the capabilities that override them). Needs `setpriv`.
     #[must_use]
@@ -156,7 +164,14 @@ impl Builder {
         if !self.supervised && std::env::var_os("EBB_SUPERVISED").is_none() {
             options.splice(0..0, ["--supervise".to_owned(), "off".to_owned()]);
         }
-        if self.token {
+        // EBB_TEST_SECURE=on runs any test encrypted, also those that are not about it.
+        let secure = std::env::var("EBB_TEST_SECURE").ok();
+        if let Some(which) = &secure
+            && !options.iter().any(|o| o == "--secure")
+        {
+            options.extend(["--secure".to_owned(), which.clone()]);
+        }
+        if self.token || secure.is_some() {
             let file = real.join("token");
             let made = ebb_command(&real).arg("token").arg(&file).output().expect("ebb token");
             assert!(made.status.success(), "ebb token: {}", describe(&made));
@@ -166,6 +181,7 @@ impl Builder {
             nodes: Vec::new(),
             meta: None,
             backing,
+            state: self.state.clone().unwrap_or_else(|| real.join("meta")),
             root: Some(root),
             real,
             network: self.network.clone(),
@@ -201,6 +217,7 @@ pub struct Cluster {
     nodes: Vec<Node>,
     meta: Option<Meta>,
     backing: PathBuf,
+    state: PathBuf,
     root: Option<TempDir>,
     real: PathBuf,
     /// Behind the daemons, which go first.
@@ -227,6 +244,7 @@ impl Cluster {
             backing: None,
             below: None,
             caches: None,
+            state: None,
             squashed: false,
             network: None,
         }
@@ -311,14 +329,16 @@ impl Cluster {
     /// The directory of the separate service's state.
     #[must_use]
     pub fn meta_state(&self) -> PathBuf {
-        self.real.join("meta")
+        self.state.clone()
     }
 
     fn start_meta(&mut self, options: &[String]) -> String {
         let mut command: Vec<String> = ["meta", "--state"].into_iter().map(str::to_owned).collect();
-        command.push(self.real.join("meta").display().to_string());
-        if let Some(at) = options.iter().position(|o| o == "--token-file") {
-            command.extend_from_slice(&options[at..at + 2]);
+        command.push(self.state.display().to_string());
+        for name in ["--token-file", "--secure"] {
+            if let Some(at) = options.iter().position(|o| o == name) {
+                command.extend_from_slice(&options[at..at + 2]);
+            }
         }
         command.push(self.backing.display().to_string());
         command.push("--listen".to_owned());

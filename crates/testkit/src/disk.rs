@@ -23,7 +23,7 @@ pub struct Disk {
     faulty: Option<(Child, PathBuf)>,
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())

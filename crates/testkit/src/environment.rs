@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A binary of this workspace: `EBB_BIN` for `ebb` itself, else beside the running test.
-fn binary(name: &str) -> PathBuf {
+pub(crate) fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running program has a path");
     let built = test.ancestors().skip(1).take(3).map(|dir| dir.join(name));
     built.into_iter().find(|p| p.is_file()).unwrap_or_else(|| {

@@ -10,7 +10,9 @@ pub mod disk;
 pub mod environment;
 pub mod mounts;
 pub mod node;
+pub mod power;
 pub mod random;
+pub mod relay;
 pub mod steps;
 
 pub use cluster::{Builder, Cluster, number};
@@ -18,6 +20,8 @@ pub use disk::Disk;
 pub use ebb_links::{Network, Port};
 pub use environment::{ebb_binary, skip_reason};
 pub use node::Node;
+pub use power::PowerDisk;
+pub use relay::{Change, Relay, Towards};
 pub use steps::Steps;
 
 use std::process::Output;

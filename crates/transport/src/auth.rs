@@ -1,8 +1,8 @@
 //! The job token: the secret that the daemons and the service of one job share, and the proofs
-//! of it. It never travels; both ends of a connection prove that they hold it. Nothing here
-//! encrypts what follows the proof.
+//! of it. It never travels; both ends of a connection prove that they hold it. Where connections are
+//! encrypted ([`crate::secure`]) their keys prove it too; here are the proofs for those that are not.
 
-use ebb_types::Incarnation;
+use crate::secure::{Keys, SecureStats};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::fmt;
@@ -10,7 +10,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
 
 /// Length of a token, a nonce and a proof in bytes.
 pub const PROOF_LEN: usize = 32;
@@ -37,6 +39,14 @@ pub enum TokenError {
         /// Its permission bits.
         mode: u32,
     },
+    /// It is somebody else's file, who knows what is in it.
+    #[error("token file {}: belongs to user {uid} (it must be yours or root's)", path.display())]
+    Foreign {
+        /// The token file.
+        path: PathBuf,
+        /// Whose it is.
+        uid: u32,
+    },
     /// The file is not one line of 64 hexadecimal digits.
     #[error("token file {}: not one line of 64 hexadecimal digits", path.display())]
     Malformed {
@@ -46,27 +56,51 @@ pub enum TokenError {
 }
 
 /// The secret of a job. Its `Debug` shows nothing of it, and dropping it wipes it.
-pub struct Token([u8; PROOF_LEN]);
+pub struct Token {
+    secret: Zeroizing<[u8; PROOF_LEN]>,
+    /// For encrypted connections; made when they are first needed.
+    keys: OnceLock<Keys>,
+}
 
 impl Token {
+    fn of(secret: [u8; PROOF_LEN]) -> Token {
+        Token { secret: Zeroizing::new(secret), keys: OnceLock::new() }
+    }
+
+    /// The keys of encrypted connections.
+    #[must_use]
+    pub fn keys(&self) -> &Keys {
+        self.keys.get_or_init(|| Keys::of(&*self.secret))
+    }
+
+    /// What went encrypted with these keys so far.
+    #[must_use]
+    pub fn encrypted(&self) -> SecureStats {
+        self.keys.get().map(Keys::stats).unwrap_or_default()
+    }
+
     /// Makes a new token and stores it in a new file that only its owner can read; an existing
     /// file is an error.
     pub fn generate_to(path: impl AsRef<Path>) -> Result<Token, TokenError> {
         let path = path.as_ref();
-        let token = Token(nonce());
-        let mut line: String = token.0.iter().map(|b| format!("{b:02x}")).collect();
+        let token = Token::of(nonce());
+        let mut line: String = token.secret.iter().map(|b| format!("{b:02x}")).collect();
         line.push('\n');
         write_new(path, line.as_bytes())
             .map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
         Ok(token)
     }
 
-    /// Reads a token file; refuses one that group or others may touch.
+    /// Reads a token file; refuses one that group or others may touch, or of another user.
     pub fn load(path: impl AsRef<Path>) -> Result<Token, TokenError> {
         let path = path.as_ref();
         let failed = |source| TokenError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
-        let mode = file.metadata().map_err(failed)?.mode() & 0o7777;
+        let meta = file.metadata().map_err(failed)?;
+        if meta.uid() != 0 && meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(TokenError::Foreign { path: path.to_owned(), uid: meta.uid() });
+        }
+        let mode = meta.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(TokenError::Exposed { path: path.to_owned(), mode });
         }
@@ -82,8 +116,8 @@ impl Token {
         if line.len() != 2 * PROOF_LEN {
             return None;
         }
-        let mut token = Token([0; PROOF_LEN]);
-        for (byte, digits) in token.0.iter_mut().zip(line.chunks_exact(2)) {
+        let mut token = Token::of([0; PROOF_LEN]);
+        for (byte, digits) in token.secret.iter_mut().zip(line.chunks_exact(2)) {
             *byte = hex_digit(digits[0])? << 4 | hex_digit(digits[1])?;
         }
         Some(token)
@@ -105,7 +139,7 @@ impl Token {
 
     fn mac(&self, role: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac =
-            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of every length");
+            Hmac::<Sha256>::new_from_slice(&*self.secret).expect("HMAC takes keys of every length");
         for part in [b"ebb-token-1", role.as_bytes()].into_iter().chain(parts.iter().copied()) {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
@@ -117,14 +151,6 @@ impl Token {
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
-    }
-}
-
-impl Drop for Token {
-    fn drop(&mut self) {
-        self.0.fill(0);
-        // Without this the compiler may leave the wipe out: nobody reads the array afterwards.
-        std::hint::black_box(&self.0);
     }
 }
 
@@ -143,10 +169,8 @@ pub struct SessionHandshake<'a> {
     pub hello_nonce: &'a [u8],
     /// `Challenge.nonce`.
     pub service_nonce: &'a [u8],
-    /// `Hello.node`.
-    pub node: &'a str,
-    /// `Hello.incarnation`.
-    pub incarnation: Incarnation,
+    /// All of `Hello`, encoded: whoever changes a word of it on the way makes both proofs wrong.
+    pub hello: &'a [u8],
 }
 
 impl SessionHandshake<'_> {
@@ -176,8 +200,7 @@ impl SessionHandshake<'_> {
     }
 
     fn proof(&self, token: &Token, role: &str, first: &[u8], second: &[u8]) -> Proof {
-        let incarnation = self.incarnation.0.to_le_bytes();
-        token.prove(role, &[first, second, self.node.as_bytes(), &incarnation])
+        token.prove(role, &[first, second, self.hello])
     }
 
     fn nonces_are_whole(&self) -> bool {
@@ -191,22 +214,15 @@ pub fn service_proof(
     token: &Token,
     hello_nonce: &[u8],
     service_nonce: &[u8],
-    node: &str,
-    incarnation: Incarnation,
+    hello: &[u8],
 ) -> Proof {
-    SessionHandshake { hello_nonce, service_nonce, node, incarnation }.service_proof(token)
+    SessionHandshake { hello_nonce, service_nonce, hello }.service_proof(token)
 }
 
 /// `Prove.proof` of a handshake: see [`SessionHandshake::node_proof`].
 #[must_use]
-pub fn node_proof(
-    token: &Token,
-    hello_nonce: &[u8],
-    service_nonce: &[u8],
-    node: &str,
-    incarnation: Incarnation,
-) -> Proof {
-    SessionHandshake { hello_nonce, service_nonce, node, incarnation }.node_proof(token)
+pub fn node_proof(token: &Token, hello_nonce: &[u8], service_nonce: &[u8], hello: &[u8]) -> Proof {
+    SessionHandshake { hello_nonce, service_nonce, hello }.node_proof(token)
 }
 
 fn write_new(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -236,9 +252,13 @@ mod tests {
         let path = dir.path().join("token");
         let made = Token::generate_to(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
-        assert_eq!(Token::load(&path).unwrap().0, made.0);
+        assert_eq!(Token::load(&path).unwrap().secret, made.secret);
         assert!(matches!(Token::generate_to(&path), Err(TokenError::Io { .. })));
-        assert_eq!(Token::load(&path).unwrap().0, made.0, "the refused one left it alone");
+        assert_eq!(
+            Token::load(&path).unwrap().secret,
+            made.secret,
+            "the refused one left it alone"
+        );
     }
 
     #[test]
@@ -261,19 +281,19 @@ mod tests {
         }
         for fine in [&good[..], &[&good[..], b"\n"].concat(), &[&good[..], b"\r\n"].concat()] {
             write(&path, fine, 0o400);
-            assert_eq!(Token::load(&path).unwrap().0, [0xaa; 32]);
+            assert_eq!(Token::load(&path).unwrap().secret.as_slice(), [0xaa; 32]);
         }
         assert!(Token::load(dir.path().join("none")).unwrap_err().to_string().contains("none"));
     }
 
     #[test]
     fn nothing_of_a_token_is_printed() {
-        assert_eq!(format!("{:?}", Token([0xab; 32])), "Token(..)");
+        assert_eq!(format!("{:?}", Token::of([0xab; 32])), "Token(..)");
     }
 
     #[test]
     fn a_proof_depends_on_every_part_and_on_where_it_ends() {
-        let token = Token([7; 32]);
+        let token = Token::of([7; 32]);
         let proof = token.prove("node", &[b"ab", b"c"]);
         assert!(token.verify("node", &[b"ab", b"c"], &proof));
         assert!(!token.verify("node", &[b"a", b"bc"], &proof));
@@ -282,26 +302,21 @@ mod tests {
         assert!(!token.verify("service", &[b"ab", b"c"], &proof));
         assert!(!token.verify("node", &[b"ab", b"c"], &proof[..31]));
         assert!(!token.verify("node", &[b"ab", b"c"], b""));
-        assert!(!Token([8; 32]).verify("node", &[b"ab", b"c"], &proof));
+        assert!(!Token::of([8; 32]).verify("node", &[b"ab", b"c"], &proof));
     }
 
     #[test]
     fn the_ends_of_a_handshake_prove_different_things() {
-        let token = Token([7; 32]);
+        let token = Token::of([7; 32]);
         let (a, b) = (nonce(), nonce());
         assert_ne!(a, b);
-        let talk = SessionHandshake {
-            hello_nonce: &a,
-            service_nonce: &b,
-            node: "n1",
-            incarnation: Incarnation(5),
-        };
+        let talk = SessionHandshake { hello_nonce: &a, service_nonce: &b, hello: b"n1, life 5" };
         let (service, node) = (talk.service_proof(&token), talk.node_proof(&token));
         assert!(talk.service_proof_is(&token, &service) && talk.node_proof_is(&token, &node));
         assert!(!talk.service_proof_is(&token, &node) && !talk.node_proof_is(&token, &service));
-        assert_eq!(service, service_proof(&token, &a, &b, "n1", Incarnation(5)));
-        assert_eq!(node, node_proof(&token, &a, &b, "n1", Incarnation(5)));
-        let other = SessionHandshake { incarnation: Incarnation(6), ..talk };
+        assert_eq!(service, service_proof(&token, &a, &b, b"n1, life 5"));
+        assert_eq!(node, node_proof(&token, &a, &b, b"n1, life 5"));
+        let other = SessionHandshake { hello: b"n1, life 6", ..talk };
         assert!(!other.node_proof_is(&token, &node));
         let none = SessionHandshake { service_nonce: b"", ..talk };
         let proof = none.service_proof(&token);
@@ -314,7 +329,7 @@ mod tests {
     proptest! {
         #[test]
         fn one_flipped_bit_breaks_a_proof(bit in 0usize..256, part in any::<Vec<u8>>()) {
-            let token = Token([3; 32]);
+            let token = Token::of([3; 32]);
             let mut proof = token.prove("peer", &[&part]);
             proof[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(!token.verify("peer", &[&part], &proof));

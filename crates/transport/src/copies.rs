@@ -9,6 +9,7 @@
 
 use crate::auth::Token;
 use crate::handshake;
+use crate::secure::{self, Channel, Purpose, Secure};
 use crate::source::{ByteSource, CopySet};
 use crate::wire::{
     self, Copies, CopyWork, KEEP_BYTES_MAX, RANGES_MAX, SeatWork, Status, TRAILER_LEN,
@@ -18,8 +19,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
@@ -52,7 +51,7 @@ fn silent(e: io::Error) -> CopyError {
 }
 
 struct Line {
-    stream: TcpStream,
+    stream: Channel,
     used: Instant,
     next_id: u64,
 }
@@ -61,6 +60,7 @@ struct Line {
 pub struct CopyLink {
     address: String,
     token: Option<Arc<Token>>,
+    secure: Secure,
     set: CopySet,
     /// Of every step: to connect, to send a frame, to be answered.
     patience: Duration,
@@ -74,11 +74,13 @@ impl CopyLink {
     pub async fn reach(
         address: String,
         token: Option<Arc<Token>>,
+        secure: Secure,
         patience: Duration,
     ) -> Result<CopyLink, CopyError> {
         let lines = std::array::from_fn(|_| Mutex::new(None));
         let set = CopySet { owner: NodeId::NOBODY, epoch: 0 };
-        let link = CopyLink { address, token, set, patience, lines, next: AtomicUsize::new(0) };
+        let next = AtomicUsize::new(0);
+        let link = CopyLink { address, token, secure, set, patience, lines, next };
         drop(link.line().await?);
         Ok(link)
     }
@@ -150,6 +152,12 @@ impl CopyLink {
     pub async fn cut_at_seat(&self, ino: Ino, size: u64) -> Result<(), CopyError> {
         let end = vec![ByteRange::new(0, size)];
         self.ask(ino, end, CopyWork::AtSeat(SeatWork::Cut)).await
+    }
+
+    /// Extends a file that sits there, if it is shorter.
+    pub async fn grow_at_seat(&self, ino: Ino, size: u64) -> Result<(), CopyError> {
+        let end = vec![ByteRange::new(0, size)];
+        self.ask(ino, end, CopyWork::AtSeat(SeatWork::Grow)).await
     }
 
     /// `fsync` of a file that sits there.
@@ -244,7 +252,7 @@ impl CopyLink {
     /// The answer to the oldest of `waiting` requests.
     async fn answer(&self, line: &mut Line, waiting: u64) -> Result<(), CopyError> {
         let mut trailer = [0; TRAILER_LEN];
-        let read = async { line.stream.read_exact(&mut trailer).await.map(drop) };
+        let read = async { line.stream.read_exact(&mut trailer).await };
         self.in_time(read).await?;
         let status = wire::decode_trailer(&trailer, line.next_id - waiting);
         match status.map_err(|e| CopyError::Silent(e.to_string()))? {
@@ -278,10 +286,11 @@ impl CopyLink {
         Ok(line)
     }
 
-    async fn connect(&self) -> Result<TcpStream, CopyError> {
-        let mut stream = TcpStream::connect(&*self.address).await.map_err(silent)?;
-        stream.set_nodelay(true).map_err(silent)?;
-        let greeted = handshake::greet_server(&mut stream, self.token.as_deref()).await;
+    async fn connect(&self) -> Result<Channel, CopyError> {
+        let token = self.token.as_deref();
+        let stream = secure::connect(&self.address, Purpose::Peer, token, self.secure).await;
+        let stream = stream.map_err(silent)?;
+        let greeted = handshake::greet_server(&stream, token).await;
         greeted.map_err(|e| CopyError::Silent(e.to_string()))?;
         Ok(stream)
     }

@@ -8,14 +8,14 @@
 //! server    magic u32 | version u16 | verdict u16   only after that
 //! ```
 //!
-//! Each proof covers both nonces and the role of who makes it, so neither can be replayed or
+//! On an encrypted connection the keys have proven the token before the first of these bytes, and
+//! the verdict is Welcome. Each proof covers both nonces and the role of who makes it, so neither can be replayed or
 //! reflected. The server proves first: a client with a token never talks to a stranger.
 
 use crate::auth::{self, PROOF_LEN, Token};
+use crate::secure::{Channel, MUST_ENCRYPT, SecureError};
 use crate::wire::VERSION;
 use std::io;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"EbP2");
 const HEAD_LEN: usize = 8;
@@ -33,15 +33,17 @@ enum Verdict {
     WrongVersion,
     Busy,
     WrongToken,
+    MustEncrypt,
 }
 
 impl Verdict {
-    const ALL: [Verdict; 5] = [
+    const ALL: [Verdict; 6] = [
         Verdict::Welcome,
         Verdict::Prove,
         Verdict::WrongVersion,
         Verdict::Busy,
         Verdict::WrongToken,
+        Verdict::MustEncrypt,
     ];
 
     fn from_wire(n: u16) -> Option<Verdict> {
@@ -54,13 +56,25 @@ impl Verdict {
 pub(crate) enum HandshakeError {
     /// It broke.
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// It is not encrypted as it should be.
+    #[error(transparent)]
+    Insecure(SecureError),
     /// The other end has no room; later it may.
     #[error("has too many connections")]
     Busy,
     /// The ends do not accept each other, and will not later.
     #[error("{0}")]
     Refused(&'static str),
+}
+
+impl From<io::Error> for HandshakeError {
+    fn from(e: io::Error) -> HandshakeError {
+        match SecureError::in_io(&e) {
+            Some(why) => HandshakeError::Insecure(why.clone()),
+            None => HandshakeError::Io(e),
+        }
+    }
 }
 
 fn head(version: u16, verdict: Verdict) -> [u8; HEAD_LEN] {
@@ -86,6 +100,7 @@ fn read_verdict(bytes: &[u8]) -> Result<Verdict, HandshakeError> {
             Err(HandshakeError::Refused("speaks another version of the peer protocol"))
         }
         Some(Verdict::Busy) => Err(HandshakeError::Busy),
+        Some(Verdict::MustEncrypt) => Err(HandshakeError::Refused(MUST_ENCRYPT)),
         Some(Verdict::WrongToken) => Err(HandshakeError::Refused("has another job token")),
         Some(verdict) if version == VERSION => Ok(verdict),
         _ => Err(HandshakeError::Refused("does not speak this protocol")),
@@ -94,9 +109,10 @@ fn read_verdict(bytes: &[u8]) -> Result<Verdict, HandshakeError> {
 
 /// The client's end.
 pub(crate) async fn greet_server(
-    stream: &mut TcpStream,
+    stream: &Channel,
     token: Option<&Token>,
 ) -> Result<(), HandshakeError> {
+    let token = token.filter(|_| !stream.is_secure());
     let nonce = auth::nonce();
     let mut hello = [0; CLIENT_LEN];
     hello[..HEAD_LEN].copy_from_slice(&head(VERSION, Verdict::Welcome));
@@ -127,12 +143,12 @@ pub(crate) async fn greet_server(
 
 /// The server's end.
 pub(crate) async fn greet_client(
-    stream: &mut TcpStream,
+    stream: &Channel,
     token: Option<&Token>,
 ) -> Result<(), HandshakeError> {
     let client_nonce = read_hello(stream).await?;
     let nonce = auth::nonce();
-    let Some(token) = token else {
+    let Some(token) = token.filter(|_| !stream.is_secure()) else {
         return answer(stream, Verdict::Welcome, &nonce, &[0; PROOF_LEN]).await;
     };
     let proof = token.prove(SERVER_ROLE, &[&client_nonce, &nonce]);
@@ -147,12 +163,19 @@ pub(crate) async fn greet_client(
 }
 
 /// The server's end when there is no room.
-pub(crate) async fn turn_away(stream: &mut TcpStream) -> Result<(), HandshakeError> {
+pub(crate) async fn turn_away(stream: &Channel) -> Result<(), HandshakeError> {
     read_hello(stream).await?;
     answer(stream, Verdict::Busy, &[0; PROOF_LEN], &[0; PROOF_LEN]).await
 }
 
-async fn read_hello(stream: &mut TcpStream) -> Result<auth::Proof, HandshakeError> {
+/// The server's end when the client should encrypt and does not.
+pub(crate) async fn ask_to_encrypt(stream: &Channel) -> Result<(), HandshakeError> {
+    read_hello(stream).await?;
+    answer(stream, Verdict::MustEncrypt, &[0; PROOF_LEN], &[0; PROOF_LEN]).await?;
+    Err(HandshakeError::Refused("does not encrypt"))
+}
+
+async fn read_hello(stream: &Channel) -> Result<auth::Proof, HandshakeError> {
     let mut hello = [0; CLIENT_LEN];
     // The head alone first: a stranger who sends less than a hello is turned away at once.
     stream.read_exact(&mut hello[..HEAD_LEN]).await?;
@@ -169,7 +192,7 @@ async fn read_hello(stream: &mut TcpStream) -> Result<auth::Proof, HandshakeErro
 }
 
 async fn answer(
-    stream: &mut TcpStream,
+    stream: &Channel,
     verdict: Verdict,
     nonce: &auth::Proof,
     proof: &auth::Proof,

@@ -1,4 +1,4 @@
-//! Peer-to-peer bytes over TCP, and the proof of the job token.
+//! Peer-to-peer bytes over TCP, the proof of the job token, and encrypted connections.
 //!
 //! A daemon lends byte ranges of its cache files ([`ByteSource`], [`PeerServer`]) and fetches
 //! ranges from other daemons ([`PeerPool`]). Which bytes to ask whom for, and what they mean, is
@@ -14,6 +14,7 @@ pub mod neighbour;
 mod peer;
 mod pool;
 mod reply;
+pub mod secure;
 mod server;
 pub mod side_door;
 mod source;
@@ -25,8 +26,11 @@ pub mod wire;
 
 pub use auth::{Token, TokenError};
 pub use copies::{CopyError, CopyLink};
-pub use peer::{PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest};
+pub use peer::{
+    BoxFuture, PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest,
+};
 pub use pool::{PeerPool, PoolOptions};
+pub use secure::Secure;
 pub use server::{PeerServer, ServeError, ServeOptions};
 pub use source::{ByteSource, CopySet, Hold, Lent, SourceError, Subject};
 pub use stats::{PoolStats, ServerStats};

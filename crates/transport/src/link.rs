@@ -5,6 +5,7 @@
 //! A request is written by the task that makes it (no hop to another task unless the socket is
 //! full); one task reads the replies, the bytes straight into the buffer that the read brought.
 
+use crate::secure::Channel;
 use crate::source::Subject;
 use crate::sys;
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
@@ -15,9 +16,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
@@ -59,7 +57,7 @@ struct Queue {
 
 struct Shared {
     queue: Mutex<Queue>,
-    writer: OwnedWriteHalf,
+    channel: Channel,
     unsent: Notify,
     /// Bytes that were asked for and have not arrived, to find the least busy link.
     load: AtomicU64,
@@ -84,16 +82,15 @@ impl Drop for Link {
 
 impl Link {
     /// Takes a connection over; must be called on a runtime.
-    pub fn new(stream: TcpStream) -> Link {
-        let (reader, writer) = stream.into_split();
+    pub fn new(channel: Channel) -> Link {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
-            writer,
+            channel,
             unsent: Notify::new(),
             load: AtomicU64::new(0),
             arrived: AtomicU64::new(0),
         });
-        let read = tokio::spawn(read_replies(shared.clone(), reader)).abort_handle();
+        let read = tokio::spawn(read_replies(shared.clone())).abort_handle();
         let write = tokio::spawn(write_unsent(shared.clone())).abort_handle();
         Link { shared, tasks: [read, write] }
     }
@@ -153,9 +150,9 @@ impl Shared {
             return;
         }
         // An error is seen by the reader too, which closes the link.
-        let sent = self.writer.try_write(&queue.unsent).unwrap_or_default();
+        let sent = self.channel.try_write(&queue.unsent).unwrap_or_default();
         queue.unsent.drain(..sent);
-        if !queue.unsent.is_empty() {
+        if !queue.unsent.is_empty() || self.channel.has_unsent() {
             self.unsent.notify_one();
         }
     }
@@ -179,12 +176,13 @@ impl Shared {
 async fn write_unsent(shared: Arc<Shared>) {
     loop {
         shared.unsent.notified().await;
-        while !shared.queue.lock().unsent.is_empty() {
-            if let Err(e) = shared.writer.writable().await {
+        while !shared.queue.lock().unsent.is_empty() || shared.channel.has_unsent() {
+            if let Err(e) = shared.channel.writable().await {
                 return shared.close(&e.to_string());
             }
             let mut queue = shared.queue.lock();
-            match shared.writer.try_write(&queue.unsent) {
+            let flushed = shared.channel.try_flush();
+            match flushed.and_then(|()| shared.channel.try_write(&queue.unsent)) {
                 Ok(n) => drop(queue.unsent.drain(..n)),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
@@ -196,9 +194,9 @@ async fn write_unsent(shared: Arc<Shared>) {
     }
 }
 
-async fn read_replies(shared: Arc<Shared>, reader: OwnedReadHalf) {
+async fn read_replies(shared: Arc<Shared>) {
     let stash = BytesMut::with_capacity(STASH_BYTES);
-    let mut reader = Reader { reader, stash, shared, wakes_at: 1 };
+    let mut reader = Reader { stash, shared, wakes_at: 1 };
     let reason = loop {
         match reader.one_reply().await {
             Ok(()) => {}
@@ -212,7 +210,6 @@ async fn read_replies(shared: Arc<Shared>, reader: OwnedReadHalf) {
 }
 
 struct Reader {
-    reader: OwnedReadHalf,
     stash: BytesMut,
     shared: Arc<Shared>,
     /// Bytes that must be there before the kernel says so.
@@ -266,7 +263,7 @@ impl Reader {
         missing -= stashed;
         while missing > 0 {
             self.wake_at(missing.min(WAKE_BYTES))?;
-            let n = self.reader.read_buf(&mut (&mut into).limit(missing)).await?;
+            let n = self.shared.channel.read_buf(&mut (&mut into).limit(missing)).await?;
             missing -= self.count(n)?;
         }
         self.wake_at(1)?;
@@ -288,8 +285,9 @@ impl Reader {
                 // Takes the room of what was consumed back without copying.
                 self.stash.clear();
             }
-            self.stash.reserve(STASH_BYTES - self.stash.len());
-            let n = self.reader.read_buf(&mut self.stash).await?;
+            let room = STASH_BYTES - self.stash.len();
+            self.stash.reserve(room);
+            let n = self.shared.channel.read_buf(&mut (&mut self.stash).limit(room)).await?;
             self.count(n)?;
         }
         let mut out = [0; N];
@@ -299,8 +297,9 @@ impl Reader {
 
     /// Whoever waits for many bytes is woken when they are there, not for each of their packets.
     fn wake_at(&mut self, bytes: usize) -> io::Result<()> {
+        let bytes = self.shared.channel.low_water(bytes);
         if self.wakes_at != bytes {
-            sys::set_receive_low_water(self.reader.as_ref(), bytes)?;
+            sys::set_receive_low_water(self.shared.channel.tcp(), bytes)?;
             self.wakes_at = bytes;
         }
         Ok(())

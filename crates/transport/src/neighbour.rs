@@ -15,11 +15,20 @@ const NLM_F_REQUEST: u16 = 1;
 const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 8 + SOCKET_ID_BYTES;
 const SOCKET_ID_BYTES: usize = 48;
-/// Where the answer has the owner: after header, four bytes of state, id, expiry and two queues.
+/// Where the answer has the state: after header and family.
+const STATE_AT: usize = HEADER_BYTES + 1;
+/// Where it has the owner: after header, four bytes of state, id, expiry and two queues.
 const UID_AT: usize = HEADER_BYTES + 4 + SOCKET_ID_BYTES + 12;
+const INODE_AT: usize = UID_AT + 4;
+/// `TCP_ESTABLISHED`: a socket of which its owner can be told. The kernel says 0, which is root, of
+/// one that was closed.
+const ESTABLISHED: u8 = 1;
 
 /// True when the process that connected from `peer` to our `local` is this user's or root's.
 pub fn is_ours(peer: SocketAddr, local: SocketAddr) -> bool {
+    // Who comes by IPv4 to a socket of both is seen as IPv6; the kernel lists it as it came.
+    let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
+    let (peer, local) = (canonical(peer), canonical(local));
     if !peer.ip().is_loopback() {
         return false;
     }
@@ -88,7 +97,10 @@ fn read_answer(answer: &[u8]) -> io::Result<Option<u32>> {
     let word = |at: usize| word(at).map(u32::from_ne_bytes);
     let kind = word(4).map(|k| (k & 0xffff) as u16);
     match kind {
-        Some(SOCK_DIAG_BY_FAMILY) => Ok(word(UID_AT)),
+        Some(SOCK_DIAG_BY_FAMILY) => {
+            let open = answer.get(STATE_AT) == Some(&ESTABLISHED);
+            Ok(word(UID_AT).filter(|_| open && word(INODE_AT).is_some_and(|inode| inode != 0)))
+        }
         Some(NLMSG_ERROR) => match word(HEADER_BYTES).map(|e| (e as i32).wrapping_neg()) {
             Some(libc::ENOENT) => Ok(None),
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -105,8 +117,9 @@ fn search_table(peer: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> 
     let row = table.lines().skip(1).find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let (own, other) = (words.nth(1)?, words.next()?);
-        let uid = words.nth(4)?.parse().ok()?;
-        (own == wanted.0 && other == wanted.1).then_some(uid)
+        let (state, uid) = (words.next()?, words.nth(3)?.parse().ok()?);
+        let open = u8::from_str_radix(state, 16) == Ok(ESTABLISHED) && words.nth(1)? != "0";
+        (own == wanted.0 && other == wanted.1 && open).then_some(uid)
     });
     Ok(row)
 }
@@ -128,32 +141,51 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
 
-    fn pair(at: &str) -> Option<(TcpStream, SocketAddr, SocketAddr)> {
+    /// Both ends of a connection.
+    fn pair(at: &str) -> Option<([TcpStream; 2], SocketAddr, SocketAddr)> {
         let listener = TcpListener::bind(at).ok()?;
         let local = listener.local_addr().ok()?;
         let stream = TcpStream::connect(local).ok()?;
-        let peer = listener.accept().ok()?.1;
-        Some((stream, peer, local))
+        let (accepted, peer) = listener.accept().ok()?;
+        Some(([stream, accepted], peer, local))
     }
 
     #[test]
     fn both_ways_name_this_user_as_the_owner() {
         let me = rustix::process::geteuid().as_raw();
         for at in ["127.0.0.1:0", "[::1]:0"] {
-            let Some((stream, peer, local)) = pair(at) else {
+            let Some((ends, peer, local)) = pair(at) else {
                 assert!(at.contains("::1"), "loopback is always there");
                 continue;
             };
             assert_eq!(ask_kernel(peer, local).unwrap(), Some(me), "{at}");
             assert_eq!(search_table(peer, local).unwrap(), Some(me), "{at}");
             assert!(is_ours(peer, local));
-            drop(stream);
+            drop(ends);
         }
+    }
+
+    /// The kernel shows a socket that was closed as root's, also one that never was.
+    #[test]
+    fn a_closed_socket_is_nobodys() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(local).unwrap();
+        let (accepted, peer) = listener.accept().unwrap();
+        assert!(is_ours(peer, local));
+        drop(stream);
+        // Our end is open still: theirs stays in the kernel's tables, as FIN_WAIT2.
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        assert!(table.contains(&format!("{} {}", in_table(peer), in_table(local))));
+        assert_eq!(ask_kernel(peer, local).unwrap(), None);
+        assert_eq!(search_table(peer, local).unwrap(), None);
+        assert!(!is_ours(peer, local));
+        drop(accepted);
     }
 
     #[test]
     fn nobody_is_not_ours() {
-        let (_stream, peer, local) = pair("127.0.0.1:0").unwrap();
+        let (_ends, peer, local) = pair("127.0.0.1:0").unwrap();
         let nobody = SocketAddr::new(peer.ip(), peer.port() ^ 1);
         // A neighbouring port may be in use by chance, but not connected to ours.
         assert_eq!(ask_kernel(nobody, local).unwrap(), None);

@@ -7,6 +7,7 @@ use crate::copies::{CopyError, CopyLink};
 use crate::handshake::{self, HandshakeError};
 use crate::link::{Link, Outcome};
 use crate::peer::{BoxFuture, PeerReader, ReadError, ReadRequest};
+use crate::secure::{self, Purpose, Secure, SecureError, SecureStats};
 use crate::source::Subject;
 use crate::split::{PART_BYTES, Part, split};
 use crate::stats::{PoolCells, PoolStats, add};
@@ -16,7 +17,6 @@ use ebb_locks::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -32,6 +32,8 @@ pub struct PoolOptions {
     pub connect_timeout: Duration,
     /// Until a read must have ended. Servers keep what they lend for longer than this.
     pub read_timeout: Duration,
+    /// Which connections are encrypted.
+    pub secure: Secure,
 }
 
 impl Default for PoolOptions {
@@ -40,6 +42,7 @@ impl Default for PoolOptions {
             connections_per_peer: 4,
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(30),
+            secure: Secure::default(),
         }
     }
 }
@@ -126,7 +129,20 @@ impl PeerPool {
 
     /// A way to keep copies with the peer at `address`.
     pub async fn reach_partner(&self, address: String) -> Result<CopyLink, CopyError> {
-        CopyLink::reach(address, self.token.clone(), self.options.read_timeout).await
+        let Self { token, options, .. } = self;
+        CopyLink::reach(address, token.clone(), options.secure, options.read_timeout).await
+    }
+
+    /// Which connections are encrypted; none where there is no token.
+    #[must_use]
+    pub fn secure(&self) -> Option<Secure> {
+        self.token.as_ref().map(|_| self.options.secure)
+    }
+
+    /// What went encrypted so far with the keys that this pool shares with others of its process.
+    #[must_use]
+    pub fn encrypted(&self) -> SecureStats {
+        self.token.as_ref().map(|token| token.encrypted()).unwrap_or_default()
     }
 
     /// What it did so far.
@@ -237,14 +253,18 @@ impl PeerPool {
         let unreachable =
             |e: &dyn std::fmt::Display| ReadError::Unreachable(format!("{}: {e}", peer.address));
         let greeted = timeout(self.options.connect_timeout, async {
-            let mut stream = TcpStream::connect(&*peer.address).await?;
-            stream.set_nodelay(true)?;
-            handshake::greet_server(&mut stream, self.token.as_deref()).await?;
+            let (token, secure) = (self.token.as_deref(), self.options.secure);
+            let stream = secure::connect(&peer.address, Purpose::Peer, token, secure).await?;
+            handshake::greet_server(&stream, token).await?;
             Ok(stream)
         });
         let stream = match greeted.await {
             Ok(Ok(stream)) => stream,
             Ok(Err(HandshakeError::Refused(why))) => {
+                return Err(ReadError::Refused(format!("{}: {why}", peer.address)));
+            }
+            // What is altered on the way now may not be later.
+            Ok(Err(HandshakeError::Insecure(why))) if !matches!(why, SecureError::Broken(_)) => {
                 return Err(ReadError::Refused(format!("{}: {why}", peer.address)));
             }
             Ok(Err(e)) => return Err(unreachable(&e)),

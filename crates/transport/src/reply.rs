@@ -1,7 +1,8 @@
 //! Sends the bytes of one request: copied out of the file when they are few or when nothing
-//! keeps them in place, straight from the page cache otherwise. The runtime's threads never wait
+//! keeps them in place or the connection is encrypted, straight from the page cache otherwise. The runtime's threads never wait
 //! for the disk: pages that are not in memory are read on the blocking pool.
 
+use crate::secure::Channel;
 use crate::source::{ByteSource, Hold, Lent, SourceError, Subject};
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
 use ebb_types::{ByteRange, Errno};
@@ -12,7 +13,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 /// Bytes that are copied out of the file in one go.
 const COPY_BYTES: usize = 128 << 10;
@@ -50,20 +50,20 @@ impl Sender {
     }
 
     /// An answer without bytes.
-    pub async fn refuse(&self, stream: &TcpStream, id: u64, status: Status) -> io::Result<()> {
+    pub async fn refuse(&self, stream: &Channel, id: u64, status: Status) -> io::Result<()> {
         let reply = Reply { status, held: false, id, len: 0 };
         self.write(stream, &wire::encode_reply(&reply)).await
     }
 
     /// The whole answer to a request about copies.
-    pub async fn acknowledge(&self, stream: &TcpStream, id: u64, status: Status) -> io::Result<()> {
+    pub async fn acknowledge(&self, stream: &Channel, id: u64, status: Status) -> io::Result<()> {
         self.write(stream, &wire::encode_trailer(id, status)).await
     }
 
     /// Answers `asked` from `lent`: how it ended, and what to hold until the peer has the bytes.
     pub async fn answer(
         &mut self,
-        stream: &TcpStream,
+        stream: &Channel,
         source: &Arc<dyn ByteSource>,
         asked: &Asked<'_>,
         lent: Lent,
@@ -71,7 +71,8 @@ impl Sender {
         if asked.total <= COPY_BYTES as u64 {
             return Ok((self.copy_whole(stream, source, asked, &lent.file).await?, None));
         }
-        let hold = lent.hold.filter(|_| asked.total >= PAGES_BYTES_MIN);
+        let from_pages = asked.total >= PAGES_BYTES_MIN && !stream.is_secure();
+        let hold = lent.hold.filter(|_| from_pages);
         let held = hold.is_some();
         let reply = Reply { status: Status::Ok, held, id: asked.id, len: asked.total };
         self.write_more(stream, &wire::encode_reply(&reply)).await?;
@@ -94,7 +95,7 @@ impl Sender {
     /// Head, bytes and trailer in one write; or the head of a refusal, since nothing is sent yet.
     async fn copy_whole(
         &mut self,
-        stream: &TcpStream,
+        stream: &Channel,
         source: &Arc<dyn ByteSource>,
         asked: &Asked<'_>,
         file: &Arc<File>,
@@ -125,7 +126,7 @@ impl Sender {
     /// Sends `ranges` through the scratch buffer: how many bytes, and what stopped it early.
     async fn send_copies(
         &mut self,
-        stream: &TcpStream,
+        stream: &Channel,
         ranges: &[ByteRange],
         file: &Arc<File>,
     ) -> io::Result<(u64, Option<Short>)> {
@@ -149,7 +150,7 @@ impl Sender {
     /// Sends `ranges` from the page cache: how many bytes, and what stopped it early.
     async fn send_pages(
         &self,
-        stream: &TcpStream,
+        stream: &Channel,
         ranges: &[ByteRange],
         file: &Arc<File>,
     ) -> io::Result<(u64, Option<Short>)> {
@@ -180,19 +181,20 @@ impl Sender {
     /// file's, the outer one the connection's.
     async fn sendfile(
         &self,
-        stream: &TcpStream,
+        channel: &Channel,
         file: &File,
         at: u64,
         len: usize,
     ) -> io::Result<Result<u64, Errno>> {
         loop {
             let mut offset = at;
+            let stream = channel.tcp();
             let sent = stream.try_io(Interest::WRITABLE, || {
                 Ok(rustix::fs::sendfile(stream, file, Some(&mut offset), len)?)
             });
             match sent {
                 Ok(n) => return Ok(Ok(n as u64)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.writable(stream).await?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.writable(channel).await?,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if is_of_file(&e) => return Ok(Err(Errno::from(e))),
                 Err(e) => return Err(e),
@@ -201,7 +203,7 @@ impl Sender {
     }
 
     /// Keeps the promise of the head's length after the bytes ran out; the trailer disowns them.
-    async fn pad(&self, stream: &TcpStream, mut len: u64) -> io::Result<()> {
+    async fn pad(&self, stream: &Channel, mut len: u64) -> io::Result<()> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         while len > 0 {
             let n = len.min(ZEROS.len() as u64);
@@ -236,7 +238,7 @@ impl Sender {
         }
     }
 
-    async fn write(&self, stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    async fn write(&self, stream: &Channel, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match stream.try_write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
@@ -244,11 +246,21 @@ impl Sender {
                 Err(e) => return Err(e),
             }
         }
+        while stream.has_unsent() {
+            match stream.try_flush() {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.writable(stream).await?,
+                flushed => flushed?,
+            }
+        }
         Ok(())
     }
 
     /// Writes what the kernel should send together with what follows.
-    async fn write_more(&self, stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    async fn write_more(&self, channel: &Channel, bytes: &[u8]) -> io::Result<()> {
+        if channel.is_secure() {
+            return self.write(channel, bytes).await;
+        }
+        let stream = channel.tcp();
         let sent = stream.try_io(Interest::WRITABLE, || {
             Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::MORE)?)
         });
@@ -257,10 +269,10 @@ impl Sender {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
             Err(e) => return Err(e),
         };
-        self.write(stream, &bytes[sent..]).await
+        self.write(channel, &bytes[sent..]).await
     }
 
-    async fn writable(&self, stream: &TcpStream) -> io::Result<()> {
+    async fn writable(&self, stream: &Channel) -> io::Result<()> {
         tokio::time::timeout(self.stall_timeout, stream.writable())
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

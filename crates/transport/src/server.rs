@@ -3,7 +3,8 @@
 //! * Bounds: connections, strangers among them, the time of a handshake, the time a connection
 //!   may be idle, and the time a peer may take nothing or leave bytes that it was sent
 //!   unconfirmed. What breaks a bound or the protocol is closed; other connections notice nothing.
-//! * Without a token only processes of this user (and root) on this machine are served.
+//! * Without a token only processes of this user (and root) on this machine are served; with one,
+//!   what comes from elsewhere is encrypted ([`crate::secure`]).
 //! * Stopping aborts every connection; a peer in the middle of a read sees it break.
 
 use crate::auth::Token;
@@ -13,10 +14,11 @@ use crate::handshake::{self, HandshakeError};
 use crate::neighbour;
 use crate::peer::PeerServing;
 use crate::reply::{Asked, Sender};
+use crate::secure::{Arrival, Channel, Purpose, Secure, Whose};
 use crate::source::{ByteSource, Hold};
 use crate::stats::{ServerCells, ServerStats, add, sub};
 use crate::wire::{self, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, BufMut, BytesMut};
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -52,6 +54,8 @@ pub struct ServeOptions {
     /// How long a peer may take nothing, send half a request, or leave bytes unconfirmed. Longer
     /// than the deadline of a read, so that what is lent is kept until nobody waits for it.
     pub stall_timeout: Duration,
+    /// Which connections are encrypted.
+    pub secure: Secure,
 }
 
 impl Default for ServeOptions {
@@ -62,6 +66,7 @@ impl Default for ServeOptions {
             handshake_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(300),
             stall_timeout: Duration::from_secs(60),
+            secure: Secure::default(),
         }
     }
 }
@@ -178,29 +183,34 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
         add(&shared.cells.refused, 1);
         tracing::warn!(%from, "no room for another peer connection");
         if let Ok(permit) = turned_away.clone().try_acquire_owned() {
-            let patience = shared.options.handshake_timeout;
+            let (patience, shared) = (shared.options.handshake_timeout, shared.clone());
             connections.spawn(async move {
-                let (_permit, mut stream) = (permit, stream);
+                let _permit = permit;
+                let told = async {
+                    let (stream, _) = arrive(stream, from, &shared).await?;
+                    handshake::turn_away(&stream).await
+                };
                 // Whether the peer hears it is its own concern.
-                let _ = timeout(patience, handshake::turn_away(&mut stream)).await;
+                let _ = timeout(patience, told).await;
             });
         }
     }
 }
 
 async fn serve_connection(
-    mut stream: TcpStream,
+    stream: TcpStream,
     from: SocketAddr,
     shared: &Shared,
     room: &Arc<Semaphore>,
 ) {
-    let greeted = greet(&mut stream, from, shared).await;
+    let greeted = greet(stream, from, shared).await;
     // Only who has proven itself takes a place from others.
-    let place = greeted.and_then(|()| {
-        room.clone().try_acquire_owned().map_err(|_| "no room for another connection".to_owned())
+    let placed = greeted.and_then(|stream| match room.clone().try_acquire_owned() {
+        Ok(place) => Ok((stream, place)),
+        Err(_) => Err("no room for another connection".to_owned()),
     });
-    let _place = match place {
-        Ok(place) => place,
+    let (stream, _place) = match placed {
+        Ok(placed) => placed,
         Err(why) => {
             add(&shared.cells.refused, 1);
             tracing::debug!(%from, why, "peer connection refused");
@@ -221,16 +231,15 @@ async fn serve_connection(
 }
 
 /// Until the peer has proven itself, or is refused, late, or shut out by newer ones.
-async fn greet(stream: &mut TcpStream, from: SocketAddr, shared: &Shared) -> Result<(), String> {
+async fn greet(stream: TcpStream, from: SocketAddr, shared: &Shared) -> Result<Channel, String> {
     let (_stranger, shut_out) = shared.gate.enter();
-    let token = shared.token.as_deref();
     let greeted = async {
-        stream.set_nodelay(true)?;
-        let local = stream.local_addr()?;
-        if token.is_none() && !neighbour::is_ours(from, local) {
-            return Err(HandshakeError::Refused("is another user's, and there is no job token"));
+        let (stream, may_be_plain) = arrive(stream, from, shared).await?;
+        match may_be_plain {
+            true => handshake::greet_client(&stream, shared.token.as_deref()).await?,
+            false => handshake::ask_to_encrypt(&stream).await?,
         }
-        handshake::greet_client(stream, token).await
+        Ok::<_, HandshakeError>(stream)
     };
     tokio::select! {
         greeted = timeout(shared.options.handshake_timeout, greeted) => match greeted {
@@ -239,6 +248,25 @@ async fn greet(stream: &mut TcpStream, from: SocketAddr, shared: &Shared) -> Res
         },
         () = shut_out.wait() => Err("too many connections that prove nothing".to_owned()),
     }
+}
+
+/// Until it is known how the peer speaks: false when it does not encrypt although it should.
+async fn arrive(
+    stream: TcpStream,
+    from: SocketAddr,
+    shared: &Shared,
+) -> Result<(Channel, bool), HandshakeError> {
+    stream.set_nodelay(true)?;
+    let is_ours = neighbour::is_ours(from, stream.local_addr()?);
+    if shared.token.is_none() && !is_ours {
+        return Err(HandshakeError::Refused("is another user's, and there is no job token"));
+    }
+    let whose = if is_ours { Whose::Ours } else { Whose::Anybodys };
+    let (secure, token) = (shared.options.secure, shared.token.clone());
+    let arrival = Arrival::new(stream, whose, secure, token, Purpose::Peer);
+    let spoken = arrival.spoken();
+    let channel = arrival.open().await?;
+    Ok((channel, !spoken.must_encrypt()))
 }
 
 /// Counts a connection while it is open.
@@ -258,7 +286,7 @@ impl Drop for Counted<'_> {
 }
 
 struct Connection<'a> {
-    stream: &'a TcpStream,
+    stream: &'a Channel,
     shared: &'a Shared,
     buffer: BytesMut,
     sender: Sender,
@@ -370,7 +398,8 @@ impl Connection<'_> {
         let patience = if quiet { options.idle_timeout } else { options.stall_timeout };
         self.buffer.reserve(BUFFER_BYTES - self.buffer.len());
         loop {
-            match self.stream.try_read_buf(&mut self.buffer) {
+            let room = BUFFER_BYTES - self.buffer.len();
+            match self.stream.try_read_buf(&mut (&mut self.buffer).limit(room)) {
                 Ok(n) => return Ok(n > 0),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e),

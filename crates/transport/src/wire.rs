@@ -49,7 +49,8 @@ const KIND_SEAT_WRITE: u16 = 9;
 const KIND_SEAT_APPEND: u16 = 10;
 const KIND_SEAT_CUT: u16 = 11;
 const KIND_SEAT_SYNC: u16 = 12;
-const KIND_LAST: u16 = KIND_SEAT_SYNC;
+const KIND_SEAT_GROW: u16 = 13;
+const KIND_LAST: u16 = KIND_SEAT_GROW;
 const SINCE_LEN: usize = 8;
 const SET_LEN: usize = 16;
 /// Most bytes of one frame of copies.
@@ -182,6 +183,8 @@ pub enum SeatWork {
     },
     /// Make it end where the one range does.
     Cut,
+    /// Make it end there if it ends before.
+    Grow,
     /// Make it safe, as `fsync` does there.
     Sync,
 }
@@ -209,6 +212,7 @@ impl CopyWork {
             CopyWork::AtSeat(SeatWork::Append { .. }) => KIND_SEAT_APPEND,
             CopyWork::AtSeat(SeatWork::Cut) => KIND_SEAT_CUT,
             CopyWork::AtSeat(SeatWork::Sync) => KIND_SEAT_SYNC,
+            CopyWork::AtSeat(SeatWork::Grow) => KIND_SEAT_GROW,
         }
     }
 }
@@ -347,6 +351,9 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
                 }
                 KIND_SEAT_CUT if count == 1 => {
                     (take_any_ranges(list)?, CopyWork::AtSeat(SeatWork::Cut))
+                }
+                KIND_SEAT_GROW if count == 1 => {
+                    (take_any_ranges(list)?, CopyWork::AtSeat(SeatWork::Grow))
                 }
                 KIND_SEAT_LOOK if count == 0 => (Vec::new(), CopyWork::AtSeat(SeatWork::Look)),
                 KIND_SEAT_SYNC if count == 0 => (Vec::new(), CopyWork::AtSeat(SeatWork::Sync)),
@@ -525,6 +532,7 @@ mod tests {
                         4 => (Vec::new(), CopyWork::AtSeat(SeatWork::Look)),
                         5 => (Vec::new(), CopyWork::AtSeat(SeatWork::Sync)),
                         6 => (ranges[..1].to_vec(), CopyWork::AtSeat(SeatWork::Cut)),
+                        8 => (ranges[..1].to_vec(), CopyWork::AtSeat(SeatWork::Grow)),
                         7 => {
                             let total = ranges[0].len();
                             let work = SeatWork::Append { total, crc };

@@ -35,11 +35,13 @@ fn quick() -> (ServeOptions, PoolOptions) {
         handshake_timeout: Duration::from_millis(200),
         idle_timeout: Duration::from_millis(300),
         stall_timeout: Duration::from_millis(300),
+        ..ServeOptions::default()
     };
     let pool = PoolOptions {
         connections_per_peer: 2,
         connect_timeout: Duration::from_millis(500),
         read_timeout: Duration::from_millis(500),
+        ..PoolOptions::default()
     };
     (serve, pool)
 }

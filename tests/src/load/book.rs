@@ -15,6 +15,10 @@ pub(super) struct Known {
     pub is_published: bool,
     /// A write or a truncate has failed: some of it may be done, and no sync event vouches for it.
     pub in_doubt: bool,
+    /// What failed was done on the other node: it may still come from there.
+    pub in_doubt_elsewhere: bool,
+    /// Some of it was written there.
+    pub was_elsewhere: bool,
     pub open: Option<Open>,
 }
 
@@ -55,6 +59,8 @@ pub(super) struct Book {
 pub(super) const SHARED: &str = "shared";
 /// Where that is: a directory that is not below the mount when the daemon is gone just now.
 pub(super) const COMMON: &str = "all";
+/// The large file of a program, in its own directory.
+pub(super) const BIG: &str = "big";
 /// Names of the files that a program has for itself, below a directory of its own.
 pub(super) const NAMES: [&str; 6] = ["a", "b", "c", "s/a", "s/b", "s/c"];
 

@@ -1,6 +1,6 @@
 //! What a program finds when it looks again: every difference from its books is a panic.
 
-use super::book::{Book, NAMES, SHARED, Unanswered};
+use super::book::{BIG, Book, NAMES, SHARED, Unanswered};
 use super::program::Program;
 use crate::model::close;
 use std::collections::BTreeSet;
@@ -13,6 +13,7 @@ impl Program {
     pub(super) fn settle(&mut self, what: &str) {
         let what = format!("{what}, program {}", self.setup.who);
         self.look_up_unanswered(&what);
+        self.publish_elsewhere(&what);
         let root = self.setup.root.clone();
         self.check(&what, &root);
         self.repeat_cuts(&what);
@@ -41,6 +42,21 @@ impl Program {
             let known = self.book.files.get_mut(&name).expect("a name of the list");
             known.expected.settle(&format!("{what}: {}", path.display()), &own);
             known.in_doubt = false;
+        }
+        let big = self.book.path(root, BIG);
+        if !self.big.is_empty() {
+            self.big.settle(&format!("{what}: {}", big.display()), &big);
+        }
+    }
+
+    /// What a killed daemon of the other node has left there, and what was not answered, comes now and
+    /// not later.
+    fn publish_elsewhere(&mut self, what: &str) {
+        for (name, known) in &mut self.book.files {
+            if std::mem::take(&mut known.in_doubt_elsewhere) {
+                let path = self.setup.elsewhere.join(format!("p{}", self.setup.who)).join(name);
+                publish_at(what, &path);
+            }
         }
     }
 
@@ -85,18 +101,25 @@ impl Program {
     fn publish(&mut self, what: &str) {
         let names: Vec<String> = self.book.files.keys().cloned().collect();
         for name in names {
-            let path = self.book.path(&self.setup.root, &name);
-            let file = File::options().read(true).write(true).open(&path);
-            let done = file.and_then(|file| {
-                file.sync_all()?;
-                close(file)
-            });
-            done.unwrap_or_else(|e| panic!("{what}: publish {}: {e}", path.display()));
+            publish_at(what, &self.book.path(&self.setup.root, &name));
             let known = self.book.files.get_mut(&name).expect("a name of the list");
             known.expected.acknowledge_all();
             known.is_published = true;
         }
+        if !self.big.is_empty() {
+            publish_at(what, &self.book.path(&self.setup.root, BIG));
+            self.big.is_published = true;
+        }
     }
+}
+
+fn publish_at(what: &str, path: &Path) {
+    let file = File::options().read(true).write(true).open(path);
+    let done = file.and_then(|file| {
+        file.sync_all()?;
+        close(file)
+    });
+    done.unwrap_or_else(|e| panic!("{what}: publish {}: {e}", path.display()));
 }
 
 /// No name is lost, and none is there that should not be.
@@ -114,6 +137,7 @@ fn check_names(what: &str, root: &Path, book: &Book) {
         }
     }
     found.remove("s");
+    found.remove(BIG);
     let wanted: BTreeSet<String> = book.files.keys().filter(|n| *n != SHARED).cloned().collect();
     assert!(wanted.iter().all(|n| NAMES.contains(&n.as_str())), "{wanted:?}");
     assert_eq!(found, wanted, "{what}: names below {}", directory.display());

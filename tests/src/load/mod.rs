@@ -5,12 +5,15 @@
 //! They are processes of their own because a process that starts others must not have files open
 //! on such a mount: the child closes them, and waits for a service that is not there.
 
+mod blocks;
 mod book;
+mod counter;
 mod judge;
 mod layout;
 mod process;
 mod program;
 
+pub use counter::counted;
 pub use layout::Layout;
 pub use process::{Load, all_right};
 
@@ -38,6 +41,8 @@ pub struct Setup {
     pub root: PathBuf,
     /// The mount of another node, where it looks for what it has published.
     pub elsewhere: PathBuf,
+    /// How many blocks of 64 KiB its large file has at most; 0: it has none.
+    pub blocks: u64,
     /// Where its last operations are written when it finds something wrong.
     pub log: PathBuf,
 }
@@ -49,6 +54,11 @@ pub enum Mix {
     Data,
     /// These, and truncates, renames and unlinks.
     All,
+    /// These, and what is written through the other node's mount, and large files.
+    Wide,
+    /// These, and a number that all count up under a lock of it. (What a daemon that was killed had
+    /// not published comes when it is back: no lock outlives that.)
+    Locks,
 }
 
 /// What it is told again and again.
@@ -89,6 +99,10 @@ pub struct Work {
     pub operations: u64,
     /// How often published bytes were read on the other node, and were right.
     pub read_elsewhere: u64,
+    /// How often something was written on the other node, and was right here.
+    pub written_elsewhere: u64,
+    /// How often the common counter was counted up under its lock: for certain, and perhaps.
+    pub counted: (u64, u64),
     /// How long the longest operation took.
     pub longest_ms: u64,
     /// What made it stop early.

@@ -1,7 +1,9 @@
 //! The program: random operations on its files, one after the other, each entered in the books
 //! before it is tried and when it has succeeded.
 
-use super::book::{Book, COMMON, NAMES, Open, SHARED, Unanswered};
+use super::blocks::Blocks;
+use super::book::{BIG, Book, COMMON, NAMES, Open, SHARED, Unanswered};
+use super::counter;
 use super::{Failure, Mix, Order, Setup, Work};
 use crate::content;
 use crate::model::{Model, close};
@@ -26,6 +28,7 @@ const REMEMBERED: usize = 3_000;
 pub(super) struct Program {
     pub setup: Setup,
     pub book: Book,
+    pub big: Blocks,
     dice: ChaCha8Rng,
     round: u64,
     /// Since the start: content is made from it.
@@ -47,14 +50,18 @@ enum Action {
     Truncate,
     Rename,
     Unlink,
+    WriteElsewhere,
+    Big,
+    Count,
 }
 
 impl Program {
     pub fn new(setup: Setup) -> Program {
         let dice = ChaCha8Rng::seed_from_u64(setup.seed.wrapping_mul(1000) + setup.who);
         let book = Book::new(setup.who, setup.of);
+        let big = Blocks::new(setup.who);
         let (work, recent) = (Work::default(), VecDeque::new());
-        Program { setup, book, dice, round: 0, operation: 0, work, recent, mount: 0 }
+        Program { setup, book, big, dice, round: 0, operation: 0, work, recent, mount: 0 }
     }
 
     /// Works until told to pause, and at least one operation beyond that, or until one fails.
@@ -132,12 +139,18 @@ impl Program {
             Action::Truncate => self.truncate(name),
             Action::Rename => self.rename(name),
             Action::Unlink => self.unlink(name),
+            Action::WriteElsewhere => self.write_elsewhere(name),
+            Action::Big => self.write_big(),
+            Action::Count => self.count(),
         }
     }
 
     fn choose(&mut self, name: &str) -> Action {
         let action = match self.dice.random_range(0..100) {
-            0..52 => Action::Write,
+            0..40 => Action::Write,
+            40..44 => Action::WriteElsewhere,
+            44..48 => Action::Count,
+            48..52 => Action::Big,
             52..64 => Action::Sync,
             64..75 => Action::Close,
             75..82 => Action::Read,
@@ -146,10 +159,19 @@ impl Program {
             92..96 => Action::Rename,
             _ => Action::Unlink,
         };
-        let is_on_names = matches!(action, Action::Truncate | Action::Rename | Action::Unlink);
-        match is_on_names && (name == SHARED || self.setup.mix == Mix::Data) {
-            true => Action::Write,
-            false => action,
+        let mix = self.setup.mix;
+        let is_plain = name == SHARED || mix == Mix::Data;
+        let is_wide = matches!(mix, Mix::Wide | Mix::Locks);
+        let is_doubted = self.book.files.get(name).is_some_and(|known| known.in_doubt_elsewhere);
+        match action {
+            Action::Count if mix == Mix::Locks => action,
+            Action::Big if is_wide && self.setup.blocks > 0 => action,
+            // Bytes that the other node has and did not answer for may still come.
+            _ if is_doubted => Action::Close,
+            Action::WriteElsewhere if is_wide && !is_plain => action,
+            Action::Count | Action::Big | Action::WriteElsewhere => Action::Write,
+            Action::Truncate | Action::Rename | Action::Unlink if is_plain => Action::Write,
+            action => action,
         }
     }
 
@@ -227,6 +249,7 @@ impl Program {
     fn close_all(&mut self) {
         let names: Vec<String> = self.book.files.keys().cloned().collect();
         names.iter().for_each(|name| self.close(name));
+        self.attempt(format!("close {BIG}"), Program::close_big);
     }
 
     /// What a program wrote, it reads.
@@ -241,8 +264,14 @@ impl Program {
             }
             let mut read = Vec::new();
             let file = match file.read_to_end(&mut read).map(|_| read) {
-                // Others' records may be on a node that does not answer just now.
-                Err(e) if name == SHARED && e.raw_os_error() == Some(libc::EIO) => return Ok(()),
+                // Others' records, and what was written there, may be on a node that does not answer
+                // just now.
+                Err(e)
+                    if (name == SHARED || known.was_elsewhere)
+                        && e.raw_os_error() == Some(libc::EIO) =>
+                {
+                    return Ok(());
+                }
                 file => file?,
             };
             let (want, got) = (known.expected.latest(), p.book.layout(name));
@@ -265,6 +294,86 @@ impl Program {
         let own = self.book.layout(name).own(file, known.expected.len());
         content::same(&path.display().to_string(), &own, &known.expected.latest());
         self.work.read_elsewhere += 1;
+    }
+
+    /// On the other node, over what this one has published, and published there: from then on this one
+    /// must see it. What fails there may be done all the same, also later.
+    fn write_elsewhere(&mut self, name: &'static str) {
+        self.close(name);
+        let Some(known) = self.book.files.get(name).filter(|known| known.is_published) else {
+            return;
+        };
+        let len = self.dice.random_range(1..WRITE_MAX);
+        let offset = self.dice.random_range(0..known.expected.len() + 100);
+        let data = content::bytes(self.round % 200, self.operation, offset, len);
+        let path = self.book.path(&self.setup.elsewhere, name);
+        let known = self.book.files.get_mut(name).expect("it was just there");
+        known.expected.write(offset, &data);
+        known.was_elsewhere = true;
+        let done = File::options().write(true).open(path).and_then(|file| {
+            file.write_all_at(&data, offset)?;
+            close(file)
+        });
+        self.recent.push_back(format!("elsewhere: write {len} at {offset} of {name}: {done:?}"));
+        if done.is_err() {
+            (known.in_doubt, known.in_doubt_elsewhere) = (true, true);
+            known.is_published = false;
+            return;
+        }
+        known.acknowledge();
+        self.work.written_elsewhere += 1;
+        self.read(name);
+    }
+
+    /// Some blocks of the large file.
+    fn write_big(&mut self) {
+        let count = self.dice.random_range(1..=self.setup.blocks.div_ceil(4).min(32));
+        let first = self.dice.random_range(0..self.setup.blocks);
+        let count = count.min(self.setup.blocks - first);
+        let ends = self.dice.random_range(0..4);
+        self.attempt(format!("write blocks {first} and {count} more of {BIG}"), |p| {
+            if p.big.open.is_none() {
+                let mut options = File::options();
+                options.read(true).write(true).create(true).truncate(false);
+                p.big.open = Some(options.open(p.book.path(&p.setup.root, BIG))?);
+            }
+            p.big.begin(first, count, p.operation);
+            p.big.carry_out(first, count, p.operation)?;
+            p.big.in_doubt = false;
+            if p.setup.model == Model::Posix {
+                p.big.acknowledge(first, count);
+                p.big.is_published = true;
+            }
+            Ok(())
+        });
+        match ends {
+            0 => self.attempt(format!("close {BIG}"), Program::close_big),
+            1 => self.attempt(format!("sync {BIG}"), |p| {
+                let Some(file) = &p.big.open else { return Ok(()) };
+                file.sync_all()?;
+                p.big.acknowledge_all();
+                p.big.is_published |= p.setup.model != Model::Session;
+                Ok(())
+            }),
+            _ => {}
+        }
+    }
+
+    fn close_big(&mut self) -> io::Result<()> {
+        let Some(file) = self.big.open.take() else { return Ok(()) };
+        close(file)?;
+        self.big.acknowledge_all();
+        self.big.is_published = true;
+        Ok(())
+    }
+
+    /// Everybody's number, one higher.
+    fn count(&mut self) {
+        self.attempt("count".to_owned(), |p| {
+            p.work.counted.1 += 1;
+            p.work.counted.0 += u64::from(counter::count(&p.setup.root)?);
+            Ok(())
+        });
     }
 
     fn truncate(&mut self, name: &'static str) {

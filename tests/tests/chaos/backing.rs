@@ -7,9 +7,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// More than all programs write, several times.
-const SMALL: &str = "64m";
-const DISK_MIB: u64 = 128;
+/// More than all programs write in small files, several times, and than their large ones.
+const MIB: u64 = 256;
 /// Less than what is there by then: nothing more goes in.
 const QUOTA_BYTES: u64 = 64 << 10;
 /// A slow disk takes so many bytes per second.
@@ -42,11 +41,16 @@ pub enum Backing {
 impl Backing {
     /// It; or why this machine has none of that kind.
     pub fn new(kind: Kind) -> Result<Backing, String> {
+        Backing::of_mib(kind, MIB)
+    }
+
+    /// The same of another size.
+    pub fn of_mib(kind: Kind, mib: u64) -> Result<Backing, String> {
         match kind {
             Kind::Directory => Ok(Backing::Directory(directory())),
-            Kind::Small => Small::new(SMALL).map(Backing::Small),
-            Kind::Disk => Disk::new(DISK_MIB).map(Backing::Disk),
-            Kind::Quota => Disk::with_quota(DISK_MIB).map(Backing::Quota),
+            Kind::Small => Small::new(&format!("{mib}m")).map(Backing::Small),
+            Kind::Disk => Disk::new(mib).map(Backing::Disk),
+            Kind::Quota => Disk::with_quota(mib).map(Backing::Quota),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The hand that breaks things, and mends them.
 
-use crate::backing::{Backing, Small};
+use crate::backing::Backing;
 use crate::plan::{Fault, Lasting, Victim};
 use ebb_testkit::{Cluster, Network, Node, Port, describe};
 use ebb_tests::copies::{clear, is_whole};
@@ -29,7 +29,7 @@ pub struct Hit {
 pub struct Place<'a> {
     pub cluster: &'a mut Cluster,
     pub backing: &'a mut Backing,
-    pub caches: Option<&'a Small>,
+    pub caches: Option<&'a Backing>,
     pub network: Option<&'a Network>,
 }
 

@@ -14,13 +14,13 @@ mod leaks;
 mod plan;
 mod record;
 
-use backing::{Backing, Kind, Small};
+use backing::{Backing, Kind};
 use ebb_testkit::node::is_running;
 use ebb_testkit::{Cluster, Network, random, skip_reason};
-use ebb_tests::load::{Load, Mix, Order, Setup, Work, all_right};
+use ebb_tests::load::{Load, Mix, Order, Setup, Work, all_right, counted};
 use ebb_tests::tools::amount;
 use faults::{Hand, Hit, Place, wait_until_whole};
-use plan::{Fault, Plan};
+use plan::{Caches, Family, Fault, Plan};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use record::{Moment, Record};
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For everything that a program does until it answers.
-const ANSWER_MAX: Duration = Duration::from_secs(90);
+const ANSWER_MAX: Duration = Duration::from_secs(150);
 /// What the daemons are told about remote requests.
 const REQUEST_TIMEOUT: &str = "30s";
 /// One operation: a request that takes all its time, a lease of another node, and some.
@@ -40,7 +40,7 @@ const DRAINED_EVERY: u64 = 6;
 const ANOTHER_DAEMON: &str = "; starting another one";
 const WAS_KILLED: &str = "the daemon ended: killed by signal 9; starting another one";
 /// More than all programs write, several times.
-const SMALL_CACHES: &str = "160m";
+const CACHES_MIB: u64 = 400;
 
 #[test]
 #[ignore = "runs as long as it is told to: `make chaos SECONDS=60`"]
@@ -101,7 +101,7 @@ struct Run {
     cluster: Cluster,
     /// Behind the cluster: what it uses must outlive the daemons.
     backing: Backing,
-    caches: Option<Small>,
+    caches: Option<Backing>,
     network: Option<Arc<Network>>,
 }
 
@@ -125,9 +125,16 @@ impl Run {
         if network.as_ref().is_some_and(|n| !n.has_netem()) {
             record.event("no netem: spoiled links are narrow ones with a short queue");
         }
-        let caches = plan.small_caches.then(|| Small::new(SMALL_CACHES));
+        let caches = match plan.caches {
+            Caches::Memory => None,
+            Caches::Small => Some(Backing::of_mib(Kind::Small, CACHES_MIB)),
+            Caches::Disk => Some(Backing::of_mib(Kind::Disk, CACHES_MIB)),
+        };
         let caches = caches.and_then(|c| or_without(&mut record, "full cache disks", c));
-        (plan.network, plan.small_caches) = (network.is_some(), caches.is_some());
+        plan.network = network.is_some();
+        if caches.is_none() {
+            plan.caches = Caches::Memory;
+        }
         plan.keep_possible();
         let cluster = start_cluster(&plan, &backing, caches.as_ref(), network.as_ref());
         let of = plan.nodes * plan.loads_per_node;
@@ -161,6 +168,8 @@ impl Run {
             what: format!("{what}, on another node"),
             root: setup.elsewhere.clone(),
         });
+        let found = counted(self.cluster.node(0).mountpoint());
+        self.record.judge_count(&what, found);
         self.all_alive(&what);
         self.record.sample(round, Moment::AfterRound, &self.cluster);
     }
@@ -208,6 +217,7 @@ impl Run {
     }
 
     fn end(&mut self, what: &str) {
+        self.cluster.nodes().iter().for_each(|node| self.record.add_opens(&node.status()));
         self.cluster.umount_all();
         self.compare_backing(what);
     }
@@ -225,7 +235,7 @@ impl Run {
 fn start_cluster(
     plan: &Plan,
     backing: &Backing,
-    caches: Option<&Small>,
+    caches: Option<&Backing>,
     network: Option<&Arc<Network>>,
 ) -> Cluster {
     let mut builder = Cluster::builder()
@@ -235,12 +245,19 @@ fn start_cluster(
         .option("--durability", plan.durability)
         .option("--replicas", plan.replicas)
         .option("--request-timeout", REQUEST_TIMEOUT)
+        .option("--io-path", plan.io_path)
         .separate_meta()
         // A killed process is gone when its last fsync is, which a busy disk can make long.
         .below("/dev/shm")
         .backing(backing.path());
     if plan.supervised {
         builder = builder.supervised();
+    }
+    if plan.token {
+        builder = builder.token();
+    }
+    if let Some(rule) = plan.rule {
+        builder = builder.option("--rule", rule);
     }
     if let Some(size) = plan.cache_size {
         builder = builder.option("--cache-size", size);
@@ -265,12 +282,17 @@ fn start_load(
     let (node, elsewhere) = (who % plan.nodes, (who + 1 + who / plan.nodes) % plan.nodes);
     let setup = Setup {
         model: plan.model,
-        mix: Mix::All,
+        mix: if plan.faults.iter().any(|f| matches!(f, Family::Kills | Family::Losses)) {
+            Mix::Wide
+        } else {
+            Mix::Locks
+        },
         seed,
         who: who as u64,
         of: of as u64,
         root: cluster.node(node).mountpoint().to_owned(),
         elsewhere: cluster.node(elsewhere).mountpoint().to_owned(),
+        blocks: plan.blocks,
         log: record.directory().join(format!("operations-{who}")),
     };
     Load::start(Path::new(env!("CARGO_BIN_EXE_ebb-load")), setup)

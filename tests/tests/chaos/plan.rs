@@ -31,13 +31,32 @@ pub struct Plan {
     pub backing: Kind,
     /// A network of their own, whose links can break.
     pub network: bool,
-    /// The caches are on a small file system that others can fill.
-    pub small_caches: bool,
+    /// What the caches are on.
+    pub caches: Caches,
+    /// `--io-path`.
+    pub io_path: &'static str,
+    /// With a job token, also where no network asks for one.
+    pub token: bool,
+    /// Another model for some of the files: a stronger one than the job's, which programs need not know.
+    pub rule: Option<&'static str>,
+    /// The large file of each program, in blocks of 64 KiB; 0: none.
+    pub blocks: u64,
     /// Daemons are unmounted at each drain; else they live as long as no fault ends them.
     pub remounts: bool,
     /// Each daemon has a supervisor that starts another one.
     pub supervised: bool,
     pub faults: Vec<Family>,
+}
+
+/// What the caches of a run are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caches {
+    /// Memory: nothing of it is ever written back, and no write is tracked.
+    Memory,
+    /// A small file system in memory that others can fill.
+    Small,
+    /// An ext4 that others can fill: the kernel writes past the daemon there, and tells.
+    Disk,
 }
 
 /// Kinds of faults, of which a plan has some.
@@ -115,7 +134,11 @@ impl Plan {
             cache_size: one(dice, &[None, None, Some("2MiB"), Some("400KiB")]),
             backing: one(dice, &Kind::ALL),
             network: dice.random_bool(0.7),
-            small_caches: dice.random_bool(0.3),
+            caches: one(dice, &[Caches::Memory, Caches::Small, Caches::Disk, Caches::Disk]),
+            io_path: one(dice, &["auto", "auto", "daemon"]),
+            token: dice.random_bool(0.5),
+            rule: one(dice, &[None, None, Some("p*/s/*=posix")]),
+            blocks: one(dice, &[0, 0, 0, 16, 64, 200]),
             remounts: dice.random_bool(0.4),
             supervised: dice.random_bool(0.5),
             faults: Vec::new(),
@@ -126,7 +149,11 @@ impl Plan {
         }
         if std::env::var("EBB_TEST_IO_PATH").is_ok_and(|way| way == "auto") {
             // With any of these nothing, or little, goes past the daemon.
-            (plan.replicas, plan.cache_size, plan.supervised) = ("1", None, false);
+            (plan.replicas, plan.cache_size, plan.io_path) = ("1", None, "auto");
+            (plan.caches, plan.token) = (Caches::Disk, false);
+        }
+        if plan.io_path == "auto" {
+            plan.supervised = false;
         }
         let families = [
             (Family::Kills, 0.75),
@@ -148,7 +175,7 @@ impl Plan {
 
     /// Leaves out what this cluster cannot have.
     pub fn keep_possible(&mut self) {
-        let (network, caches) = (self.network, self.small_caches);
+        let (network, caches) = (self.network, self.caches != Caches::Memory);
         let (backing, replicas) = (self.backing, self.replicas);
         self.faults.retain(|family| match family {
             Family::Kills | Family::Stops => true,

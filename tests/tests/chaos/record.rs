@@ -3,6 +3,7 @@
 use crate::leaks::{Curves, Sample};
 use ebb_testkit::Cluster;
 use ebb_tests::load::Work;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -18,6 +19,11 @@ pub struct Record {
     operations: u64,
     read_elsewhere: u64,
     longest_ms: u64,
+    written_elsewhere: u64,
+    /// How often the common number was counted up: for certain, and perhaps.
+    counted: (u64, u64),
+    /// Opens by the way that their reads and writes took.
+    opens: BTreeMap<String, u64>,
 }
 
 /// When a sample is taken.
@@ -48,6 +54,9 @@ impl Record {
             operations,
             read_elsewhere,
             longest_ms,
+            written_elsewhere: 0,
+            counted: (0, 0),
+            opens: BTreeMap::new(),
         }
     }
 
@@ -65,6 +74,23 @@ impl Record {
         self.operations += work.operations;
         self.read_elsewhere += work.read_elsewhere;
         self.longest_ms = self.longest_ms.max(work.longest_ms);
+        self.written_elsewhere += work.written_elsewhere;
+        self.counted.0 += work.counted.0;
+        self.counted.1 += work.counted.1;
+    }
+
+    /// # Panics
+    /// When a count that was acknowledged is lost, or one is there that nobody tried.
+    pub fn judge_count(&self, what: &str, found: u64) {
+        let (least, most) = self.counted;
+        assert!((least..=most).contains(&found), "{what}: counted {found}, not {least} to {most}");
+    }
+
+    /// What a daemon says at its end of the opens that it had.
+    pub fn add_opens(&mut self, status: &serde_json::Value) {
+        for (way, count) in status["opens"].as_object().into_iter().flatten() {
+            *self.opens.entry(way.clone()).or_default() += count.as_u64().unwrap_or(0);
+        }
     }
 
     /// One line for each process.
@@ -124,6 +150,12 @@ impl Record {
 
     pub fn total(&mut self, rounds: u64) {
         let Record { operations, read_elsewhere, longest_ms, .. } = *self;
+        let opens = format!("{:?}", self.opens);
+        let (written_elsewhere, counted) = (self.written_elsewhere, self.counted.0);
+        self.event(&format!("opens: {opens}"));
+        self.event(&format!(
+            "{written_elsewhere} writes through other nodes and {counted} counts under a lock"
+        ));
         self.event(&format!(
             "{rounds} rounds, {operations} operations, {read_elsewhere} reads of published bytes \
              on other nodes, the longest operation {longest_ms} ms: no violation"

@@ -5,6 +5,7 @@ use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::logging;
 use crate::service::{Service, Start};
+use ebb_transport::Secure;
 use ebb_types::units::Span;
 use std::path::PathBuf;
 use tokio::net::TcpListener;
@@ -30,6 +31,10 @@ pub struct Args {
     /// The job's shared secret, made by `ebb token`; without it only loopback is served
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Which connections must be encrypted: on (all), loopback (all but those over loopback of this
+    /// user's and root's processes) or off (none); the same for all of a job
+    #[arg(long, value_name = "WHICH", env = "EBB_SECURE", default_value = "loopback")]
+    secure: Secure,
     /// A node that is silent for so long counts as gone, in ms, s, m, h
     #[arg(long, value_name = "TIME", default_value = "10s")]
     lease: Span,
@@ -52,6 +57,7 @@ impl Args {
     pub fn run(self) -> Result<(), Failure> {
         logging::start(&self.log_level, self.log.as_deref())?;
         checks::listen(&self.listen, self.token_file.as_deref(), "--listen")?;
+        checks::secure(self.secure, self.token_file.as_deref())?;
         let backing = self.backing.canonicalize();
         let backing = backing.or_usage(format!("backing {}", self.backing.display()))?;
         if !backing.is_dir() {
@@ -73,6 +79,7 @@ impl Args {
             state,
             consistency,
             token_file: self.token_file.as_deref(),
+            secure: self.secure,
             lease: self.lease.0,
             jobs_hint: self.jobs_hint,
         };

@@ -42,6 +42,10 @@ pub struct Args {
     /// Give up after this time, in ms, s, m, h [default: none]
     #[arg(long, value_name = "TIME")]
     timeout: Option<Span>,
+    /// How long to wait for recoveries of other nodes that go on at the same time, while nothing
+    /// changes, in ms, s, m, h
+    #[arg(long, value_name = "TIME", default_value = "3s")]
+    wait: Span,
     /// What is logged, to standard error: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "error")]
     log_level: String,
@@ -61,11 +65,14 @@ impl Args {
         cachedir::refuse_others(&cache)?;
         let _lock = Lock::take(&cache, "ebb recover")?;
         let left = self.look(&cache)?;
-        if left.is_empty() {
+        let alone = left.service.is_none();
+        if left.is_empty() && (self.dry_run || !alone || left.bytes.is_silent()) {
             println!("{what}: nothing that the backing lacks");
             return Ok(());
         }
-        println!("{}", left.listing());
+        if !left.is_empty() {
+            println!("{}", left.listing());
+        }
         if self.dry_run {
             let text = format!("{what}: not on the backing (dry run: nothing was changed)");
             return Err(Failure::new(Code::Incomplete, text));
@@ -139,20 +146,12 @@ impl Args {
         if left.bytes.found().is_some_and(|f| f.damaged_at.is_some()) {
             keep_damaged(&config.cache)?;
         }
-        let temporary = config.cache.join("recover");
-        let known = left.service.is_some();
-        config.state = if known { left.state.clone() } else { temporary.clone() };
-        let clear = || match std::fs::remove_dir_all(&temporary) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        };
-        clear().or_failed(temporary.display())?;
-        let ended = self.with_service(left, &config, what);
-        if !known {
-            clear().or_failed(temporary.display())?;
+        if left.service.is_none() {
+            self.without_service(&left, &config, what)?;
+            return leftover::clear(&config.cache).or_failed(what);
         }
-        let nobody_needs_it = ended?;
-        if !nobody_needs_it {
+        config.state.clone_from(&left.state);
+        if !self.with_service(left, &config, what)? {
             return Err(Failure::new(
                 Code::Incomplete,
                 format!(
@@ -170,6 +169,40 @@ impl Args {
             return Err(e).or_failed(config.state.display());
         }
         Ok(())
+    }
+
+    /// Brings everything there without the service: all that nodes know of each other is what
+    /// their recoveries say on the backing.
+    fn without_service(
+        &self,
+        left: &Left,
+        config: &MountConfig,
+        what: &str,
+    ) -> Result<(), Failure> {
+        let (events, seen) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(|| {
+                recover::joint::run(&recover::joint::Job {
+                    cache: &config.cache,
+                    backing: &config.backing,
+                    left: &left.bytes,
+                    force: self.force,
+                    timeout: self.timeout.map(|t| t.0),
+                    patience: self.wait.0,
+                    threads: config.flush_threads,
+                    progress: Arc::new(move |event| {
+                        let _ = events.send(event);
+                    }),
+                })
+            });
+            let progress = Progress::new();
+            seen.iter().for_each(|event| progress.update(&event));
+            let outcome = working.join().unwrap_or_else(|_| {
+                Ok(Outcome::Failed { text: "recovery ended unexpectedly; nothing is lost".into() })
+            });
+            let outcome = outcome.map_err(|e| Failure::with_status(e.exit_code(), e.to_string()));
+            outcome.and_then(|o| progress.finish(what, o))
+        })
     }
 
     /// Drains with a service in this process. True when nobody needs its journal any more.

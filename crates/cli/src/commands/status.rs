@@ -5,6 +5,7 @@ use crate::exit::{Code, Context, Failure};
 use crate::mounts;
 use crate::options::MountOptions;
 use ebb_fs_client::control::Request;
+use ebb_meta_client::service_status;
 use ebb_transport::auth::Token;
 use ebb_types::units::Size;
 use ebb_wire::pb;
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
-use tonic::metadata::MetadataValue;
 
 /// The service must answer within this time.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -33,6 +33,10 @@ pub struct Args {
     /// `ebb mount` finds it]
     #[arg(long, value_name = "FILE")]
     token_file: Option<String>,
+    /// Which connections are encrypted: on, loopback (all but those over loopback) or off [default: as
+    /// `ebb mount` finds it]
+    #[arg(long, value_name = "WHICH")]
+    secure: Option<String>,
     /// Mount point, or HOST:PORT of a metadata service
     #[arg(value_name = "MOUNTPOINT|HOST:PORT")]
     target: String,
@@ -42,7 +46,7 @@ impl Args {
     /// Runs the command.
     pub fn run(self) -> Result<(), Failure> {
         let (status, screen): (Value, fn(&Value) -> String) = match is_address(&self.target) {
-            true => (of_service(&self.target, self.token_file)?, service_screen),
+            true => (of_service(&self.target, self.token_file, self.secure)?, service_screen),
             false => {
                 let point = mounts::resolve(Path::new(&self.target)).or_usage(&self.target)?;
                 (client::ask_body(&client::daemon_of(&point)?, &Request::Status)?, mount_screen)
@@ -62,44 +66,21 @@ fn is_address(target: &str) -> bool {
     port && !target.contains('/') && !Path::new(target).exists()
 }
 
-fn of_service(address: &str, token_file: Option<String>) -> Result<Value, Failure> {
-    let settings = MountOptions { token_file, ..MountOptions::default() }.resolve()?;
+fn of_service(
+    address: &str,
+    token_file: Option<String>,
+    secure: Option<String>,
+) -> Result<Value, Failure> {
+    let settings = MountOptions { token_file, secure, ..MountOptions::default() }.resolve()?;
     let token = settings.text("token-file").map(Token::load).transpose();
-    let proof =
-        token.or_usage(settings.named("token-file"))?.map(|t| ebb_transport::admin::proof(&t));
+    let token = token.or_usage(settings.named("token-file"))?;
+    let secure = settings.text("secure").map(str::parse).transpose();
+    let secure = secure.or_usage(settings.named("secure"))?.unwrap_or_default();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().or_failed("threads")?;
-    let what = format!("metadata service {address}");
-    let reply = runtime.block_on(async {
-        tokio::time::timeout(LIMIT, request(address, proof)).await.unwrap_or_else(|_| {
-            Err(format!("no answer within {} s (is it running there?)", LIMIT.as_secs()))
-        })
-    });
-    let reply = reply.map_err(|why| Failure::new(Code::Unreachable, format!("{what}: {why}")))?;
+    let reply = runtime.block_on(service_status(address, token.as_ref(), secure, LIMIT));
+    let reply = reply.map_err(|why| Failure::new(Code::Unreachable, why.to_string()))?;
     Ok(service_object(address, reply))
-}
-
-async fn request(address: &str, proof: Option<Vec<u8>>) -> Result<pb::StatusReply, String> {
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|e| e.to_string())?;
-    let channel = endpoint.connect().await.map_err(|e| cause(&e))?;
-    let mut client = pb::metadata_client::MetadataClient::new(channel)
-        .max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX);
-    let mut request = tonic::Request::new(pb::StatusRequest {});
-    if let Some(proof) = proof {
-        request.metadata_mut().insert_bin("ebb-proof-bin", MetadataValue::from_bytes(&proof));
-    }
-    let reply = client.status(request).await;
-    reply.map(tonic::Response::into_inner).map_err(|e| e.message().to_owned())
-}
-
-/// The innermost cause: the outer ones only say "transport error".
-fn cause(error: &dyn std::error::Error) -> String {
-    let mut inner = error;
-    while let Some(source) = inner.source() {
-        inner = source;
-    }
-    inner.to_string()
 }
 
 fn service_object(address: &str, reply: pb::StatusReply) -> Value {
@@ -129,6 +110,11 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "leases": reply.leases,
         "recalls": reply.recalls,
         "quiet": reply.quiet,
+        "secure": reply.secure,
+        "encrypted": {
+            "sent_bytes": reply.encrypted_sent_bytes,
+            "received_bytes": reply.encrypted_received_bytes,
+        },
         "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
     })
 }
@@ -184,6 +170,7 @@ fn mount_screen(status: &Value) -> String {
     row("node", text(status, "node"));
     row("model", text(status, "consistency"));
     row("meta", text(status, "meta"));
+    row("network", network(status));
     row("supervisor", supervisor(status));
     row("dirty", format!("{} not on the backing yet", size(status, "dirty_bytes")));
     row("clean", size(status, "clean_bytes"));
@@ -221,6 +208,7 @@ fn service_screen(status: &Value) -> String {
         let _ = writeln!(out, "{name:<12} {value}");
     };
     row("meta", text(status, "meta"));
+    row("network", network(status));
     row("backing", text(status, "backing"));
     row("model", text(status, "consistency"));
     row("unflushed", format!("{} not on the backing yet", size(status, "unflushed_bytes")));
@@ -238,6 +226,21 @@ fn service_screen(status: &Value) -> String {
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
+}
+
+/// What is encrypted on the network, and what went so.
+fn network(status: &Value) -> String {
+    let encrypted = &status["encrypted"];
+    let which = match status["secure"].as_str() {
+        _ if encrypted["has_keys"] == false => {
+            return "loopback only, without a job token".to_owned();
+        }
+        Some("off") => return "nothing is encrypted (--secure off)".to_owned(),
+        Some("on") => "everything is encrypted (--secure on)",
+        _ => "encrypted but for loopback",
+    };
+    let [sent, received] = ["sent_bytes", "received_bytes"].map(|way| size(encrypted, way));
+    format!("{which}: {sent} sent, {received} received")
 }
 
 /// Who starts another daemon when this one ends, or why nobody does.
@@ -366,6 +369,16 @@ mod tests {
         let told = json!({"tracker": "on", "tracker_losses": 2});
         let expected = "on (files whose writes had to be looked for: 2)";
         assert!(mount_screen(&told).contains(expected));
+        for (secure, keys, said) in [
+            ("off", true, "nothing is encrypted (--secure off)"),
+            ("loopback", true, "encrypted but for loopback: 3B sent, 4B received"),
+            ("on", true, "everything is encrypted (--secure on): 3B sent, 4B received"),
+            ("loopback", false, "loopback only, without a job token"),
+        ] {
+            let encrypted = json!({"has_keys": keys, "sent_bytes": 3, "received_bytes": 4});
+            let screen = mount_screen(&json!({"secure": secure, "encrypted": encrypted}));
+            assert!(screen.contains(said), "{said} in\n{screen}");
+        }
         assert!(screen.lines().count() < 24);
         assert!(mount_screen(&json!({})).contains("errors"));
         assert!(service_screen(&json!({"nodes": [{}]})).contains("nodes"));

@@ -60,9 +60,10 @@ const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRACKER: &[&str] = &["auto", "on", "off"];
 const SUPERVISE: &[&str] = &["auto", "off"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
+const SECURE: &[&str] = &["on", "loopback", "off"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 35] = [
+pub static KEYS: [Key; 36] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -85,6 +86,7 @@ pub static KEYS: [Key; 35] = [
     key("durability", Form::Word(DURABILITY), "local"),
     key("transport", Form::Word(TRANSPORT), "tcp"),
     computed("token-file", Form::Path, "no token: only loopback is served"),
+    key("secure", Form::Word(SECURE), "loopback"),
     computed("log", Form::Path, "ebb.log in the cache directory; standard error in the foreground"),
     key("log-level", Form::Text, "info"),
     key("allow-other", Form::Switch, "false"),

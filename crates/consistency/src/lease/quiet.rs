@@ -12,6 +12,9 @@ const WINDOW_MIN: u64 = 4 << 20;
 const WINDOW_MAX: u64 = 64 << 20;
 const WINDOW_GROWTH: u64 = 4;
 
+/// More ranges than this are told before anything else is written quietly: telling takes one message.
+const UNTOLD_MAX: usize = 1 << 16;
+
 /// The right to write quietly, as it came with an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Held {
@@ -66,6 +69,9 @@ impl QuietWrites {
     pub fn allows(&self, range: ByteRange, view: &FileView, epoch: Option<u64>) -> bool {
         let Right::Held(held) = self.right else { return false };
         if epoch != Some(held.epoch) || range.end() > held.window.end() || range.is_empty() {
+            return false;
+        }
+        if self.untold.len() >= UNTOLD_MAX {
             return false;
         }
         // What was attached here may be another node's by the time of the grant.

@@ -3,7 +3,7 @@
 
 use super::local::{Class, Local};
 use super::{Changes, FileView, bytes};
-use ebb_types::{ByteRange, Version};
+use ebb_types::{ByteRange, Version, split_by};
 
 impl FileView {
     /// The cache file holds data in `blocks` (whole blocks up to its size). What was absent of
@@ -104,18 +104,9 @@ impl FileView {
             self.local.set(*range, None);
             self.guessed.remove(range.to_std());
         }
-        let mut rest = Vec::new();
-        for range in &dropped {
-            let mut at = range.start();
-            let kept = written.iter().map(|w| w.intersect(*range)).filter(|w| !w.is_empty());
-            for kept in kept {
-                self.local.set(kept, Some(Local::Dirty));
-                rest.push(ByteRange::new(at, kept.start()));
-                at = kept.end();
-            }
-            rest.push(ByteRange::new(at, range.end()));
-        }
-        rest.retain(|r| !r.is_empty());
+        // Both can be very many.
+        let (rest, kept) = split_by(&dropped, written);
+        self.local.set_all(&kept, Local::Dirty);
         rest
     }
 

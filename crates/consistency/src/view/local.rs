@@ -119,6 +119,14 @@ impl LocalMap {
         ranges
     }
 
+    /// Where the extent of some class begins that has `most` others of its class before it within
+    /// `range`: the first such place.
+    pub(crate) fn nth_from(&self, range: ByteRange, most: usize) -> Option<u64> {
+        let nth = |class: &Extents<_>| class.overlapping(range).nth(most).map(|(r, _)| r.start());
+        let many = self.classes.iter().filter(|class| class.len() > most);
+        many.filter_map(nth).min()
+    }
+
     /// The parts of `ranges` that are of that class.
     pub(crate) fn extents(&self, class: Class, ranges: &[ByteRange]) -> Vec<ByteRange> {
         self.classes[class as usize].within(ranges).into_iter().map(|(found, _)| found).collect()

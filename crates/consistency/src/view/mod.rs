@@ -275,6 +275,18 @@ impl FileView {
         self.writing.end(range);
     }
 
+    /// The part of `within`, from its beginning, in which not more than `most` ranges each are written
+    /// and not sent, are guessed to be written, or are this node's: what fits into one message.
+    #[must_use]
+    pub fn part(&self, within: ByteRange, most: usize) -> ByteRange {
+        if within.is_empty() {
+            return within;
+        }
+        let guessed = self.guessed.overlapping(within.to_std()).nth(most).map(|r| r.start);
+        let end = self.local.nth_from(within, most).into_iter().chain(guessed).min();
+        ByteRange::new(within.start(), end.unwrap_or(within.end()).max(within.start()))
+    }
+
     /// The written bytes within `within` that no attach was sent for. They count as sent now.
     pub fn take_unattached(&mut self, within: ByteRange) -> Vec<ByteRange> {
         let taken = self.local.of_class(Class::Dirty, within);

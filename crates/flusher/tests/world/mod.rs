@@ -258,6 +258,7 @@ impl World {
             cache: Arc::clone(&file.cache),
             backing_path: World::name(ino).into_bytes(),
             backing_ino,
+            owner: 0,
             label: World::name(ino),
         }))
     }

@@ -367,6 +367,7 @@ impl Filesystem for Adapter {
             mtime: mtime.map(convert::time),
             // Whoever has CAP_FSETID keeps them when the size changes.
             kill_priv: size.is_some() && req.uid() != 0,
+            only_grow: false,
         };
         let node = Arc::clone(&self.node);
         let i = inode_to_change!(i, reply);

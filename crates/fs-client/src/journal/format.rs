@@ -29,8 +29,8 @@ pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
 /// Format 1 had no files without names, 2 no bytes that were written past the daemon, 3 no windows
-/// of quiet writes, 4 no seats.
-const FORMAT: u32 = 5;
+/// of quiet writes, 4 no seats, 5 nothing of who else has a file.
+const FORMAT: u32 = 6;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.
@@ -88,10 +88,9 @@ pub(crate) fn header() -> Vec<u8> {
 /// Appends a record.
 pub(crate) fn encode(out: &mut Vec<u8>, record: &Record) {
     let body = postcard::to_stdvec(record).expect("records have no types that postcard refuses");
-    if body.len() > BODY_BYTES_MAX {
-        return halves(record).iter().for_each(|r| encode(out, r));
+    if ebb_journal::put(out, &body, BODY_BYTES_MAX).is_err() {
+        halves(record).iter().for_each(|r| encode(out, r));
     }
-    ebb_journal::put(out, &body);
 }
 
 /// Two records that say the same; only lists of ranges get so long.
@@ -119,8 +118,13 @@ fn halves(record: &Record) -> Vec<Record> {
         Record::Extents(i, r, v, p) => {
             make(&|a, b| Record::Extents(*i, r[a..b].to_vec(), *v, *p), r.len())
         }
+        Record::Home(i, r) => make(&|a, b| Record::Home(*i, r[a..b].to_vec()), r.len()),
         // A path has at most a few thousand bytes, a configuration some tens of thousands.
-        _ => Vec::new(),
+        _ => {
+            debug_assert!(false, "only lists of ranges get so long");
+            tracing::error!(ino = ?record.ino(), "a record is too long for the node journal");
+            Vec::new()
+        }
     }
 }
 

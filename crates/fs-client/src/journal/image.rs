@@ -195,6 +195,12 @@ pub enum Record {
     /// The file sits here under that number, as of this version: all of its cache file is right; 0:
     /// not any more.
     Seat(Ino, u64, Version),
+    /// The service said that no other node has the file, or ever had; or that this is not so.
+    Alone(Ino, bool),
+    /// Part of a snapshot: lengths to which this node cut the file, and at which versions.
+    Cuts(Ino, Vec<(u64, Version)>),
+    /// Part of a snapshot: bytes that this node has flushed to where the file is on the backing.
+    Home(Ino, Vec<(ByteRange, Version)>),
 }
 
 /// Largest offset of a file.
@@ -220,13 +226,14 @@ impl Record {
             Record::Guessed(_, r, kept, ..) => {
                 matches!(kept, Kept::Written | Kept::Attaching) && r.iter().all(|r| sound(*r))
             }
-            Record::Flushed(_, r) => r.iter().all(|(r, _)| sound(*r)),
+            Record::Flushed(_, r) | Record::Home(_, r) => r.iter().all(|(r, _)| sound(*r)),
+            Record::Cuts(_, cuts) => cuts.iter().all(|(len, _)| *len <= OFFSET_MAX),
             Record::Extents(_, r, ..) => r.iter().all(|(r, _)| sound(*r)),
             Record::Appended(_, r, ..) | Record::Window(_, r, _) => sound(*r),
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
-            Record::Nameless(_) | Record::Seat(..) => true,
+            Record::Nameless(_) | Record::Seat(..) | Record::Alone(..) => true,
         }
     }
 
@@ -252,6 +259,9 @@ impl Record {
             | Record::Again(ino, ..)
             | Record::Window(ino, ..)
             | Record::Seat(ino, ..)
+            | Record::Alone(ino, _)
+            | Record::Cuts(ino, _)
+            | Record::Home(ino, _)
             | Record::Refused(ino, _) => Some(*ino),
         }
     }
@@ -272,8 +282,26 @@ pub struct Note {
     pub window: Option<ByteRange>,
     /// The file sits here under this number: all of the cache file is right. 0: it does not.
     pub seat: u64,
+    /// No other node has the file, or ever had it, as the service said last.
+    pub alone: bool,
+    /// Lengths to which this node cut it, and at which versions: what is older and behind is void.
+    pub cuts: Vec<(u64, Version)>,
     held: Extents<Held>,
+    flushed: Extents<Version>,
 }
+
+/// Another cut; those to a greater length were before it, and it says more.
+pub(crate) fn remember_cut(cuts: &mut Vec<(u64, Version)>, len: u64, version: Version) {
+    cuts.retain(|(older, _)| *older < len);
+    cuts.push((len, version));
+    if cuts.len() > CUTS_MAX {
+        cuts.remove(0);
+    }
+}
+
+/// So many cuts of a file are remembered, and so many ranges that were flushed.
+const CUTS_MAX: usize = 16;
+const FLUSHED_MAX: usize = 1 << 20;
 
 impl Note {
     /// A file of which nothing is held.
@@ -286,13 +314,22 @@ impl Note {
             nameless: false,
             window: None,
             seat: 0,
+            alone: false,
+            cuts: Vec::new(),
             held: Extents::new(),
+            flushed: Extents::new(),
         }
     }
 
     /// All bytes held, in order.
     pub fn held(&self) -> impl Iterator<Item = (ByteRange, Held)> + '_ {
         self.held.iter()
+    }
+
+    /// Bytes that this node has flushed, and that a recovery without the service needs to know of:
+    /// of files that are not whole on the backing, or that others have bytes of.
+    pub fn flushed(&self) -> impl Iterator<Item = (ByteRange, Version)> + '_ {
+        self.flushed.iter()
     }
 
     /// Bytes held within `range`, clipped to it.
@@ -328,7 +365,44 @@ impl Note {
 
     /// Nothing is held, and nothing else need be known.
     fn is_of_no_use(&self) -> bool {
-        self.is_empty() && !self.appending && !self.is_untold()
+        self.is_empty() && !self.appending && !self.is_untold() && self.flushed.is_empty()
+    }
+
+    /// Bytes of this file are where only this node knows them to be.
+    #[must_use]
+    pub fn is_unpublished(&self) -> bool {
+        let in_part = self.header.home.as_ref().is_some_and(Home::is_part);
+        !self.nameless && (!self.is_empty() || in_part && !self.flushed.is_empty())
+    }
+
+    /// The backing has what was attached up to this version.
+    fn flush(&mut self, range: ByteRange, upto: Version) {
+        let done = |h: &Held| matches!(h.kept, Kept::Owned(v) if v <= upto);
+        let known: Vec<_> = self.held_in(range).into_iter().filter(|(_, h)| done(h)).collect();
+        let home = self.header.home.as_ref();
+        let matters = home.is_some_and(|h| h.is_part() || !self.alone);
+        for (range, held) in known {
+            if let Kept::Owned(version) = held.kept
+                && matters
+                && self.flushed.len() < FLUSHED_MAX
+            {
+                self.flushed.insert(range, version);
+            }
+        }
+        self.change(&[range], |h| if done(&h) { None } else { Some(h) });
+    }
+
+    /// Under its own name the file is whole; where others have bytes of it, it matters which of those
+    /// there are this node's.
+    fn whole(&mut self) {
+        if self.alone && self.header.home.as_ref().is_some_and(|h| !h.is_part()) {
+            self.flushed = Extents::new();
+        }
+    }
+
+    fn cut(&mut self, len: u64, version: Version) {
+        self.flushed.remove(ByteRange::new(len, u64::MAX));
+        remember_cut(&mut self.cuts, len, version);
     }
 
     /// True when nothing is.
@@ -434,6 +508,17 @@ impl Image {
         self.files.get(&ino)
     }
 
+    /// Files of which a recovery without the service has something to say: also of bytes that are
+    /// under their name already, so that others do not write older ones over them.
+    pub fn sayable(&self) -> impl Iterator<Item = (Ino, &Note)> {
+        self.files().filter(|(_, n)| !n.nameless && (!n.is_empty() || !n.flushed.is_empty()))
+    }
+
+    /// Files of which bytes are not under their name on the backing.
+    pub fn unpublished(&self) -> impl Iterator<Item = (Ino, &Note)> {
+        self.files().filter(|(_, n)| n.is_unpublished())
+    }
+
     /// Files of which bytes are held that belong on the backing.
     pub fn unflushed(&self) -> impl Iterator<Item = (Ino, &Note)> {
         self.files().filter(|(_, n)| !n.is_empty() && !n.nameless)
@@ -476,6 +561,7 @@ impl Image {
                 let mut note = self.remove(*ino).unwrap_or_else(|| Note::new((**header).clone()));
                 note.header = (**header).clone();
                 note.nameless &= note.header.path.is_empty();
+                note.whole();
                 self.insert(*ino, note);
             }
             Record::Gone(ino) => drop(self.remove(*ino)),
@@ -508,6 +594,10 @@ impl Image {
             out.extend(note.nameless.then_some(Record::Nameless(ino)));
             out.extend(note.window.map(|w| Record::Window(ino, w, note.known)));
             out.extend((note.seat != 0).then_some(Record::Seat(ino, note.seat, note.known)));
+            out.extend(note.alone.then_some(Record::Alone(ino, true)));
+            out.extend((!note.cuts.is_empty()).then(|| Record::Cuts(ino, note.cuts.clone())));
+            let flushed: Vec<_> = note.flushed().collect();
+            out.extend(flushed.chunks(STEP).map(|c| Record::Home(ino, c.to_vec())));
         }
         out
     }
@@ -564,12 +654,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             note.header.mtime = *at;
         }
         Record::Flushed(_, ranges) => {
-            for (range, upto) in ranges {
-                note.change(&[*range], |h| match h.kept {
-                    Kept::Owned(v) if v <= *upto => None,
-                    _ => Some(h),
-                });
-            }
+            ranges.iter().for_each(|(range, upto)| note.flush(*range, *upto));
             return true;
         }
         Record::Lost(_, ranges) => {
@@ -580,6 +665,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             note.change(&[ByteRange::new(*len, u64::MAX)], |_| None);
             note.known = note.known.max(*version);
             note.header.size = *len;
+            note.cut(*len, *version);
             return true;
         }
         Record::Durable(_, ranges) => {
@@ -590,6 +676,11 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             note.appending = *appending;
             let held: Vec<_> = extents.iter().map(|(range, held)| (*range, Some(*held))).collect();
             note.held.assign(&held);
+        }
+        Record::Alone(_, alone) => note.alone = *alone,
+        Record::Cuts(_, cuts) => note.cuts.clone_from(cuts),
+        Record::Home(_, ranges) => {
+            ranges.iter().for_each(|(range, version)| note.flushed.insert(*range, *version));
         }
         Record::Life(_) | Record::File(..) | Record::Gone(_) | Record::Synced(_) => {}
     }

@@ -44,6 +44,7 @@ fn record() -> impl Strategy<Value = Record> {
         1 => ranges().prop_map(|r| Record::Lost(INO, r)),
         1 => (0..N, version()).prop_map(|(l, v)| Record::Cut(INO, l, v)),
         2 => ranges().prop_map(|r| Record::Durable(INO, r)),
+        1 => any::<bool>().prop_map(|alone| Record::Alone(INO, alone)),
         1 => Just(Record::Gone(INO)),
         2 => Just(Record::File(INO, Box::new(header("d/f")))),
     ]
@@ -217,6 +218,45 @@ fn what_is_in_a_window_was_written_as_far_as_the_cache_file_goes() {
     assert!(image.file(INO).is_some(), "more may have been written");
     image.apply(&Record::Window(INO, ByteRange::new(0, 0), Version(0)));
     assert!(image.file(INO).is_none());
+}
+
+/// Nobody else knows of them when the service is gone.
+#[test]
+fn what_was_flushed_is_remembered_until_the_file_has_its_name() {
+    let home = |path: &str| {
+        let home = Home { path: path.into(), ino: 5, seen: None, changing: false };
+        Record::File(INO, Box::new(Header { home: Some(home), ..header("f") }))
+    };
+    let range = ByteRange::new(10, 20);
+    let written = [
+        Record::Attaching(INO, vec![range], Version(3), Time::default()),
+        Record::Attached(INO, vec![range], Version(4), 20),
+        Record::Flushed(INO, vec![(range, Version(4))]),
+    ];
+    for (alone, path, kept) in [
+        (true, ".ebb-part-1", true),
+        (false, ".ebb-part-1", true),
+        (false, "f", true),
+        (true, "f", false),
+    ] {
+        let mut image = Image::default();
+        [home(path), Record::Alone(INO, alone)].iter().for_each(|r| image.apply(r));
+        written.iter().for_each(|r| image.apply(r));
+        assert_eq!(image.file(INO).is_some(), kept, "{alone} {path}");
+        let Some(note) = image.file(INO) else { continue };
+        assert_eq!(note.flushed().collect::<Vec<_>>(), [(range, Version(4))]);
+        assert_eq!(note.is_unpublished(), path != "f");
+        let mut again = Image::default();
+        image.snapshot().iter().for_each(|r| again.apply(r));
+        assert_eq!(again, image);
+        image.apply(&home("f"));
+        let left = image.file(INO).expect("known").flushed().count();
+        assert_eq!(left, usize::from(!alone), "others may have older bytes of it");
+        image.apply(&Record::Cut(INO, 15, Version(5)));
+        let note = image.file(INO).filter(|_| !alone);
+        let cut = note.is_none_or(|n| n.flushed().all(|(r, _)| r.end() <= 15));
+        assert!(cut, "what was cut off is no more");
+    }
 }
 
 /// Of a file that sits here all of the cache file was written, and nothing else.

@@ -26,12 +26,13 @@ pub mod image;
 
 pub(crate) use format::records;
 pub use format::{Found, JournalError, boot_id, path_in, read};
+pub(crate) use image::remember_cut;
 pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
 
 use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
 use ebb_locks::Mutex;
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_types::{ByteRange, Errno, Ino, Version};
 use format::NAME;
 use std::io;
 use std::path::Path;
@@ -43,6 +44,16 @@ const RESERVED_BYTES: u64 = 256 << 10;
 
 /// A journal smaller than this is not worth compacting.
 const COMPACT_BYTES: u64 = 1 << 20;
+
+/// What is known of a file when it is first noted.
+pub struct Introduction {
+    /// Its name and attributes.
+    pub header: Header,
+    /// No other node has it.
+    pub alone: bool,
+    /// Where this node cut it.
+    pub cuts: Vec<(u64, Version)>,
+}
 
 struct Queue {
     image: Image,
@@ -111,11 +122,18 @@ impl Journal {
     }
 
     /// The same for something that may need the file to be introduced first.
-    pub fn push_about(&self, ino: Ino, header: impl FnOnce() -> Header, record: &Record) {
+    pub fn push_about(&self, ino: Ino, header: impl FnOnce() -> Introduction, record: &Record) {
         let mut queue = self.queue.lock();
         if queue.image.file(ino).is_none() {
+            let file = header();
             // When this one is not kept, the next is not either.
-            let _ = queue.push(&Record::File(ino, Box::new(header())));
+            let _ = queue.push(&Record::File(ino, Box::new(file.header)));
+            if file.alone {
+                let _ = queue.push(&Record::Alone(ino, true));
+            }
+            if !file.cuts.is_empty() {
+                let _ = queue.push(&Record::Cuts(ino, file.cuts));
+            }
         }
         let kept = queue.push(record);
         drop(queue);
@@ -130,6 +148,18 @@ impl Journal {
         drop(queue);
         self.write_unless(kept);
         known
+    }
+
+    /// True when bytes of the file are noted that the backing has not.
+    #[must_use]
+    pub fn holds(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some_and(|note| !note.is_empty())
+    }
+
+    /// True when it is noted that no other node has the file.
+    #[must_use]
+    pub fn is_alone(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some_and(|note| note.alone)
     }
 
     /// True when something of the file is noted.

@@ -236,6 +236,7 @@ impl Node {
             self.attr_published(&mut state, done.size, Some(now));
             changing.told(done.told);
             changing.end();
+            state.alone.changed(done.version, done.others);
             self.note_appended(file, &state, range, done.version, done.size);
             self.note_changes(file, &changes);
             stored

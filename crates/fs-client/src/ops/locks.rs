@@ -1,6 +1,7 @@
 //! Record locks (`fcntl`) and whole-file locks (`flock`): held by the metadata service for all
 //! nodes, and synchronisation events of the model: what was written under a lock is published
-//! before it is given back, and looked up after it is taken.
+//! before it is given back, and looked up after it is taken. Before a lock is granted the other nodes
+//! publish what they wrote in its range, locked or not.
 
 use crate::handles::OpenFile;
 use crate::node::Node;
@@ -51,6 +52,7 @@ impl LockRequest {
             kind,
             flock: self.flock,
             wait,
+            publish: false,
         })
     }
 }
@@ -82,8 +84,10 @@ impl Node {
         wait: bool,
         unique: u64,
     ) -> Result<(), Errno> {
-        let wanted = lock.wanted(wait)?;
+        let mut wanted = lock.wanted(wait)?;
         let file = &handle.file;
+        // Where writes publish there is nothing left to be published.
+        wanted.publish = !file.state.read().model.writes_publish();
         if wanted.kind == LockKind::Unlock {
             let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
             self.meta.set_lock(&wanted).await?;

@@ -131,7 +131,11 @@ impl Node {
         let mut again = Again::within(self.deadline());
         let mut done = self.send_attr(ino, args).await?;
         while let Some(node) = done.seat {
-            match self.cut_at_seat(ino, node, size).await {
+            let there = match args.only_grow {
+                true => self.grow_at_seat(ino, node, size).await,
+                false => self.cut_at_seat(ino, node, size).await,
+            };
+            match there {
                 // The rest of what is to be set; the answer tells how the file is now.
                 Ok(()) => done = self.send_attr(ino, &SetAttr { size: None, ..*args }).await?,
                 Err(e) => {
@@ -148,7 +152,10 @@ impl Node {
                 self.meta.query(QueryRequest { ino, range, known, lease: false }).await?
             }
         };
-        self.apply_cut(&file, size, &map.map);
+        match args.only_grow {
+            true => self.apply_grown(&file, &map.map).await?,
+            false => self.apply_cut(&file, size, &map.map),
+        }
         self.complete(&file).await?;
         Ok(done.attr)
     }

@@ -207,6 +207,10 @@ impl Node {
         let mut state = file.state.write();
         state.attr = Some(opened.attr);
         note_home(&mut state, opened.backing.as_ref(), backing.as_ref(), look);
+        let part = state.home.home().is_some_and(Home::is_part);
+        let shared = state.view.is_shared();
+        state.alone.opened(opened.sole, shared, part, &opened.map.map);
+        self.note_alone(file, &state);
         let replaced = backing.and_then(|(ino, b, _)| state.backing.replace((ino, b)));
         self.close_aside(replaced);
         if state.opens == 0 {

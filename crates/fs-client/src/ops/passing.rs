@@ -321,12 +321,19 @@ impl Node {
         }
     }
 
-    /// Own bytes that may have been written again since they were attached. They count as sent.
-    pub(crate) fn take_again(&self, state: &mut State, within: ByteRange) -> Vec<ByteRange> {
+    /// Own bytes that may have been written again since they were attached. They count as sent with
+    /// the `last` part of the file.
+    pub(crate) fn take_again(
+        &self,
+        state: &mut State,
+        within: ByteRange,
+        last: bool,
+    ) -> Vec<ByteRange> {
         let State { passing: Some(Passing { track: Some(track), .. }), view, .. } = state else {
             return Vec::new();
         };
-        if track.take_due() { view.owned(within) } else { Vec::new() }
+        let due = if last { track.take_due() } else { track.is_due() };
+        if due { view.owned(within) } else { Vec::new() }
     }
 
     /// They were not attached.

@@ -416,7 +416,11 @@ impl Node {
         }
         match self.meta.detach(file.ino, &ranges).await {
             // With the turn, none of them can have been attached again since.
-            Ok(version) => file.state.write().view.detached(&ranges, version),
+            Ok(version) => {
+                let mut state = file.state.write();
+                state.view.detached(&ranges, version);
+                state.alone.changed(version, false);
+            }
             Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not detached"),
         }
     }

@@ -18,7 +18,7 @@ use crate::ops::sync::is_gone;
 use crate::passing::{Door, MySeat};
 use ebb_consistency::path::{Access, wants_seat};
 use ebb_locks::Mutex;
-use ebb_meta_client::{SeatWish, SetAttr};
+use ebb_meta_client::{PublishFor, SeatWish, SetAttr};
 use ebb_transport::{CopyError, CopyLink, SeatWork};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use std::collections::HashMap;
@@ -108,13 +108,20 @@ impl Node {
 
     // ---- where files sit here ----------------------------------------------------------------
 
-    /// Somebody else asks about a file that sits here, as far as the service knows.
-    pub(crate) fn asked_to_publish(&self, ino: Ino, seat: u64, seq: u64) {
+    /// Somebody else asks about a file that sits here, as far as the service knows, or has locked
+    /// some of it.
+    pub(crate) fn asked_to_publish(&self, asked: PublishFor) {
         let Some(node) = self.me_arc() else { return };
-        self.runtime.spawn(async move { node.publish_for_others(ino, seat, seq).await });
+        self.runtime.spawn(async move {
+            match asked.seat {
+                0 => node.publish_for_lock(asked).await,
+                _ => node.publish_for_others(asked).await,
+            }
+        });
     }
 
-    async fn publish_for_others(&self, ino: Ino, seat: u64, seq: u64) {
+    async fn publish_for_others(&self, asked: PublishFor) {
+        let PublishFor { ino, seat, seq, .. } = asked;
         if self.begun.subscribe().wait_for(|b| *b).await.is_err() {
             return;
         }
@@ -152,6 +159,35 @@ impl Node {
         }
     }
 
+    /// Another node has locked bytes that may have been written here. Nothing of this waits for a lock.
+    async fn publish_for_lock(&self, asked: PublishFor) {
+        let PublishFor { ino, range, seq, .. } = asked;
+        if self.begun.subscribe().wait_for(|b| *b).await.is_err() {
+            return;
+        }
+        let connection = self.meta.connection();
+        while self.meta.connection() == connection {
+            match self.publish_within(ino, range).await {
+                Ok(()) => break,
+                // Nobody can read it any more.
+                Err(e) if is_gone(e) => break,
+                Err(e) => tracing::warn!(%ino, error = %e, "not published yet for a lock"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        if let Err(e) = self.meta.published(ino, 0, seq, false).await {
+            tracing::debug!(%ino, error = %e, "whoever has the lock is not told");
+        }
+    }
+
+    async fn publish_within(&self, ino: Ino, range: ByteRange) -> Result<(), Errno> {
+        let Some(file) = self.file(ino) else { return Ok(()) };
+        let _turn = file.turn.lock().await;
+        // What was written past the daemon is looked for, and found, in the file as a whole.
+        let range = if file.is_tracked() { ByteRange::ALL } else { range };
+        self.attach(&file, range, false, false).await
+    }
+
     /// What was written to files that sit here is published though nobody asks: a node that is
     /// lost takes no more with it than that.
     pub(crate) async fn publish_seats(&self) {
@@ -185,6 +221,10 @@ impl Node {
                 let size = ranges.first().ok_or(Errno::EINVAL)?.end();
                 let args = SetAttr { size: Some(size), ..SetAttr::default() };
                 return self.setattr(ino, args).await.map(drop);
+            }
+            SeatWork::Grow => {
+                let size = ranges.first().ok_or(Errno::EINVAL)?.end();
+                return self.grow(ino, size, false).await;
             }
             SeatWork::Write { .. } | SeatWork::Append { .. } => {}
         }
@@ -286,6 +326,17 @@ impl Node {
     pub(crate) async fn cut_at_seat(&self, ino: Ino, node: NodeId, size: u64) -> Result<(), Errno> {
         let link = self.seat_link(node).await?;
         link.cut_at_seat(ino, size).await.map_err(|e| self.seat_fails(node, &e))
+    }
+
+    /// The same of what only makes it longer.
+    pub(crate) async fn grow_at_seat(
+        &self,
+        ino: Ino,
+        node: NodeId,
+        size: u64,
+    ) -> Result<(), Errno> {
+        let link = self.seat_link(node).await?;
+        link.grow_at_seat(ino, size).await.map_err(|e| self.seat_fails(node, &e))
     }
 
     /// `fsync` where the file sits.

@@ -52,7 +52,7 @@ impl Node {
             Space::Reserve { keep_size } => {
                 self.reserve(handle, range).await?;
                 if !keep_size {
-                    self.grow(file.ino, range.end()).await?;
+                    self.grow(file.ino, range.end(), true).await?;
                 }
             }
             Space::Zero { keep_size } => {
@@ -94,14 +94,11 @@ impl Node {
         }
     }
 
-    /// Makes the file at least `size` long.
-    async fn grow(&self, ino: Ino, size: u64) -> Result<(), Errno> {
-        let attr = self.getattr(ino).await?;
-        if attr.size < size {
-            let args = SetAttr { size: Some(size), kill_priv: true, ..SetAttr::default() };
-            self.setattr(ino, args).await?;
-        }
-        Ok(())
+    /// Makes the file at least `size` long. The service decides whether it is shorter: what this
+    /// node knows of the size may be old.
+    pub(crate) async fn grow(&self, ino: Ino, size: u64, kill_priv: bool) -> Result<(), Errno> {
+        let args = SetAttr { size: Some(size), only_grow: true, kill_priv, ..SetAttr::default() };
+        self.setattr(ino, args).await.map(drop)
     }
 
     /// `lseek` with SEEK_DATA and SEEK_HOLE; the kernel does the others itself.

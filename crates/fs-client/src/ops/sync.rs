@@ -17,6 +17,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 /// Files published at once after a takeover.
 const AT_ONCE: usize = 128;
 
+/// Ranges of a kind in one attach: what is more goes in several, one after the other. Readers that ask
+/// in between see some of it; what the model promises, it promises at the end of the call.
+const RANGES_PER_ATTACH: usize = 1 << 18;
+
 /// How often a query is repeated when an attach of this node overtakes its answer.
 const QUERIES_MAX: u32 = 16;
 
@@ -87,7 +91,7 @@ impl Node {
         let mut state = file.state.write();
         let changes = state.view.truncated(size, map);
         state.quiet.cut(size);
-        self.note_cut(file, size, map.version);
+        self.note_cut(file, &mut state, size, map.version);
         self.copies_in_surplus(file.ino);
         self.note_changes(file, &changes);
         // Before the cache file changes: it must not be shorter than the journal knows.
@@ -105,6 +109,22 @@ impl Node {
         {
             tracing::warn!(ino = %file.ino, error = %e, "cannot shorten a cache file");
         }
+    }
+
+    /// The service has made the file longer, if it was shorter.
+    pub(crate) async fn apply_grown(
+        &self,
+        file: &CachedFile,
+        map: &MapAnswer,
+    ) -> Result<(), Errno> {
+        if !self.learn(file, map) {
+            self.query(file, ByteRange::ALL).await?;
+        }
+        let mut state = file.state.write();
+        // Not shorter than what was written here and is not published yet.
+        let size = state.view.size();
+        self.note_cut(file, &mut state, size, map.version);
+        Ok(())
     }
 
     /// Asks the service who owns what.
@@ -151,18 +171,20 @@ impl Node {
     ) -> Result<(), Errno> {
         self.collect(file)?;
         let mut again = Again::within(self.deadline());
+        let mut within = within;
         loop {
             let sending = self.begin_attach(file, within, wishes);
-            if sending.is_empty() {
-                if durable {
-                    self.meta.sync_meta().await?;
-                }
-                if then_query {
-                    self.query(file, ByteRange::ALL).await?;
-                }
+            let last = sending.part.end() >= within.end();
+            if sending.is_empty() && last {
+                self.attached_nothing(file, durable, then_query).await?;
                 break;
             }
-            let done = self.send_attach(file, &sending, durable, then_query).await?;
+            if sending.is_empty() {
+                within = ByteRange::new(sending.part.end(), within.end());
+                continue;
+            }
+            let done =
+                self.send_attach(file, &sending, durable && last, then_query && last).await?;
             if let Some(node) = done.seat {
                 if let Err(e) = self.bring_to_seat(file, node, &sending, durable).await {
                     self.seat_again(&mut again, e).await?;
@@ -171,15 +193,18 @@ impl Node {
             }
             // What others have of guessed bytes is attached by name, in another round.
             let (_, contested) = file.state.read().view.by_precision(&done.contested);
-            if contested.is_empty() {
+            if contested.is_empty() && !last {
+                within = ByteRange::new(sending.part.end(), within.end());
+            } else if contested.is_empty() {
                 match &done.map {
                     Some(answer) if self.learn(file, &answer.map) => {}
                     Some(_) => self.query(file, ByteRange::ALL).await?,
                     None => {}
                 }
                 break;
+            } else {
+                self.settle_contested(file, &contested)?;
             }
-            self.settle_contested(file, &contested)?;
         }
         let wants_map = {
             let state = file.state.read();
@@ -191,6 +216,19 @@ impl Node {
         if then_query { self.complete(file).await } else { Ok(()) }
     }
 
+    /// What else an attach is for, when there is nothing to attach.
+    async fn attached_nothing(
+        &self,
+        file: &CachedFile,
+        durable: bool,
+        then_query: bool,
+    ) -> Result<(), Errno> {
+        if durable {
+            self.meta.sync_meta().await?;
+        }
+        if then_query { self.query(file, ByteRange::ALL).await } else { Ok(()) }
+    }
+
     /// Asks for the right to write quietly, and for nothing else. The caller has the turn.
     pub(crate) async fn ask_to_write_quietly(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
         self.attach_wishing(file, ByteRange::ALL, false, false, true).await
@@ -200,21 +238,25 @@ impl Node {
         let mut state = file.state.write();
         // Who tells something tells all: afterwards the service counts on nothing else.
         let tells = state.quiet.is_some();
-        let within = if tells { ByteRange::ALL } else { within };
-        let taken = state.view.take_unattached(within);
+        let part = match tells {
+            true => ByteRange::ALL,
+            false => state.view.part(within, RANGES_PER_ATTACH),
+        };
+        let last = part.end() >= within.end();
+        let taken = state.view.take_unattached(part);
         if !taken.is_empty() {
             self.note_attaching(file, &state, &taken);
         }
         let (exact, guessed) = state.view.by_precision(&taken);
-        let again = self.take_again(&mut state, within);
+        let again = self.take_again(&mut state, part, last);
         self.note_again(file, &state, &again);
         let known = state.view.known_version();
-        let wish = if wishes { self.quiet_wish(&state, state.view.size()) } else { 0 };
+        let wish = if wishes && last { self.quiet_wish(&state, state.view.size()) } else { 0 };
         let owes = tells && (!taken.is_empty() || state.quiet.must_tell(self.meta.trust()));
         let quietly = (wish > 0 || owes).then(|| self.begin_telling(file, &mut state, wish));
         let untold = quietly.as_ref().map_or(&[][..], |(untold, _)| &untold.ranges);
         let (exact, quiet) = split_by(&exact, untold);
-        Sending { taken, exact, quiet, guessed, again, mtime: state.mtime, known, quietly }
+        Sending { part, taken, exact, quiet, guessed, again, mtime: state.mtime, known, quietly }
     }
 
     async fn send_attach(
@@ -351,7 +393,11 @@ impl Node {
             passing.size = passing.size.max(done.size);
         }
         ranges.extend(again);
+        state.alone.changed(done.version, done.others);
         self.note_attached(file, &state, &ranges, done.version, done.size);
+        if let Some(at) = &done.backing {
+            self.note_backing(file, &mut state, at);
+        }
         self.note_changes(file, &changes);
         drop(state);
         self.try_write_notes();
@@ -534,6 +580,8 @@ impl Node {
 
 /// What one attach takes along.
 struct Sending {
+    /// From this part of the file.
+    part: ByteRange,
     /// Unattached bytes, which count as sent.
     taken: Vec<ByteRange>,
     /// Those that were written for certain.

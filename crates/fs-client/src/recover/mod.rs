@@ -1,17 +1,15 @@
 //! Draining the cache of a dead daemon without a mount: a node without FUSE joins a service that
 //! the caller started, puts together what the journal knows, and drains like any other node.
 //!
-//! Two ways lead to the same drain. Files that the service knows (it has the old one's journal)
-//! are taken over as by a new mount. The others are made anew through the service, at the paths
-//! where they were last heard of: a file that is not on the backing yet, or that had been
-//! renamed over an older one, goes there whole by a part file and a rename; into one that was
-//! there already the held bytes go in place. What is on the backing and is not what the journal
-//! knew is a conflict, and left alone unless told otherwise.
+//! This is the way while the journal of the service is there: files are taken over as by a new mount.
+//! Without it, [`joint`] goes another way. What is on the backing and is not what the journal knew
+//! is a conflict, and left alone unless told otherwise.
 //!
 //! Crash consistency: the journal loses a file only after everything of it is on the backing;
 //! cache files are only added to. So a recovery that was interrupted is simply run again.
 
-mod anew;
+pub mod joint;
+pub(crate) mod places;
 
 use crate::cache::CacheDir;
 use crate::config::MountConfig;
@@ -30,7 +28,6 @@ use ebb_meta_client::{ConnectOptions, MetaClient};
 use ebb_transport::{PeerPool, PoolOptions};
 use ebb_types::{Errno, Ino, NodeId};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,7 +97,10 @@ fn run_on(runtime: &tokio::runtime::Runtime, job: &Job) -> Result<Outcome, RunEr
     let source = Arc::new(NodeSource(Arc::downgrade(&node)));
     let engine = Engine::start(options, daemon::policy(config), activity, backing, source)
         .map_err(local("cannot start the flusher"))?;
-    let recovery = Recovery { job, node, posix, of_job: job.left.is_of_job(welcome.job) };
+    if !job.left.is_of_job(welcome.job) {
+        return Err(RunError::Config("the metadata service is of another job".to_owned()));
+    }
+    let recovery = Recovery { job, node, posix };
     let outcome = runtime.block_on(recovery.all(Arc::new(engine)))?;
     if matches!(outcome, Outcome::Ok { .. }) {
         runtime
@@ -117,9 +117,9 @@ fn open_backing(config: &MountConfig) -> Result<PosixDir, RunError> {
     })
 }
 
-/// A file of the image: where it is in the node now, or why it is nowhere.
+/// A file of the image: it is in the node now, or why it is not.
 enum Placed {
-    As(Ino),
+    Here,
     Left(String),
 }
 
@@ -127,8 +127,6 @@ struct Recovery<'a> {
     job: &'a Job,
     node: Arc<Node>,
     posix: Arc<PosixDir>,
-    /// The service knows the numbers of the journal.
-    of_job: bool,
 }
 
 impl Recovery<'_> {
@@ -145,23 +143,13 @@ impl Recovery<'_> {
                 placed.insert(ino, Placed::Left(why));
             }
         }
-        let mut lost = Vec::new();
-        if self.of_job {
-            let restored = restore::take_over(&self.node, &found, true, None)
-                .await
-                .map_err(fail("cannot put the files together"))?;
-            for (ino, _) in found.image.unflushed() {
-                placed.entry(ino).or_insert(Placed::As(ino));
-            }
-            lost = restored.lost;
-        } else {
-            for (ino, note) in found.image.unflushed() {
-                if let Entry::Vacant(place) = placed.entry(ino) {
-                    let made = self.make_anew(ino, note, found.rebooted).await;
-                    place.insert(made.map_or_else(Placed::Left, Placed::As));
-                }
-            }
+        let restored = restore::take_over(&self.node, &found, true, None)
+            .await
+            .map_err(fail("cannot put the files together"))?;
+        for (ino, _) in found.image.unflushed() {
+            placed.entry(ino).or_insert(Placed::Here);
         }
+        let lost = restored.lost;
         self.node.begun.send_replace(true);
         self.hold_back(&placed);
         notes_flushing(&notes, &found.image, &placed);
@@ -195,32 +183,16 @@ impl Recovery<'_> {
         placed: &BTreeMap<Ino, Placed>,
     ) -> Result<(), Errno> {
         let mut done = Vec::new();
-        for (ino, note) in image.unflushed() {
-            let Some(Placed::As(now)) = placed.get(&ino) else { continue };
-            let left = self.node.file(*now).map_or(0, |f| f.state.read().view.unflushed_bytes());
+        for (ino, _) in image.unflushed() {
+            let Some(Placed::Here) = placed.get(&ino) else { continue };
+            let left = self.node.file(ino).map_or(0, |f| f.state.read().view.unflushed_bytes());
             if left == 0 {
                 notes.push(&Record::Gone(ino));
-                done.push((ino, *now, note));
+                done.push(ino);
             }
         }
         notes.sync()?;
-        for (ino, now, note) in done {
-            self.node.cache.remove(ino)?;
-            if now != ino {
-                self.node.cache.remove(now)?;
-                self.remove_old_part(note);
-            }
-        }
-        Ok(())
-    }
-
-    /// A file that was made anew has a part file of its own; the old one is of no use.
-    fn remove_old_part(&self, note: &Note) {
-        if let Some(part) = note.header.home.as_ref().filter(|h| h.is_part())
-            && let Err(e) = self.posix.remove_part(&part.path, part.ino)
-        {
-            tracing::debug!(error = %e, "no old part file");
-        }
+        done.into_iter().try_for_each(|ino| self.node.cache.remove(ino).map_err(Errno::from))
     }
 
     fn outcome(
@@ -236,12 +208,6 @@ impl Recovery<'_> {
                 let path = label(ino, note);
                 ours.push(Remaining { path, bytes: note.len(), why: why.clone() });
             }
-        }
-        // Without the service nobody knows what the others had; what is here is on the backing.
-        let shared = image.unflushed().filter(|(_, n)| n.header.shared && !self.of_job);
-        for (ino, note) in shared.filter(|(i, _)| matches!(placed.get(i), Some(Placed::As(_)))) {
-            let why = "other nodes had bytes of it: recover their caches, too, with --force";
-            ours.push(Remaining { path: label(ino, note), bytes: 0, why: why.to_owned() });
         }
         for (path, bytes) in lost {
             let why = "lost: these bytes are not on this device any more".to_owned();
@@ -298,7 +264,7 @@ fn notes_flushing(notes: &Journal, image: &Image, placed: &BTreeMap<Ino, Placed>
     for (ino, note) in image.unflushed() {
         let mut header = note.header.clone();
         let in_place = header.home.as_mut().filter(|h| !h.is_part());
-        if let (Some(Placed::As(_)), Some(home)) = (placed.get(&ino), in_place) {
+        if let (Some(Placed::Here), Some(home)) = (placed.get(&ino), in_place) {
             home.changing = true;
             notes.push(&Record::File(ino, Box::new(header)));
         }

@@ -120,26 +120,28 @@ fn sound(record: &Record) -> bool {
     }
 }
 
-fn encode(out: &mut Vec<u8>, record: &Record) {
+fn encode(out: &mut Vec<u8>, record: &Record) -> io::Result<()> {
     let body = postcard::to_stdvec(record).expect("records have no types that postcard refuses");
-    ebb_journal::put(out, &body);
+    // A record that no reader believes would cost the whole set.
+    ebb_journal::put(out, &body, BODY_BYTES_MAX)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))
 }
 
 /// Records that say that these bytes are here.
-fn snapshot(begun: &Record, files: &Files) -> Vec<u8> {
+fn snapshot(begun: &Record, files: &Files) -> io::Result<Vec<u8>> {
     let mut out = MAGIC.to_vec();
-    encode(&mut out, begun);
+    encode(&mut out, begun)?;
     for (ino, kept) in files {
         let here: Vec<ByteRange> = kept.here.iter().map(super::held::bytes).collect();
         for some in here.chunks(RANGES_MAX) {
-            encode(&mut out, &Record::Kept(*ino, some.to_vec()));
+            encode(&mut out, &Record::Kept(*ino, some.to_vec()))?;
         }
         if !kept.adopting.is_empty() {
             let adopting = kept.adopting.iter().map(super::held::bytes).collect();
-            encode(&mut out, &Record::Adopting(*ino, adopting));
+            encode(&mut out, &Record::Adopting(*ino, adopting))?;
         }
     }
-    out
+    Ok(out)
 }
 
 /// The log of a set that is kept here.
@@ -163,7 +165,7 @@ impl Log {
     /// Returns when the record survives this daemon.
     pub fn append(&mut self, record: &Record) -> io::Result<()> {
         let mut bytes = Vec::new();
-        encode(&mut bytes, record);
+        encode(&mut bytes, record)?;
         // What a failure leaves behind is written over by the next one.
         self.file.write_all_at(&bytes, self.len)?;
         self.len += bytes.len() as u64;
@@ -184,7 +186,7 @@ impl Log {
 }
 
 fn replace(dir: &Path, begun: &Record, files: &Files) -> io::Result<(File, u64)> {
-    let bytes = snapshot(begun, files);
+    let bytes = snapshot(begun, files)?;
     let new = dir.join("log.new");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).mode(0o600);
@@ -324,6 +326,17 @@ mod tests {
                 Some((_, _, len)) => prop_assert_eq!(len as usize, before_last),
             }
         }
+    }
+
+    #[test]
+    fn what_no_reader_would_believe_is_not_written() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (_, mut log) = written(dir.path(), &[]);
+        let many = vec![ByteRange::at(1 << 60, 1); BODY_BYTES_MAX / 16];
+        log.append(&Record::Kept(Ino(1), many)).expect_err("too long");
+        log.append(&Record::Kept(Ino(1), vec![ByteRange::at(5, 1)])).expect("append");
+        let (_, found, _) = read(dir.path(), None).expect("read").expect("ours");
+        assert_eq!(found[&Ino(1)].here.iter().count(), 1);
     }
 
     #[test]

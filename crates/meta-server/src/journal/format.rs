@@ -2,19 +2,29 @@
 //! is found. `docs/journal.md` is the whole format. No policy of when anything is written.
 
 use super::JournalError;
-use ebb_journal::{FRAME_BYTES, MARK_BYTES, body_at, mark_at, put_mark, u32_at, u64_at};
+use ebb_journal::{
+    FRAME_BYTES, MARK_BYTES, body_at, mark_at, part_at, put_long, put_mark, u32_at, u64_at,
+};
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"EBBJRNL1";
-/// Format 1 had neither boot nor marks.
-const FORMAT: u32 = 2;
+/// Format 1 had neither boot nor marks, 1 and 2 no bodies in parts and fewer kinds of records.
+const FORMAT: u32 = 3;
 const HEADER_BYTES_1: usize = 24;
 
 /// Length of a header.
 pub const HEADER_BYTES: usize = 32;
 
-/// Largest body of a record: what the service appends is split to stay well below.
+/// Largest body of a record; a longer one is written in parts.
 pub const BODY_BYTES_MAX: usize = 16 << 20;
+
+/// The same of formats 1 and 2, whose writers did not keep it below the other.
+const OLD_BODY_BYTES_MAX: usize = u32::MAX as usize;
+
+/// Appends a body as a record, or in parts.
+pub fn frame(out: &mut Vec<u8>, body: &[u8]) {
+    put_long(out, body, BODY_BYTES_MAX);
+}
 
 /// Which boot of the machine wrote a file; 0 is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +64,7 @@ struct Header {
     /// None of a format that does not say.
     boot: Option<Boot>,
     len: usize,
+    body_max: usize,
 }
 
 fn header(path: &Path, bytes: &[u8]) -> Result<Header, JournalError> {
@@ -61,18 +72,21 @@ fn header(path: &Path, bytes: &[u8]) -> Result<Header, JournalError> {
     if bytes.len() < HEADER_BYTES_1 || &bytes[..8] != MAGIC {
         return Err(wrong("not a journal of Ebb".to_owned()));
     }
-    let (job, boot, len) = match u32_at(bytes, 8) {
-        Some(1) => (u64_at(bytes, 12), None, HEADER_BYTES_1),
-        Some(FORMAT) => (u64_at(bytes, 12), u64_at(bytes, 20).map(Boot), HEADER_BYTES),
+    let format = u32_at(bytes, 8);
+    let (boot, len) = match format {
+        Some(1) => (None, HEADER_BYTES_1),
+        Some(2..=FORMAT) => (u64_at(bytes, 20).map(Boot), HEADER_BYTES),
         other => {
-            return Err(wrong(format!("format {other:?}, this program knows 1 and {FORMAT}")));
+            return Err(wrong(format!("format {other:?}, this program knows 1 to {FORMAT}")));
         }
     };
+    let job = u64_at(bytes, 12);
+    let body_max = if format == Some(FORMAT) { BODY_BYTES_MAX } else { OLD_BODY_BYTES_MAX };
     let Some(sum) = u32_at(bytes, len - 4) else { return Err(wrong("cut header".to_owned())) };
     if sum != crc32c::crc32c(&bytes[..len - 4]) {
         return Err(wrong("damaged header".to_owned()));
     }
-    Ok(Header { job: job.unwrap_or(0), boot, len })
+    Ok(Header { job: job.unwrap_or(0), boot, len, body_max })
 }
 
 /// What a file says: its job and the bodies of its records, oldest first. What does not check
@@ -80,10 +94,16 @@ fn header(path: &Path, bytes: &[u8]) -> Result<Header, JournalError> {
 pub fn parse(path: &Path, bytes: &[u8], now: Boot) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
     let header = header(path, bytes)?;
     let mut records = Vec::new();
+    let mut parts = Vec::new();
     let mut at = header.len;
     while at < bytes.len() {
-        if let Some((body, next)) = body_at(bytes, at, BODY_BYTES_MAX) {
-            records.push(body.to_vec());
+        if let Some((body, next)) = body_at(bytes, at, header.body_max) {
+            let mut whole = std::mem::take(&mut parts);
+            whole.extend_from_slice(body);
+            records.push(whole);
+            at = next;
+        } else if let Some((part, next)) = part_at(bytes, at, BODY_BYTES_MAX) {
+            parts.extend_from_slice(part);
             at = next;
         } else if mark_at(bytes, at).is_some() {
             at += MARK_BYTES;
@@ -98,6 +118,7 @@ pub fn parse(path: &Path, bytes: &[u8], now: Boot) -> Result<(u64, Vec<Vec<u8>>)
             break;
         }
     }
+    // Parts whose end did not get there are a torn tail as well.
     Ok((header.job, records))
 }
 
@@ -109,6 +130,10 @@ fn damage_behind(bytes: &[u8], bad: usize, rebooted: bool) -> Option<usize> {
     let tail = bytes.len().saturating_sub(FRAME_BYTES);
     (bad + 1..tail).find(|at| match mark_at(bytes, *at) {
         Some(upto) => !rebooted || upto > bad as u64,
-        None => !rebooted && body_at(bytes, *at, BODY_BYTES_MAX).is_some(),
+        None => !rebooted && is_record(bytes, *at),
     })
+}
+
+fn is_record(bytes: &[u8], at: usize) -> bool {
+    body_at(bytes, at, BODY_BYTES_MAX).or_else(|| part_at(bytes, at, BODY_BYTES_MAX)).is_some()
 }

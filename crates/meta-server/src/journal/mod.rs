@@ -15,8 +15,7 @@
 
 mod format;
 
-pub use ebb_journal::put as frame;
-pub use format::BODY_BYTES_MAX;
+pub use format::frame;
 
 use ebb_journal::{Directory, Storage, Stored, put_mark};
 use ebb_locks::{Condvar, Mutex};
@@ -235,7 +234,6 @@ impl Journal {
 
     /// Queues a record; never waits. Call it under the lock that orders what it describes.
     pub fn append(&self, body: &[u8]) -> Lsn {
-        debug_assert!(body.len() <= BODY_BYTES_MAX, "records are split before");
         let mut queue = self.shared.queue.lock();
         frame(&mut queue.bytes, body);
         queue.appended += 1;

@@ -1,6 +1,6 @@
 //! Every way a small journal can end, and every bit of it flipped.
 
-use super::format::HEADER_BYTES;
+use super::format::{BODY_BYTES_MAX, HEADER_BYTES};
 use super::*;
 use ebb_journal::MARK_BYTES;
 use proptest::prelude::*;
@@ -122,7 +122,7 @@ fn only_what_was_synced_is_damage_after_a_power_loss() {
 }
 
 #[test]
-fn a_journal_of_the_first_format_is_still_read() {
+fn journals_of_older_formats_are_still_read() {
     let (bytes, _) = small(3);
     let mut old = bytes[..8].to_vec();
     old.extend_from_slice(&1u32.to_le_bytes());
@@ -133,8 +133,40 @@ fn a_journal_of_the_first_format_is_still_read() {
     old[30] ^= 1;
     assert!(matches!(parsed(&old), Err(JournalError::Damaged { .. })));
     let mut newer = bytes;
-    newer[8] = 3;
-    assert!(parsed(&newer).unwrap_err().to_string().contains("format Some(3)"));
+    newer[8] = 4;
+    assert!(parsed(&newer).unwrap_err().to_string().contains("format Some(4)"));
+}
+
+/// With a body that format 3 writes in parts.
+#[test]
+fn a_journal_of_the_second_format_is_still_read() {
+    let long = vec![7; BODY_BYTES_MAX + 5];
+    let (bytes, _) = small(3);
+    let mut old = bytes[..8].to_vec();
+    old.extend_from_slice(&2u32.to_le_bytes());
+    old.extend_from_slice(&bytes[12..HEADER_BYTES - 4]);
+    old.extend_from_slice(&crc32c::crc32c(&old).to_le_bytes());
+    old.extend_from_slice(&bytes[HEADER_BYTES..]);
+    ebb_journal::put(&mut old, &long, usize::MAX).unwrap();
+    let (_, found) = parsed(&old).unwrap();
+    assert_eq!((found.len(), found.last() == Some(&long)), (4, true));
+}
+
+#[test]
+fn a_long_body_is_there_whole_or_not_at_all() {
+    let long: Vec<u8> = (0..BODY_BYTES_MAX + 9).map(|i| i as u8).collect();
+    let (mut bytes, _) = small(2);
+    let before = bytes.len();
+    frame(&mut bytes, &long);
+    let part = before + ebb_journal::FRAME_BYTES + BODY_BYTES_MAX;
+    assert_eq!(bytes.len(), part + ebb_journal::FRAME_BYTES + 9, "in two parts");
+    assert_eq!(parsed(&bytes).unwrap().1, [body(0), body(1), long]);
+    for cut in [before + 1, part, bytes.len() - 1] {
+        assert_eq!(parsed(&bytes[..cut]).unwrap().1, [body(0), body(1)], "cut at {cut}");
+    }
+    bytes[before + 20] ^= 1;
+    let found = parsed(&bytes);
+    assert!(matches!(found, Err(JournalError::Damaged { offset, .. }) if offset == before as u64));
 }
 
 proptest! {

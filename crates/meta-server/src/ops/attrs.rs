@@ -8,6 +8,48 @@ use ebb_types::{ByteRange, Errno, Ino, NodeId, Time};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 
+/// What becomes of the size of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// It is cut or extended to this.
+    Exactly(u64),
+    /// It is extended to this where it is shorter; what others have written is never cut.
+    AtLeast(u64),
+}
+
+impl Size {
+    /// Whether that changes a file of this size.
+    fn changes(self, had: u64) -> bool {
+        match self {
+            Size::Exactly(len) => had != len,
+            Size::AtLeast(len) => had < len,
+        }
+    }
+
+    /// The change, in words of the journal.
+    fn op(self) -> FileOp {
+        match self {
+            Size::Exactly(len) => FileOp::Truncate(len),
+            // Others may attach bytes beyond it until this is applied.
+            Size::AtLeast(len) => FileOp::Grow(len),
+        }
+    }
+
+    fn len(self) -> u64 {
+        match self {
+            Size::Exactly(len) | Size::AtLeast(len) => len,
+        }
+    }
+
+    /// From where on nobody may flush meanwhile.
+    fn claims_from(self, had: u64) -> u64 {
+        match self {
+            Size::Exactly(len) => len.min(had),
+            Size::AtLeast(_) => had,
+        }
+    }
+}
+
 impl Call {
     pub(super) fn get_attr_fast(&self, op: &pb::GetAttr) -> Option<OpResult> {
         let ino = Ino(op.ino);
@@ -62,7 +104,8 @@ impl Call {
             }
             Some(len) => {
                 let len = size(len)?;
-                let seat = self.core.set_size(self.who.node, ino, len, &change).await?;
+                let to = if op.only_grow { Size::AtLeast(len) } else { Size::Exactly(len) };
+                let seat = self.core.set_size(self.who.node, ino, to, &change).await?;
                 let mut set = self.set(ino, op.lease, true)?;
                 if let Some(Body::Entry(entry)) = &mut set {
                     entry.seat = seat;
@@ -111,12 +154,12 @@ impl Core {
         &self,
         node: NodeId,
         ino: Ino,
-        len: u64,
+        to: Size,
         change: &Change,
     ) -> Result<u32, Errno> {
         self.compare(ino, false).await?;
         let had = self.state().file(ino)?.size();
-        let cut = [ByteRange::from(len.min(had))];
+        let cut = [ByteRange::from(to.claims_from(had))];
         let claim = self.claim(ino, NodeId::NOBODY, &cut).await?;
         let _claim = super::flush::Claim::new(self, ino, claim, NodeId::NOBODY);
         let turn = self.turn().await;
@@ -125,7 +168,7 @@ impl Core {
         if seat != 0 {
             return Ok(seat);
         }
-        self.cut(&turn, ino, len).await?;
+        self.resize(&turn, ino, to).await?;
         if *change != Change::default() {
             let plan = self.state().ns.plan_set_attr(ino, change, Time::now())?;
             self.execute(&turn, plan, Vec::new()).await?;
@@ -133,11 +176,14 @@ impl Core {
         Ok(0)
     }
 
-    async fn cut(&self, turn: &Turn<'_>, ino: Ino, len: u64) -> Result<(), Errno> {
-        let now = Time::now();
+    async fn resize(&self, turn: &Turn<'_>, ino: Ino, to: Size) -> Result<(), Errno> {
+        let (now, len) = (Time::now(), to.len());
         let (step, with) = {
             let state = self.state();
-            let changes = state.file(ino)?.size() != len;
+            let changes = to.changes(state.file(ino)?.size());
+            if !changes && matches!(to, Size::AtLeast(_)) {
+                return Ok(());
+            }
             let mut step = Step::default();
             if let Some(path) = state.ns.home_path(ino).filter(|_| changes) {
                 step.effects.push(Effect::SetSize { path: path.clone(), len });
@@ -145,7 +191,7 @@ impl Core {
             }
             let times = AttrChange { mtime: Some(now), ctime: Some(now), ..AttrChange::default() };
             step.records.push(Record::Attr { ino, change: times });
-            let with = if changes { vec![Entry::File(ino, FileOp::Truncate(len))] } else { vec![] };
+            let with = if changes { vec![Entry::File(ino, to.op())] } else { vec![] };
             (step, with)
         };
         self.execute(turn, Plan { steps: vec![step], ino: None }, with).await

@@ -1,5 +1,6 @@
 //! open, release, query, attach, append, detach: who has which bytes.
 
+use super::attrs::Size;
 use super::{Call, OpResult, ranges, size};
 use crate::state::{Entry, FileOp, Outcome, State};
 use ebb_consistency::{Claim, FileState};
@@ -95,7 +96,10 @@ impl Call {
         self.core.compare(ino, true).await?;
         let mut seat = 0;
         if op.truncate {
-            seat = self.core.set_size(self.who.node, ino, 0, &Change::default()).await?;
+            seat = self
+                .core
+                .set_size(self.who.node, ino, Size::Exactly(0), &Change::default())
+                .await?;
         }
         let mut opened = self.note_open(op)?;
         if let Some(Body::Opened(opened)) = &mut opened {
@@ -206,7 +210,9 @@ impl Call {
     ) -> pb::Attached {
         let lease = self.core.lend(state, self.who.node, self.stream, ino, wish);
         let attr = lease.and_then(|_| state.attr(ino).ok()).map(|a| ebb_wire::attr_to_pb(&a));
-        pb::Attached { attr, lease, ..attached }
+        let others = state.ns.is_open_by_others(ino, self.who.node);
+        let backing = if others { backing_ref(state, ino) } else { None };
+        pb::Attached { attr, lease, others, backing, ..attached }
     }
 
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody

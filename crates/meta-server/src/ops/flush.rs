@@ -61,7 +61,7 @@ impl Call {
         let claim = Claim::new(&self.core, ino, id, node);
         self.place(ino).await?;
         self.check_life()?;
-        let (granted, backing, size, shape) = {
+        let (granted, backing, size, shape, owner) = {
             let state = self.core.state();
             let file = state.file(ino)?;
             let granted = file.grantable(node, &wanted);
@@ -69,7 +69,8 @@ impl Call {
             let last = bytes == file.unflushed_bytes();
             let may = last && state.ns.needs_only_a_shape(ino);
             let shape = if may { Some((state.attr(ino)?, file.version())) } else { None };
-            (granted, super::bytes::backing_ref(&state, ino), file.size(), shape)
+            let owner = state.ns.inode(ino)?.uid;
+            (granted, super::bytes::backing_ref(&state, ino), file.size(), shape, owner)
         };
         if granted.is_empty() {
             return Ok(Some(Body::FlushGrant(self.nothing_to_flush(ino)?)));
@@ -78,7 +79,7 @@ impl Call {
         self.core.narrow_claim(ino, id, Right { ranges: granted, shape });
         let shape = shape.map(|(attr, _)| ebb_wire::attr_to_pb(&attr));
         let grant = claim.keep();
-        Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size, shape })))
+        Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size, shape, owner })))
     }
 
     /// ENOENT for a file without a name: its bytes are needed on no backing.
@@ -95,7 +96,7 @@ impl Call {
         let state = self.core.state();
         let size = state.file(ino)?.size();
         let backing = super::bytes::backing_ref(&state, ino);
-        Ok(pb::FlushGrant { grant: 0, ranges: Vec::new(), backing, size, shape: None })
+        Ok(pb::FlushGrant { backing, size, ..Default::default() })
     }
 
     /// The file gets a place on the backing.

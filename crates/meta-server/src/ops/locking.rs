@@ -2,11 +2,13 @@
 
 use super::{Call, Fast, OpError, OpResult};
 use crate::core::Core;
+use crate::publishing::Locked;
 use crate::state::Entry;
 use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
 use ebb_types::{ByteRange, Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
+use ebb_wire::pb::request::Op;
 
 const READ: u32 = 0;
 const WRITE: u32 = 1;
@@ -25,6 +27,16 @@ fn range(flock: bool, range: Option<pb::Range>) -> Result<ByteRange, Errno> {
             r => Ok(r),
         },
     }
+}
+
+/// The lock that a request asks for, if others must publish before it is answered.
+pub(crate) fn publishes(node: NodeId, op: &Op) -> Option<Locked> {
+    let Op::SetLock(l) = op else { return None };
+    if !l.publish || l.r#type == UNLOCK {
+        return None;
+    }
+    let (ino, owner) = (Ino(l.ino), Owner { node, id: l.owner });
+    Some(Locked { ino, space: space(l.flock), owner, range: range(l.flock, l.range).ok()? })
 }
 
 impl Call {
@@ -73,7 +85,12 @@ impl Call {
             (Outcome::Granted(others), _) => {
                 self.core.commit(&mut state, &[Entry::Lock(ino, space, lock)]);
                 self.core.granted(&mut state, &others);
-                Ok(Fast::Done(Ok(None)))
+                if !op.publish || !state.ns.is_open_by_others(ino, self.who.node) {
+                    return Ok(Fast::Done(Ok(None)));
+                }
+                let (tell, told) = tokio::sync::oneshot::channel();
+                let _ = tell.send(Ok(()));
+                Ok(Fast::Lock(told))
             }
             (Outcome::Waiting, Some((ticket, told))) => {
                 self.core.waits.lock().insert((self.who.node, self.id), ticket);

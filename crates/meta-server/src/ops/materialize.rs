@@ -6,7 +6,7 @@ use crate::sessions::Pass;
 use crate::state::State;
 use crate::stats::failure;
 use ebb_namespace::Home;
-use ebb_types::Ino;
+use ebb_types::{Errno, Ino};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::sync::Arc;
@@ -69,14 +69,21 @@ impl Call {
     }
 }
 
+/// What failed when a file could not be given its owner. The bytes are there, readable by the
+/// service's user alone.
+const OWNER: &str = "set owner and group (published for the service's user alone)";
+
 /// False: somebody is writing to it; who does publishes it, or has more to flush. A failure of
 /// what was deleted meanwhile is none: nothing is missing.
 async fn publish(core: Arc<Core>, ino: Ino) -> Result<bool, Option<pb::Failure>> {
     let published = core.publish(ino).await;
-    published.map_err(|errno| {
+    let failed = |operation, errno| {
         let path = core.state().ns.path(ino)?;
-        Some(failure(&path.to_bytes(), "materialize", errno))
-    })
+        Some(failure(&path.to_bytes(), operation, errno))
+    };
+    let done = published.map_err(|errno| failed("materialize", errno))?;
+    let owed = core.state().ns.get(ino).is_some_and(|i| i.owed);
+    if owed { Err(failed(OWNER, Errno::EPERM)) } else { Ok(done) }
 }
 
 /// Whose caches have bytes of this file that the backing lacks.

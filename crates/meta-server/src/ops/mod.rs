@@ -7,7 +7,7 @@ pub(crate) mod copies;
 mod describe;
 mod dirs;
 mod flush;
-mod locking;
+pub(crate) mod locking;
 mod materialize;
 mod names;
 mod nodes;
@@ -102,6 +102,7 @@ impl Call {
                 self.core.desk.returned(self.stream, r);
                 Some(Ok(None))
             }
+            Op::Published(p) if p.seat == 0 => Some(self.core.published_for_lock(self.who.node, p)),
             Op::Published(p) => Some(self.core.seat_published(self.who.node, p)),
             Op::NodeInfo(n) => Some(self.node_info(n)),
             Op::Lookup(l) => self.lookup_fast(l),

@@ -5,11 +5,12 @@
 use ebb_meta_server::{Config, Server};
 use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
-use ebb_types::{Errno, Incarnation};
+use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::metadata_client::MetadataClient;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
+use prost::Message;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -151,8 +152,7 @@ impl Node {
             let shake = SessionHandshake {
                 hello_nonce: &hello.nonce,
                 service_nonce: &c.nonce,
-                node: &hello.node,
-                incarnation: Incarnation(hello.incarnation),
+                hello: &hello.encode_to_vec(),
             };
             // A node with another token goes on, to be refused by the service.
             let _ = shake.service_proof_is(token, &c.proof);
@@ -381,5 +381,6 @@ pub fn lock(ino: u64, owner: u64, kind: u32, wait: bool) -> Op {
         r#type: kind,
         flock: false,
         wait,
+        publish: false,
     })
 }

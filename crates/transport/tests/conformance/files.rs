@@ -77,13 +77,19 @@ impl Files {
             let mixed = (i as u64 + 1).wrapping_mul(salt).to_be_bytes();
             word.copy_from_slice(&mixed[..word.len()]);
         }
+        self.put(ino, &content, seed);
+        content
+    }
+
+    /// Makes a file with this content.
+    pub fn put(&self, ino: Ino, content: &[u8], seed: u64) {
+        let size = content.len() as u64;
         let path = self.dir.path().join(format!("{}-{size}-{seed}", ino.0));
         let mut options = File::options();
         let mut file =
             options.read(true).write(true).create(true).truncate(true).open(path).unwrap();
-        file.write_all(&content).unwrap();
+        file.write_all(content).unwrap();
         self.keep(ino, file, size);
-        content
     }
 
     /// Takes its pages out of memory, so that reading them waits for the disk.

@@ -1,0 +1,250 @@
+//! The directory on the backing by which the recoveries of one job know of each other:
+//!
+//! ```text
+//! BACKING/.ebb-part-recovery-JOB/        0700, of the user who recovers
+//!     INO/place                          which file the bytes of this inode go into; the first one counts
+//!     INO/from-HASH                      the statement of a node, replaced by rename
+//!     INO/.ebb-part-whole                the file itself, where none was there before, until it has its name
+//!     .ebb-part-INO                      the same of a file that only one node had: nothing else is said of it
+//! ```
+//!
+//! Nobody else can make names in a directory that only its user can enter, so names in it need not
+//! be secret; that it is such a directory is checked at every start. Everything in it appears by
+//! rename or link, whole and synced.
+
+use super::statement::{self, BYTES_MAX, Statement};
+use super::tick;
+use crate::hash;
+use crate::recover::places::{At, Places, kind, open_dir, sync_dir};
+use ebb_types::{Ino, Name, name::PART_PREFIX};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno as Os;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+/// The file that the bytes go into.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// Where it is until it has its name, or its name.
+    pub path: Vec<u8>,
+    /// Its number on the backing.
+    pub ino: u64,
+    /// So many bytes it had before any recovery, of which nothing need be known.
+    pub base: u64,
+}
+
+/// All recoveries of a job.
+pub(crate) struct Board {
+    dir: OwnedFd,
+    name: String,
+}
+
+/// Those of one file.
+pub(crate) struct Corner {
+    dir: OwnedFd,
+    path: String,
+    /// The name in it of the file, until it has its own.
+    whole: String,
+    /// Nobody else has the file: what there is to say is kept here, and nothing but the file is on
+    /// the backing.
+    alone: Option<Statement>,
+}
+
+/// The name of the file until it has its own.
+const WHOLE: &str = ".ebb-part-whole";
+
+fn name_of(job: &str) -> String {
+    format!("{}recovery-{job}", String::from_utf8_lossy(PART_PREFIX))
+}
+
+fn plain(name: &str) -> Name {
+    Name::new(name.as_bytes()).expect("our own names are plain")
+}
+
+/// True for a directory that nobody else can change.
+fn is_private(dir: &OwnedFd) -> io::Result<bool> {
+    let stat = rustix::fs::fstat(dir)?;
+    Ok(stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0)
+}
+
+fn make_dir(at: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(at, name, Mode::RWXU) {
+        Ok(()) => sync_dir(at)?,
+        Err(Os::EXIST) => {}
+        Err(e) => return Err(e.into()),
+    }
+    Ok(open_dir(at, &plain(name))?)
+}
+
+impl Board {
+    /// That of a job, made when it is not there.
+    pub fn open(places: &Places, job: &str) -> io::Result<Board> {
+        let name = name_of(job);
+        let dir = make_dir(&places.dir(&[], false)?, &name)?;
+        if is_private(&dir)? {
+            return Ok(Board { dir, name });
+        }
+        let text = format!(
+            "{name} on the backing can be changed by other users: somebody else made it; remove \
+             it, or have it removed"
+        );
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+
+    /// That of one file.
+    pub fn corner(&self, ino: Ino) -> io::Result<Corner> {
+        let name = format!("{:016x}", ino.0);
+        let dir = make_dir(&self.dir, &name)?;
+        let path = format!("{}/{name}", self.name);
+        Ok(Corner { dir, path, whole: WHOLE.to_owned(), alone: None })
+    }
+
+    /// The same of a file of which nobody else says anything.
+    pub fn alone(&self, ino: Ino, mine: &Statement) -> io::Result<Corner> {
+        let whole = format!("{}{:016x}", String::from_utf8_lossy(PART_PREFIX), ino.0);
+        let dir = self.dir.try_clone()?;
+        Ok(Corner { dir, path: self.name.clone(), whole, alone: Some(mine.clone()) })
+    }
+
+    /// True when somebody has said something of the file.
+    pub fn has(&self, ino: Ino) -> bool {
+        rustix::fs::statat(&self.dir, format!("{:016x}", ino.0), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Takes away what tells nobody anything: the directory, when it is empty.
+    pub fn leave(&self, places: &Places) {
+        if let Ok(root) = places.dir(&[], false) {
+            let _ = rustix::fs::unlinkat(&root, self.name.as_str(), AtFlags::REMOVEDIR);
+        }
+    }
+}
+
+impl Corner {
+    fn at(&self, name: &str) -> io::Result<At> {
+        Ok(At { dir: self.dir.try_clone()?, name: plain(name) })
+    }
+
+    fn read(&self, name: &Name) -> io::Result<Option<Vec<u8>>> {
+        let at = At { dir: self.dir.try_clone()?, name: name.clone() };
+        if at.stat()?.is_none_or(|s| kind(&s) != FileType::RegularFile) {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        at.open(OFlags::RDONLY)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    /// A file that is whole and synced before it is anything.
+    fn prepare(&self, name: &str, bytes: &[u8]) -> io::Result<At> {
+        tick::effect()?;
+        let at = self.at(name)?;
+        let mut file = at.open(OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        tick::effect()?;
+        Ok(at)
+    }
+
+    /// What every node has said, in the order of their names. Opened anew each time: on NFS that
+    /// is when names made by others are seen.
+    pub fn statements(&self) -> io::Result<Vec<Statement>> {
+        let mut found = Vec::new();
+        if let Some(mine) = &self.alone {
+            return Ok(vec![mine.clone()]);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let anew = rustix::fs::openat(&self.dir, ".", flags, Mode::empty())?;
+        for entry in Dir::read_from(&anew)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if !name.starts_with(b"from-") {
+                continue;
+            }
+            let bytes = self.read(&Name::new(name)?)?;
+            // One that cannot be read may claim anything.
+            let bad = || {
+                let text = format!("{}/{} is damaged", self.path, String::from_utf8_lossy(name));
+                io::Error::new(io::ErrorKind::InvalidData, text)
+            };
+            found.extend(bytes.map(|b| Statement::decode(&b).ok_or_else(bad)).transpose()?);
+        }
+        found.sort_by(|a, b| a.node.cmp(&b.node));
+        Ok(found)
+    }
+
+    /// Says it in the place of what was said before.
+    pub fn say(&mut self, statement: &Statement) -> io::Result<()> {
+        if let Some(mine) = &mut self.alone {
+            mine.clone_from(statement);
+            return Ok(());
+        }
+        let id = hash::bytes(statement.node.as_bytes());
+        let new = self.prepare(&format!("new-{id:016x}"), &statement.encode())?;
+        new.rename_over(&self.at(&format!("from-{id:016x}"))?)
+    }
+
+    /// Where the bytes go, when that is decided.
+    pub fn place(&self) -> io::Result<Option<Place>> {
+        if self.alone.is_some() {
+            return Ok(None);
+        }
+        let Some(bytes) = self.read(&plain("place"))? else { return Ok(None) };
+        let bad = || {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{}/place is damaged", self.path))
+        };
+        statement::decode(&bytes).map(Some).ok_or_else(bad)
+    }
+
+    /// Decides where the bytes go, unless somebody else has done so: what counts.
+    pub fn settle(&self, node: &str, place: &Place) -> io::Result<Place> {
+        if self.alone.is_some() {
+            return Ok(place.clone());
+        }
+        let new = format!("place-{:016x}", hash::bytes(node.as_bytes()));
+        let new = self.prepare(&new, &statement::encode(place))?;
+        let to = self.at("place")?;
+        let linked = rustix::fs::linkat(
+            &new.dir,
+            new.name.as_os_str(),
+            &to.dir,
+            to.name.as_os_str(),
+            AtFlags::empty(),
+        );
+        match linked {
+            // Without links: of two renames at once neither must win over the other.
+            Err(Os::OPNOTSUPP | Os::PERM) => match new.rename_to_free(&to) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other?,
+            },
+            Err(Os::EXIST) => {}
+            other => other?,
+        }
+        tick::effect()?;
+        let _ = new.remove();
+        sync_dir(&self.dir)?;
+        self.place()?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The file of its own, made when it is not there; all of a job open the same one.
+    pub fn whole(&self) -> io::Result<Place> {
+        tick::effect()?;
+        let file = self.at(&self.whole)?.open(OFlags::RDWR | OFlags::CREATE)?;
+        check_own(&file)?;
+        if self.alone.is_none() {
+            file.sync_all()?;
+            sync_dir(&self.dir)?;
+        }
+        let path = format!("{}/{}", self.path, self.whole).into_bytes();
+        Ok(Place { path, ino: rustix::fs::fstat(&file)?.st_ino, base: 0 })
+    }
+}
+
+/// Proves that a file is one of ours before anything is written to it.
+pub(crate) fn check_own(file: &File) -> io::Result<()> {
+    let stat = rustix::fs::fstat(file)?;
+    let own = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink == 1;
+    let text = "the part file belongs to somebody else, or has another name";
+    if own { Ok(()) } else { Err(io::Error::new(io::ErrorKind::PermissionDenied, text)) }
+}

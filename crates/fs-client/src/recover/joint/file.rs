@@ -1,0 +1,343 @@
+//! One file: where its bytes go, writing them, and giving it its name.
+
+use super::board::{Board, Corner, Place, check_own};
+use super::claims::{Sources, claims};
+use super::merge::{self, Missing};
+use super::statement::{Fate, Statement};
+use super::tick;
+use crate::cache::CacheDir;
+use crate::journal::{Home, Note, Seen};
+use crate::passing::written_runs;
+use crate::recover::places::{Places, dress, kind};
+use ebb_types::{ByteRange, Extents, Ino, Time};
+use rustix::fs::{FileType, Stat};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Bytes that are moved at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What all files of a recovery share.
+pub(super) struct Site<'a> {
+    pub places: &'a Places,
+    pub board: &'a Board,
+    pub cache: &'a CacheDir,
+    pub node: &'a str,
+    pub rebooted: bool,
+    pub force: bool,
+}
+
+/// A file on its way.
+pub(super) struct Work {
+    statement: Statement,
+    sources: Sources,
+    corner: Corner,
+    place: Place,
+    /// It changes with everything that any node says of it.
+    pub seen: u64,
+}
+
+/// Why a file stays where it is.
+#[derive(Debug)]
+pub(super) enum Stay {
+    /// What is on the backing is not what was known.
+    Conflict(String),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Stay {
+    fn from(e: io::Error) -> Stay {
+        Stay::Io(e)
+    }
+}
+
+impl Stay {
+    pub fn text(&self) -> String {
+        match self {
+            Stay::Conflict(why) => why.clone(),
+            Stay::Io(e) => match e.raw_os_error() {
+                Some(code) => ebb_types::Errno(code).to_string(),
+                None => e.to_string(),
+            },
+        }
+    }
+}
+
+/// How far a file is.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// It is whole, under its name.
+    Done,
+    /// Others have to come.
+    Missing(Missing),
+}
+
+impl Work {
+    /// Says what this node has of the file, before anything is written.
+    pub fn begin(site: &Site<'_>, ino: Ino, note: &Note) -> Result<Work, Stay> {
+        let (mut statement, sources) =
+            claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
+        if note.header.path.is_empty() {
+            return Err(Stay::Conflict("deleted, as far as is known".to_owned()));
+        }
+        let known = site.board.has(ino);
+        if !known && let Some(why) = conflict(site, note)?.filter(|_| !site.force) {
+            return Err(Stay::Conflict(why));
+        }
+        let mut corner = match note.alone && !known {
+            true => site.board.alone(ino, &statement)?,
+            false => site.board.corner(ino)?,
+        };
+        let place = match corner.place()? {
+            Some(place) => place,
+            None => corner.settle(site.node, &choose(site, note, &statement, &corner)?)?,
+        };
+        let before = corner.statements()?;
+        if let Some(mine) = before.iter().find(|s| s.node == site.node) {
+            statement.go_on_from(mine);
+        }
+        corner.say(&statement)?;
+        Ok(Work { statement, sources, corner, place, seen: 0 })
+    }
+
+    /// Where the file is on the backing, for the journal: a run that comes after this one must not
+    /// take it for somebody else's.
+    pub fn home(&self) -> Home {
+        Home { path: self.place.path.clone(), ino: self.place.ino, seen: None, changing: true }
+    }
+
+    /// The path that it has, or is to have: as the node knows it that has heard of it last.
+    pub fn path<'a>(&'a self, all: &'a [Statement]) -> &'a [u8] {
+        let newest = all.iter().max_by_key(|s| (s.known, &s.node));
+        &newest.unwrap_or(&self.statement).shape.path
+    }
+
+    fn everybody(&mut self) -> io::Result<Vec<Statement>> {
+        let all = self.corner.statements()?;
+        let text: Vec<u8> = all.iter().flat_map(Statement::encode).collect();
+        self.seen = crate::hash::bytes(&text);
+        Ok(all)
+    }
+
+    /// Writes what may be written now, and gives the file its name when it is whole.
+    pub fn step(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
+        let mut all = self.everybody()?;
+        let Some((file, found_at)) = self.find(site, &all)? else {
+            return Err(Stay::Conflict("the file that recoveries write to is gone".to_owned()));
+        };
+        loop {
+            let others: Vec<_> = all.iter().filter(|s| s.node != site.node).cloned().collect();
+            let decision = merge::decide(&self.statement, &others, site.force);
+            if decision.write.is_empty() && decision.overtaken.is_empty() {
+                break;
+            }
+            self.write(&file, &decision.write)?;
+            self.statement.set(&decision.write, Fate::Written);
+            self.statement.set(&decision.overtaken, Fate::Overtaken);
+            self.corner.say(&self.statement)?;
+            all = self.everybody()?;
+        }
+        let missing = merge::missing(&all, self.place.base);
+        if !missing.is_empty() && !site.force {
+            return Ok(Progress::Missing(missing));
+        }
+        self.publish(site, &file, &found_at, &all)?;
+        let own = missing.lost.iter().any(|(_, node)| node == site.node);
+        Ok(if own { Progress::Missing(missing) } else { Progress::Done })
+    }
+
+    /// The file that the bytes go into, under whatever name it has by now.
+    fn find(&self, site: &Site<'_>, all: &[Statement]) -> io::Result<Option<(File, Vec<u8>)>> {
+        let paths = all.iter().map(|s| &s.shape.path);
+        let mut paths: Vec<&Vec<u8>> = [&self.place.path].into_iter().chain(paths).collect();
+        paths.dedup();
+        // Between the looks at two names it may get the second one.
+        for path in paths.iter().chain(&paths.clone()) {
+            if let Some(file) = site.places.file(path, self.place.ino)? {
+                return Ok(Some((file, (*path).clone())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The bytes are on stable storage, and what is read back is what was written.
+    fn write(&self, file: &File, ranges: &[ByteRange]) -> io::Result<()> {
+        let mut buf = vec![0; PIECE_BYTES as usize];
+        let mut sums = Vec::new();
+        let pieces = ranges.iter().flat_map(|r| self.sources.pieces(*r, PIECE_BYTES));
+        for piece in pieces {
+            let data = &mut buf[..piece.len() as usize];
+            self.sources.read(data, piece.start())?;
+            sums.push((piece, crc32c::crc32c(data)));
+            tick::effect()?;
+            file.write_all_at(data, piece.start())?;
+        }
+        if sums.is_empty() {
+            return Ok(());
+        }
+        file.sync_data()?;
+        let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+        for (piece, sum) in sums {
+            let data = &mut buf[..piece.len() as usize];
+            file.read_exact_at(data, piece.start())?;
+            if crc32c::crc32c(data) != sum {
+                let text = format!("bytes {piece:?} are not on the backing as they were written");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// A part file of the service from which all that is known to be in it was taken is of no use.
+    pub fn tidy(&self, site: &Site<'_>, note: &Note) {
+        let old = note.header.home.as_ref().filter(|h| h.is_part() && h.ino != self.place.ino);
+        let Some(old) = old else { return };
+        let removed = self.is_used_up(site, old).and_then(|used_up| match used_up {
+            true => site.places.at(&old.path, false)?.remove(),
+            false => Ok(()),
+        });
+        if let Err(e) = removed {
+            tracing::debug!(error = %e, "an old part file stays");
+        }
+    }
+
+    fn is_used_up(&self, site: &Site<'_>, old: &Home) -> io::Result<bool> {
+        let Some(file) = site.places.file(&old.path, old.ino)? else { return Ok(false) };
+        check_own(&file)?;
+        let data = written_runs(&file, &[ByteRange::new(0, file.metadata()?.len())])?;
+        let all = self.corner.statements()?;
+        let mut claimed: Extents<()> = Extents::new();
+        all.iter().flat_map(|s| s.claims.iter()).for_each(|(r, _)| claimed.insert(r, ()));
+        Ok(data.iter().all(|run| claimed.gaps(*run).next().is_none()))
+    }
+
+    /// Size, attributes, name. Whoever finds the file whole does this, and all do the same.
+    fn publish(
+        &self,
+        site: &Site<'_>,
+        file: &File,
+        found_at: &[u8],
+        all: &[Statement],
+    ) -> Result<(), Stay> {
+        let path = self.path(all).to_vec();
+        let size = merge::size(all).max(self.place.base);
+        let len = file.metadata()?.len();
+        // Longer than all that is known: others have written there, unless somebody cut it.
+        if len < size || len > size && all.iter().any(|s| !s.cuts.is_empty()) {
+            file.set_len(size)?;
+        }
+        for range in merge::void(all) {
+            zero(file, range)?;
+        }
+        let newest = all.iter().max_by_key(|s| (s.known, &s.node)).unwrap_or(&self.statement);
+        let shape = &newest.shape;
+        let mtime = all.iter().map(|s| s.shape.mtime).max().unwrap_or(shape.mtime);
+        dress(file, shape.perm, (shape.uid, shape.gid), (shape.atime, mtime))?;
+        file.sync_all()?;
+        tick::effect()?;
+        if !Home::is_part(&Home { path: found_at.to_vec(), ..self.home() }) {
+            return Ok(());
+        }
+        let (from, to) = (site.places.at(found_at, false)?, site.places.at(&path, true)?);
+        let there = to.stat()?;
+        let older = newest.under.as_ref().filter(|u| there.is_some_and(|t| t.st_ino == u.ino));
+        tick::effect()?;
+        let renamed = match there {
+            Some(t) if older.is_some() || site.force && kind(&t) == FileType::RegularFile => {
+                from.rename_over(&to)
+            }
+            _ => from.rename_to_free(&to),
+        };
+        match renamed {
+            Ok(()) => Ok(()),
+            Err(e) => match to.stat()? {
+                // Another recovery was faster.
+                Some(t) if t.st_ino == self.place.ino => Ok(()),
+                Some(_) => Err(Stay::Conflict(OCCUPIED.to_owned())),
+                None => Err(e.into()),
+            },
+        }
+    }
+}
+
+fn zero(file: &File, range: ByteRange) -> io::Result<()> {
+    let zeros = vec![0; PIECE_BYTES.min(range.len()) as usize];
+    let mut at = range.start();
+    while at < range.end() {
+        let n = (range.end() - at).min(PIECE_BYTES);
+        file.write_all_at(&zeros[..n as usize], at)?;
+        at += n;
+    }
+    Ok(())
+}
+
+const OCCUPIED: &str = "something else has this name on the backing now";
+
+/// Where the bytes go when nobody has decided that yet.
+fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Result<Place, Stay> {
+    let there = site.places.stat(&note.header.path)?;
+    let in_place = |t: &Stat, base| Place { path: note.header.path.clone(), ino: t.st_ino, base };
+    match (&note.header.home, there) {
+        (Some(home), Some(there)) if home.ino == there.st_ino => {
+            let len = u64::try_from(there.st_size).unwrap_or(0);
+            // What grew since the look is a node's doing, and may have holes.
+            let seen = home.seen.filter(|_| !home.is_part()).map_or(len, |s| s.size.min(len));
+            return Ok(in_place(&there, seen));
+        }
+        (Some(home), _) if home.is_part() => {
+            if let Some(file) = site.places.file(&home.path, home.ino)? {
+                check_own(&file)?;
+                return Ok(Place { path: home.path.clone(), ino: home.ino, base: 0 });
+            }
+        }
+        _ => {}
+    }
+    let whole = merge::missing(std::slice::from_ref(mine), 0);
+    let whole = whole.holes.is_empty() && whole.lost.is_empty();
+    match there {
+        Some(t) if kind(&t) != FileType::RegularFile => {
+            let text = "something else has this name on the backing now, and it is not a file";
+            Err(Stay::Conflict(text.to_owned()))
+        }
+        // By force: what lacks bytes cannot take the place of what is there.
+        Some(t) if site.force && note.header.under.is_none() && !whole => {
+            Ok(in_place(&t, u64::try_from(t.st_size).unwrap_or(0)))
+        }
+        _ => Ok(corner.whole()?),
+    }
+}
+
+/// Why the backing is not as the journal knew it, if it is not.
+fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
+    let header = &note.header;
+    let there = site.places.stat(&header.path)?;
+    let home = header.home.as_ref();
+    let expected = match home {
+        Some(home) if !home.is_part() => Some(home),
+        _ => header.under.as_ref(),
+    };
+    let why = match (there, expected) {
+        (None, None) => None,
+        (None, Some(home)) if home.is_part() || header.under.is_some() => None,
+        (None, Some(_)) => Some("the file on the backing is gone"),
+        (Some(there), None) if home.is_some_and(|h| h.ino == there.st_ino) => None,
+        (Some(_), None) => Some(OCCUPIED),
+        (Some(there), Some(home)) if home.ino != there.st_ino => {
+            Some("another file has this name on the backing now")
+        }
+        (Some(there), Some(home)) => {
+            let seen = home.seen.filter(|_| !home.changing);
+            // What others of the job may have changed shows no stranger.
+            let changed = seen.is_some_and(|seen| is_newer(&there, seen)) && note.alone;
+            changed.then_some("the file on the backing was changed since")
+        }
+    };
+    Ok(why.map(str::to_owned))
+}
+
+fn is_newer(there: &Stat, seen: Seen) -> bool {
+    let nsec = u32::try_from(there.st_mtime_nsec).unwrap_or(0);
+    let mtime = Time { sec: there.st_mtime, nsec };
+    mtime > seen.mtime || u64::try_from(there.st_size) != Ok(seen.size)
+}

@@ -1,0 +1,226 @@
+//! Whose bytes count where several nodes have some of one file. Pure: statements in, ranges out.
+//!
+//! The rule by which recoveries that run at the same time write to one file without a lock:
+//!
+//! 1. Before a node writes anything, its statement with all its claims is on the backing. It reads
+//!    the others' statements after that.
+//! 2. It never writes a byte of which another statement claims a newer version.
+//! 3. It writes a byte of which another statement claims an older version only when that one is not
+//!    [`Fate::Pending`] any more: its node has written the byte, or will never do so.
+//!
+//! Of two nodes that claim a byte, at least the one that made its statement later sees the other.
+//! If that is the older one, it does not write. If it is the newer one, it waits for the older one.
+//! So the newer byte is written last, in whatever order they run and wherever they are killed: a
+//! run that is repeated makes its statement anew, in which only what was written before is not
+//! pending, and reads the others' after that. Nobody waits for newer bytes, so nobody waits in a
+//! circle.
+
+use super::statement::{Claim, Fate, Key, Statement};
+use ebb_types::{ByteRange, Extents, Version};
+
+/// What a node may do with its bytes now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Theirs is the newest.
+    pub write: Vec<ByteRange>,
+    /// Another node's is newer.
+    pub overtaken: Vec<ByteRange>,
+    /// A node that has older ones may still write them; which.
+    pub wait: Vec<(ByteRange, String)>,
+}
+
+/// What the file lacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Nobody has said anything of these bytes.
+    pub holes: Vec<ByteRange>,
+    /// A node has them in its cache and has not written them.
+    pub waiting: Vec<(ByteRange, String)>,
+    /// They were lost with the power of a node.
+    pub lost: Vec<(ByteRange, String)>,
+    /// Others had the file, too, and none of them has said anything: nobody knows where it ends.
+    pub silent: bool,
+}
+
+impl Missing {
+    /// True when the file is whole.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let named = self.waiting.is_empty() && self.lost.is_empty();
+        self.holes.is_empty() && named && !self.silent
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let named = self.waiting.iter().chain(&self.lost).map(|(r, _)| r);
+        self.holes.iter().chain(named).map(|r| r.len()).sum()
+    }
+
+    /// For people: which ranges, and whose.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        const SHOWN: usize = 3;
+        let mut said = Vec::new();
+        if self.silent && self.holes.is_empty() {
+            said.push(
+                "waiting for bytes of other nodes: they had the file, too, and none of them has said \
+                 what it has"
+                    .to_owned(),
+            );
+        }
+        let list = |ranges: &[ByteRange]| {
+            let some = ranges.iter().take(SHOWN).map(|r| format!("{}-{}", r.start(), r.end()));
+            let more = ranges.len().saturating_sub(SHOWN);
+            let more = (more > 0).then(|| format!("and {more} more"));
+            some.chain(more).collect::<Vec<_>>().join(", ")
+        };
+        if !self.holes.is_empty() {
+            let (holes, bytes) =
+                (list(&self.holes), self.holes.iter().map(|r| r.len()).sum::<u64>());
+            said.push(format!(
+                "waiting for bytes of other nodes: nobody has said yet what is in {bytes} of them \
+                 ({holes})"
+            ));
+        }
+        for (ranges, what) in
+            [(&self.waiting, "not yet brought by"), (&self.lost, "lost with the power of")]
+        {
+            let mut nodes: Vec<&str> = ranges.iter().map(|(_, n)| n.as_str()).collect();
+            nodes.sort_unstable();
+            nodes.dedup();
+            if !nodes.is_empty() {
+                let ranges: Vec<ByteRange> = ranges.iter().map(|(r, _)| *r).collect();
+                said.push(format!("{} {what} {}", list(&ranges), nodes.join(", ")));
+            }
+        }
+        said.join("; ")
+    }
+}
+
+/// The part of `range` that no cut has made void.
+fn valid(range: ByteRange, key: Key, cuts: &[(u64, Version)]) -> ByteRange {
+    let newer = cuts.iter().filter(|(_, at)| key.version < *at).map(|(len, _)| *len);
+    let end = newer.min().map_or(range.end(), |len| range.end().min(len.max(range.start())));
+    ByteRange::new(range.start(), end)
+}
+
+fn cuts_of<'a>(all: impl Iterator<Item = &'a Statement>) -> Vec<(u64, Version)> {
+    all.flat_map(|s| s.cuts.iter().copied()).collect()
+}
+
+/// Decides about the bytes of `mine` that are not written. `force`: what others have and have not
+/// written does not count.
+#[must_use]
+pub fn decide(mine: &Statement, others: &[Statement], force: bool) -> Decision {
+    let mut decision = Decision::default();
+    let cuts = cuts_of(others.iter().chain([mine]));
+    for (range, claim) in mine.claims.iter().filter(|(_, c)| c.fate == Fate::Pending) {
+        let kept = valid(range, claim.key, &cuts);
+        decision.overtaken.push(ByteRange::new(kept.end(), range.end()));
+        let mut left: Extents<Verdict> = [(kept, Verdict::Write)].into_iter().collect();
+        for (at, other) in others.iter().enumerate() {
+            let rival = (claim.key, mine.node.as_str());
+            let found = other.claims.overlapping(kept);
+            let found =
+                found.map(|(r, c)| (valid(r, c.key, &cuts), c)).filter(|(r, _)| !r.is_empty());
+            for (part, theirs) in found.collect::<Vec<_>>() {
+                let newer = (theirs.key, other.node.as_str()) > rival;
+                let verdict = match theirs.fate {
+                    Fate::Pending | Fate::Lost if force => continue,
+                    _ if newer => Verdict::Overtaken,
+                    Fate::Pending => Verdict::Wait(at),
+                    _ => continue,
+                };
+                worsen(&mut left, part, verdict);
+            }
+        }
+        for (part, verdict) in left.iter() {
+            match verdict {
+                Verdict::Write => decision.write.push(part),
+                Verdict::Overtaken => decision.overtaken.push(part),
+                Verdict::Wait(at) => decision.wait.push((part, others[at].node.clone())),
+            }
+        }
+    }
+    decision.overtaken.retain(|r| !r.is_empty());
+    decision
+}
+
+/// What becomes of own bytes, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    Write,
+    Wait(usize),
+    Overtaken,
+}
+
+fn worsen(left: &mut Extents<Verdict>, range: ByteRange, verdict: Verdict) {
+    let better: Vec<_> = left.overlapping(range).filter(|(_, had)| *had < verdict).collect();
+    better.into_iter().for_each(|(part, _)| left.insert(part, verdict));
+}
+
+/// The size that the file has when all is there.
+#[must_use]
+pub fn size(all: &[Statement]) -> u64 {
+    let cuts = cuts_of(all.iter());
+    let told = all.iter().map(|s| {
+        let newer = cuts.iter().filter(|(_, at)| s.known < *at).map(|(len, _)| *len);
+        newer.fold(s.size, u64::min)
+    });
+    let ends = all.iter().flat_map(|s| s.claims.iter());
+    let ends = ends.map(|(r, c)| valid(r, c.key, &cuts)).filter(|r| !r.is_empty()).map(|r| r.end());
+    told.chain(ends).max().unwrap_or(0)
+}
+
+/// What is missing of a file of which the backing had the first `base` bytes before.
+#[must_use]
+pub fn missing(all: &[Statement], base: u64) -> Missing {
+    let cuts = cuts_of(all.iter());
+    let whole = ByteRange::new(0, size(all));
+    let mut best: Extents<(Claim, usize)> = Extents::new();
+    for (at, statement) in all.iter().enumerate() {
+        for (range, claim) in statement.claims.iter() {
+            let range = valid(range, claim.key, &cuts);
+            let rank = |(c, at): (Claim, usize)| (c.key, all[at].node.as_str());
+            let mut new: Vec<ByteRange> = best.gaps(range).collect();
+            let weaker = best.overlapping(range).filter(|(_, had)| rank(*had) < rank((claim, at)));
+            new.extend(weaker.map(|(r, _)| r));
+            new.into_iter().for_each(|r| best.insert(r, (claim, at)));
+        }
+    }
+    let mut missing = Missing::default();
+    // Who was alone knows of every byte; but nobody is, of whom another one has bytes.
+    let alone = all.len() == 1 && all.iter().all(|s| s.alone);
+    missing.silent = all.len() == 1 && !alone && base == 0;
+    if !alone {
+        let gaps = best.gaps(whole).map(|r| ByteRange::new(r.start().max(base), r.end()));
+        missing.holes.extend(gaps.filter(|r| !r.is_empty()));
+    }
+    for (range, (claim, at)) in best.iter() {
+        let node = all[at].node.clone();
+        match claim.fate {
+            Fate::Written => {}
+            Fate::Pending | Fate::Overtaken => missing.waiting.push((range, node)),
+            Fate::Lost => missing.lost.push((range, node)),
+        }
+    }
+    missing
+}
+
+/// Bytes that were written before it was known that somebody had cut them off, and that are part
+/// of the file again: zeros.
+#[must_use]
+pub fn void(all: &[Statement]) -> Vec<ByteRange> {
+    let cuts = cuts_of(all.iter());
+    let whole = ByteRange::new(0, size(all));
+    let mut void: Extents<()> = Extents::new();
+    for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
+        let kept = valid(range, claim.key, &cuts);
+        void.insert(ByteRange::new(kept.end(), range.end()).intersect(whole), ());
+    }
+    for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
+        void.remove(valid(range, claim.key, &cuts));
+    }
+    void.iter().map(|(r, ())| r).collect()
+}

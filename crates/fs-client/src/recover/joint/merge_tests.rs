@@ -1,0 +1,265 @@
+//! Recoveries of several nodes on a real backing directory, stepped in random order and killed at
+//! random effects, against an array that knows the newest byte.
+
+use super::board::Board;
+use super::file::{Progress, Site, Work};
+use super::statement::{Claim, Fate, Key, Kind, Shape, Statement};
+use super::{merge, tick};
+use crate::cache::CacheDir;
+use crate::journal::{Header, Held, Kept, Note};
+use crate::recover::places::Places;
+use ebb_types::{ByteRange, Extents, Ino, Time, Version};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::path::Path;
+
+const INO: Ino = Ino(77);
+const SIZE: u64 = 3000;
+
+fn header(size: u64) -> Header {
+    Header {
+        path: b"d/f".to_vec(),
+        perm: 0o640,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        atime: Time::default(),
+        mtime: Time { sec: 1_000_000, nsec: 7 },
+        size,
+        home: None,
+        under: None,
+        shared: false,
+    }
+}
+
+/// A node: its cache, and what its journal says of the file.
+struct Node {
+    name: String,
+    cache: CacheDir,
+    note: Note,
+    held: Vec<(ByteRange, Version)>,
+    work: Option<Work>,
+    done: bool,
+}
+
+/// Per byte the newest version and its value; values are different for each version.
+struct Truth(Vec<(u64, u8)>);
+
+fn cluster(dice: &mut ChaCha8Rng, dir: &Path) -> (Vec<Node>, Truth) {
+    let count = dice.random_range(2..5);
+    let mut nodes: Vec<Node> = (0..count)
+        .map(|i| {
+            let root = dir.join(format!("cache{i}"));
+            std::fs::create_dir(&root).unwrap();
+            let (cache, note) = (CacheDir::open(&root).unwrap(), Note::new(header(0)));
+            Node { name: format!("n{i}"), cache, note, held: Vec::new(), work: None, done: false }
+        })
+        .collect();
+    let mut truth = Truth(vec![(0, 0); SIZE as usize]);
+    let mut held: Vec<Extents<Held>> = vec![Extents::new(); count];
+    let writes = dice.random_range(4..40);
+    for version in 1..=writes {
+        let who = dice.random_range(0..count);
+        let (start, len) = (dice.random_range(0..SIZE), dice.random_range(1..SIZE / 2));
+        // The last ones fill what is left, so that the file is whole.
+        let gap = truth.0.iter().position(|b| b.0 == 0).map(|at| at as u64);
+        let (start, len) = match gap {
+            Some(at) if version + 6 > writes => (at, if version == writes { SIZE } else { len }),
+            _ => (start, len),
+        };
+        let range = ByteRange::new(start, (start + len).min(SIZE));
+        write(&mut nodes[who], &mut held[who], range, version, &mut truth);
+    }
+    for (node, held) in nodes.iter_mut().zip(held) {
+        let end = held.end();
+        node.note.header.size = if dice.random_bool(0.5) { end } else { SIZE };
+        node.held = held.iter().map(|(r, h)| (r, version(h))).collect();
+        node.note.set_held(held.iter().collect::<Vec<_>>());
+    }
+    (nodes, truth)
+}
+
+fn version(held: Held) -> Version {
+    match held.kept {
+        Kept::Owned(version) => version,
+        _ => unreachable!("only published bytes here"),
+    }
+}
+
+fn write(node: &mut Node, held: &mut Extents<Held>, range: ByteRange, at: u64, truth: &mut Truth) {
+    use std::os::unix::fs::FileExt;
+    let value = u8::try_from(at).unwrap();
+    let file = node.cache.file(INO).unwrap();
+    file.write_all_at(&vec![value; range.len() as usize], range.start()).unwrap();
+    held.insert(range, Held::new(Kept::Owned(Version(at))));
+    node.note.known = Version(at);
+    truth.0[range.start() as usize..range.end() as usize].fill((at, value));
+}
+
+fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
+    let (cache, name) = (&node.cache, node.name.as_str());
+    Site { places, board, cache, node: name, rebooted: false, force: false }
+}
+
+/// Goes on with one node for a while. It is killed when `effects` are done.
+fn go_on(node: &mut Node, places: &Places, board: &Board, effects: u64) {
+    tick::allow(effects);
+    let mut work = node.work.take();
+    let ended = {
+        let site = site(node, places, board);
+        match &mut work {
+            None => Work::begin(&site, INO, &node.note).map(|new| work = Some(new)),
+            Some(work) => work.step(&site).map(|p| node.done = matches!(p, Progress::Done)),
+        }
+    };
+    tick::allow(u64::MAX);
+    node.work = work.filter(|_| ended.is_ok());
+}
+
+/// A node that was told that the file is whole finds nothing older than its own bytes there.
+fn check_done(node: &Node, root: &Path, seed: u64) {
+    let content = std::fs::read(root.join("d/f")).unwrap();
+    assert!(content.iter().all(|b| *b != 0), "seed {seed}: a hole in a file that is whole");
+    for (range, version) in &node.held {
+        let part = &content[range.start() as usize..range.end() as usize];
+        assert!(part.iter().all(|b| u64::from(*b) >= version.0), "seed {seed}: {}", node.name);
+    }
+}
+
+fn run(seed: u64) -> u64 {
+    let mut dice = ChaCha8Rng::seed_from_u64(seed);
+    // Each step syncs several times, which says nothing here and takes long on a busy disk.
+    let memory = Path::new("/dev/shm");
+    let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    let dir = dir.unwrap();
+    let root = dir.path().join("backing");
+    std::fs::create_dir(&root).unwrap();
+    let (mut nodes, truth) = cluster(&mut dice, dir.path());
+    let places = Places::open(&root).unwrap();
+    let board = Board::open(&places, "1").unwrap();
+    let mut killed = 0;
+    for _ in 0..dice.random_range(0..60) {
+        let node = &mut nodes[dice.random_range(0..truth.0.len().min(4)) % 2];
+        let at = dice.random_range(0..12);
+        go_on(node, &places, &board, if dice.random_bool(0.4) { at } else { u64::MAX });
+        killed += u64::from(node.work.is_none());
+        if std::mem::take(&mut node.done) {
+            check_done(node, &root, seed);
+        }
+    }
+    for _ in 0..3 {
+        for at in (0..nodes.len()).rev() {
+            let node = &mut nodes[at];
+            (0..2).for_each(|_| go_on(node, &places, &board, u64::MAX));
+        }
+    }
+    let content = std::fs::read(root.join("d/f")).unwrap();
+    let wanted: Vec<u8> = truth.0.iter().map(|b| b.1).collect();
+    assert!(content == wanted, "seed {seed}: not the newest bytes");
+    let whole = |node: &Node| node.done || node.held.is_empty();
+    assert!(nodes.iter().all(whole), "seed {seed}: not whole in the end");
+    killed
+}
+
+#[test]
+fn the_newest_bytes_win_in_any_order_and_wherever_recoveries_are_killed() {
+    let runs = std::env::var("EBB_RECOVERY_RUNS").ok().and_then(|v| v.parse().ok()).unwrap_or(40);
+    let killed: u64 = (0..runs).map(run).sum();
+    assert!(killed > runs / 2, "hardly anything was killed");
+}
+
+fn statement(node: &str, claims: &[(u64, u64, u64, Fate)]) -> Statement {
+    let claims = claims.iter().map(|(start, end, version, fate)| {
+        let key = Key { version: Version(*version), kind: Kind::Published };
+        (ByteRange::new(*start, *end), Claim { key, fate: *fate })
+    });
+    let claims: Extents<Claim> = claims.collect();
+    let h = header(0);
+    Statement {
+        node: node.to_owned(),
+        shape: Shape {
+            path: h.path,
+            perm: h.perm,
+            uid: h.uid,
+            gid: h.gid,
+            atime: h.atime,
+            mtime: h.mtime,
+        },
+        size: claims.end(),
+        known: Version(9),
+        cuts: Vec::new(),
+        alone: false,
+        under: None,
+        claims,
+    }
+}
+
+#[test]
+fn older_bytes_are_given_up_and_newer_ones_wait_for_older_ones() {
+    let mine = statement("b", &[(0, 100, 5, Fate::Pending)]);
+    let older = statement("a", &[(0, 10, 4, Fate::Pending), (10, 20, 4, Fate::Written)]);
+    let newer = statement("c", &[(50, 60, 6, Fate::Pending), (60, 70, 6, Fate::Lost)]);
+    let others = [older, newer];
+    let decision = merge::decide(&mine, &others, false);
+    let ranges =
+        |list: &[(u64, u64)]| list.iter().map(|(a, b)| ByteRange::new(*a, *b)).collect::<Vec<_>>();
+    assert_eq!(decision.write, ranges(&[(10, 50), (70, 100)]));
+    assert_eq!(decision.overtaken, ranges(&[(50, 70)]));
+    assert_eq!(decision.wait, [(ByteRange::new(0, 10), "a".to_owned())]);
+    let forced = merge::decide(&mine, &others, true);
+    assert_eq!(forced.write, ranges(&[(0, 100)]), "what nobody has brought does not count");
+}
+
+#[test]
+fn holes_are_missing_unless_somebody_knows_that_they_are_holes() {
+    let mut mine = statement("a", &[(0, 10, 1, Fate::Written), (20, 30, 1, Fate::Written)]);
+    let missing = merge::missing(std::slice::from_ref(&mine), 0);
+    assert_eq!(missing.holes, [ByteRange::new(10, 20)]);
+    assert!(merge::missing(std::slice::from_ref(&mine), 20).is_empty(), "the backing has them");
+    mine.alone = true;
+    assert!(merge::missing(std::slice::from_ref(&mine), 0).is_empty());
+    let both = [mine, statement("b", &[(0, 5, 2, Fate::Pending)])];
+    let missing = merge::missing(&both, 0);
+    assert_eq!(missing.holes, [ByteRange::new(10, 20)], "it was not alone after all");
+    assert_eq!(missing.waiting, [(ByteRange::new(0, 5), "b".to_owned())]);
+}
+
+#[test]
+fn what_was_cut_off_is_void_for_older_bytes_only() {
+    let mut cutter = statement("a", &[]);
+    cutter.cuts = vec![(50, Version(5))];
+    cutter.size = 50;
+    let older = Statement { known: Version(4), ..statement("b", &[(0, 100, 4, Fate::Written)]) };
+    assert_eq!(merge::size(&[cutter.clone(), older.clone()]), 50);
+    let newer = statement("c", &[(90, 95, 6, Fate::Written)]);
+    let all = [cutter, older, newer];
+    assert_eq!(merge::size(&all), 95);
+    assert_eq!(merge::void(&all), [ByteRange::new(50, 90)]);
+}
+
+#[test]
+fn statements_are_read_as_they_were_written_and_damage_is_noticed() {
+    let said = statement("a", &[(0, 10, 1, Fate::Written), (20, 30, 2, Fate::Lost)]);
+    let bytes = said.encode();
+    assert_eq!(Statement::decode(&bytes), Some(said));
+    for at in 0..bytes.len() {
+        let mut bad = bytes.clone();
+        bad[at] ^= 1;
+        assert_eq!(Statement::decode(&bad), None, "byte {at}");
+        assert_eq!(Statement::decode(&bytes[..at]), None);
+    }
+}
+
+#[test]
+fn a_directory_that_others_can_change_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let places = Places::open(dir.path()).unwrap();
+    let at = dir.path().join(".ebb-part-recovery-1");
+    std::fs::create_dir(&at).unwrap();
+    std::fs::set_permissions(&at, PermissionsExt::from_mode(0o777)).unwrap();
+    assert!(Board::open(&places, "1").is_err());
+    std::os::unix::fs::symlink(dir.path(), dir.path().join(".ebb-part-recovery-2")).unwrap();
+    assert!(Board::open(&places, "2").is_err(), "through a link");
+    Board::open(&places, "3").unwrap().leave(&places);
+    assert!(!dir.path().join(".ebb-part-recovery-3").exists());
+}

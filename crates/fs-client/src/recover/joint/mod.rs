@@ -1,0 +1,302 @@
+//! Recovery without a service: any number of nodes of one job, each with its own cache, bring what
+//! they have to the backing, at the same time or one after the other, and nothing but the backing
+//! tells them of each other.
+//!
+//! # Consistency
+//! A file that only one node had is written to a part file and gets its name when it is whole. For
+//! each file that others may have had, all recoveries write to *one* file: the one that is on the
+//! backing already (under its name, or the service's part file), or a new one. Each has made a
+//! [`statement`] before it writes: which bytes it has, and of which version, as the service counted
+//! them. [`merge`] says who may write what, and when; of each byte the newest version that any
+//! cache has ends up in the file, in whatever order recoveries run, also after the file has got its
+//! name. [`board`] is where statements are.
+//!
+//! The file gets its name when every byte of it is accounted for: written by somebody, on the backing
+//! before, or known to be a hole because the service had told the only node that had the file that
+//! it was the only one. Until then every recovery of a node that has bytes of it ends with status 3
+//! and says what is missing, also when its own bytes are all there.
+//!
+//! # Crash consistency
+//! Killed anywhere, a recovery is run again. Its claims are made anew, and of what it had written
+//! nothing need be written again. The node's journal loses a file only when that is whole.
+//!
+//! # Retries
+//! A file that lacks bytes is looked at again until nothing has changed for [`Job::patience`]: others
+//! that were started together with this one are perhaps not done.
+
+pub(crate) mod board;
+mod claims;
+mod file;
+pub mod merge;
+pub mod statement;
+mod tick;
+
+use crate::cache::CacheDir;
+use crate::control::{Event, Outcome, Remaining};
+use crate::daemon::{RunError, local};
+use crate::drain;
+use crate::hash;
+use crate::journal::{Image, Journal, Note, Record};
+use crate::leftover::{Leftover, label};
+use crate::recover::places::Places;
+use board::Board;
+use ebb_locks::Mutex;
+use ebb_types::Ino;
+use file::{Progress, Site, Stay, Work};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What is to be recovered, and how.
+pub struct Job<'a> {
+    /// The cache of the dead daemon. The caller holds its lock.
+    pub cache: &'a Path,
+    /// What was mounted.
+    pub backing: &'a Path,
+    /// What the dead daemon left.
+    pub left: &'a Leftover,
+    /// Conflicts and missing bytes do not matter.
+    pub force: bool,
+    /// Give up after this time.
+    pub timeout: Option<Duration>,
+    /// How long nothing may change before it stops to wait for others.
+    pub patience: Duration,
+    /// Files at once.
+    pub threads: usize,
+    /// Who wants to know how far it is.
+    pub progress: drain::Progress,
+}
+
+/// How a file ended.
+enum End {
+    Done(u64),
+    Stays { bytes: u64, why: String },
+    Late,
+}
+
+/// The number by which the recoveries of a job find each other.
+fn job_label(left: &Leftover) -> String {
+    let life = left.found().and_then(|f| f.image.life.as_ref());
+    match life {
+        Some(life) if life.job != 0 => format!("{:016x}", life.job),
+        // Nobody can tell which other nodes are of the same job.
+        Some(life) => format!("0-{:016x}", hash::bytes(life.node.as_bytes())),
+        None => "0".to_owned(),
+    }
+}
+
+/// Brings everything of a cache to the backing.
+pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
+    let shown = job.backing.display();
+    let failed = |e: std::io::Error| local(format!("cannot use the backing {shown}"))(e);
+    let places = Places::open(job.backing).map_err(failed)?;
+    let board = Board::open(&places, &job_label(job.left)).map_err(failed)?;
+    let cache = CacheDir::open(job.cache)
+        .map_err(local(format!("cannot use the cache {}", job.cache.display())))?;
+    let Some(found) = job.left.found() else { return Ok(Outcome::Ok { bytes: 0, files: 0 }) };
+    let notes = Journal::start(job.cache, found.image.clone())
+        .map_err(|e| RunError::Config(e.to_string()))?;
+    let site = Site {
+        places: &places,
+        board: &board,
+        cache: &cache,
+        node: job.left.node().unwrap_or_default(),
+        rebooted: found.rebooted,
+        force: job.force,
+    };
+    let recovery = Recovery { job, site, notes, began: Instant::now(), done: Mutex::default() };
+    let ends = recovery.all(&found.image);
+    recovery.notes.sync().map_err(|e| local("the node journal")(e.into()))?;
+    for (ino, end) in &ends {
+        if matches!(end, End::Done(_)) {
+            cache.remove(*ino).map_err(local("cache file"))?;
+        }
+    }
+    board.leave(&places);
+    Ok(outcome(&found.image, &ends))
+}
+
+struct Recovery<'a> {
+    job: &'a Job<'a>,
+    site: Site<'a>,
+    notes: Journal,
+    began: Instant,
+    done: Mutex<(u64, u64)>,
+}
+
+/// A file that is not finished.
+enum Open<'a> {
+    /// It could not be begun, for that reason; when others have done their part it perhaps can.
+    Not(&'a Note, Stay),
+    Begun(Box<Work>, &'a Note, Result<Progress, Stay>),
+}
+
+impl Recovery<'_> {
+    fn all(&self, image: &Image) -> BTreeMap<Ino, End> {
+        let files: Vec<(Ino, &Note)> = image.sayable().collect();
+        let total: u64 = files.iter().map(|(_, n)| n.len()).sum();
+        let queue = Mutex::new(files.iter());
+        let ends = Mutex::new(BTreeMap::new());
+        let open = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..self.job.threads.clamp(1, files.len().max(1)) {
+                scope.spawn(|| {
+                    loop {
+                        let next = queue.lock().next().copied();
+                        let Some((ino, note)) = next else { return };
+                        let state = if self.is_late() { None } else { Some(self.begin(ino, note)) };
+                        match state {
+                            None => drop(ends.lock().insert(ino, End::Late)),
+                            Some(state) => open.lock().push((ino, state)),
+                        }
+                        self.tell(total, files.len() as u64);
+                    }
+                });
+            }
+        });
+        let mut ends = ends.into_inner();
+        self.wait_for_others(open.into_inner(), &mut ends);
+        ends
+    }
+
+    fn begin<'a>(&self, ino: Ino, note: &'a Note) -> Open<'a> {
+        let mut work = match Work::begin(&self.site, ino, note) {
+            Ok(work) => work,
+            Err(stay) => return Open::Not(note, stay),
+        };
+        let noted = self.note_place(ino, note, &work);
+        let progress = noted.map_err(Stay::from).and_then(|()| work.step(&self.site));
+        let mut done = self.done.lock();
+        *done = (done.0 + note.len(), done.1 + 1);
+        Open::Begun(Box::new(work), note, progress)
+    }
+
+    /// Of a file that this node had alone nothing but its journal tells where it goes, so that a later
+    /// run knows it again. (What was flushed before is read from where the journal says.)
+    fn note_place(&self, ino: Ino, note: &Note, work: &Work) -> std::io::Result<()> {
+        let old = note.header.home.as_ref().map(|h| h.ino);
+        let place = work.home();
+        if !note.alone || note.flushed().next().is_some() && old != Some(place.ino) {
+            return Ok(());
+        }
+        let mut header = note.header.clone();
+        header.home = Some(place);
+        self.notes.push(&Record::File(ino, Box::new(header)));
+        self.notes.write().map_err(std::io::Error::from)
+    }
+
+    /// Looks at what lacks bytes until nothing changes any more.
+    fn wait_for_others<'a>(&self, mut open: Vec<(Ino, Open<'a>)>, ends: &mut BTreeMap<Ino, End>) {
+        let mut changed = Instant::now();
+        loop {
+            let mut rest = Vec::new();
+            for (ino, state) in open {
+                match state {
+                    Open::Begun(work, note, Ok(Progress::Done)) => {
+                        work.tidy(&self.site, note);
+                        self.notes.push(&Record::Gone(ino));
+                        ends.insert(ino, End::Done(note.len()));
+                        changed = Instant::now();
+                    }
+                    other => rest.push((ino, other)),
+                }
+            }
+            let worth_it = rest.iter().any(|(_, state)| may_change(state));
+            if !worth_it || self.is_late() || changed.elapsed() >= self.job.patience {
+                return rest.into_iter().for_each(|(ino, state)| {
+                    ends.insert(ino, stays(&state));
+                });
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+            open =
+                rest.into_iter().map(|(ino, s)| (ino, self.again(ino, s, &mut changed))).collect();
+        }
+    }
+
+    fn again<'a>(&self, ino: Ino, state: Open<'a>, changed: &mut Instant) -> Open<'a> {
+        match state {
+            Open::Begun(mut work, note, progress) if !matches!(progress, Err(Stay::Io(_))) => {
+                let before = work.seen;
+                let progress = work.step(&self.site);
+                if work.seen != before {
+                    *changed = Instant::now();
+                }
+                Open::Begun(work, note, progress)
+            }
+            Open::Not(note, Stay::Conflict(_)) if !note.alone => self.begin(ino, note),
+            other => other,
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.job.timeout.is_some_and(|limit| self.began.elapsed() > limit)
+    }
+
+    fn tell(&self, bytes_total: u64, files_total: u64) {
+        let (bytes_done, files_done) = *self.done.lock();
+        let stage = "flushing".into();
+        (self.job.progress)(Event::Progress {
+            bytes_done,
+            bytes_total,
+            files_done,
+            files_total,
+            stage,
+        });
+    }
+}
+
+fn may_change(state: &Open<'_>) -> bool {
+    match state {
+        Open::Not(note, _) | Open::Begun(_, note, _) if !note.is_unpublished() => false,
+        Open::Not(note, Stay::Conflict(_)) => !note.alone,
+        Open::Begun(_, note, Ok(Progress::Missing(missing))) => {
+            let others = !missing.holes.is_empty() || missing.silent;
+            others && !note.alone || !missing.waiting.is_empty()
+        }
+        _ => false,
+    }
+}
+
+fn stays(state: &Open<'_>) -> End {
+    match state {
+        // All of it is there already; others had to know.
+        Open::Not(note, _) | Open::Begun(_, note, _) if !note.is_unpublished() => End::Done(0),
+        Open::Not(note, stay) | Open::Begun(_, note, Err(stay)) => {
+            End::Stays { bytes: note.len(), why: stay.text() }
+        }
+        Open::Begun(_, _, Ok(Progress::Missing(missing))) => {
+            End::Stays { bytes: missing.bytes(), why: missing.describe() }
+        }
+        Open::Begun(_, note, Ok(Progress::Done)) => End::Done(note.len()),
+    }
+}
+
+fn outcome(image: &Image, ends: &BTreeMap<Ino, End>) -> Outcome {
+    let (mut moved, mut files, mut late) = (0, 0, false);
+    let mut remaining = Vec::new();
+    for (ino, note) in image.sayable() {
+        let path = label(ino, note);
+        match ends.get(&ino) {
+            Some(End::Done(bytes)) => (moved, files) = (moved + bytes, files + 1),
+            Some(End::Stays { bytes, why }) => {
+                remaining.push(Remaining { path, bytes: *bytes, why: why.clone() });
+            }
+            Some(End::Late) | None => {
+                late = true;
+                let why = "not brought to the backing in time".to_owned();
+                remaining.push(Remaining { path, bytes: note.len(), why });
+            }
+        }
+    }
+    match (late, remaining.is_empty()) {
+        (true, _) => Outcome::TimedOut { remaining },
+        (false, true) => Outcome::Ok { bytes: moved, files },
+        (false, false) => Outcome::Incomplete { remaining },
+    }
+}
+
+#[cfg(test)]
+#[path = "merge_tests.rs"]
+mod tests;

@@ -1,0 +1,183 @@
+//! The backing as a recovery without a service changes it: directories, names, attributes. Every
+//! path is walked from the root one component at a time, and no symbolic link is followed.
+
+use ebb_types::{Name, Time};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps};
+use rustix::io::Errno as Os;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// Directories that have to be made, and of which nothing but the name is known.
+const DIRECTORY_PERM: u32 = 0o700;
+
+/// The root of the backing.
+pub(crate) struct Places {
+    root: OwnedFd,
+}
+
+/// A name in a directory that is open.
+pub(crate) struct At {
+    pub dir: OwnedFd,
+    pub name: Name,
+}
+
+/// The names of a path.
+pub(crate) fn names(path: &[u8]) -> io::Result<Vec<Name>> {
+    let parts = path.split(|b| *b == b'/').map(Name::new);
+    parts.collect::<Result<_, _>>().map_err(io::Error::from)
+}
+
+impl Places {
+    pub fn open(root: &Path) -> io::Result<Places> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Places { root: rustix::fs::open(root, flags, Mode::empty())? })
+    }
+
+    /// The directory of these names; those that are missing are made when that is wanted.
+    pub fn dir(&self, names: &[Name], make: bool) -> io::Result<OwnedFd> {
+        let mut at = self.root.try_clone()?;
+        for name in names {
+            at = match open_dir(&at, name) {
+                Err(Os::NOENT) if make => {
+                    match rustix::fs::mkdirat(&at, name.as_os_str(), DIRECTORY_PERM.into()) {
+                        Ok(()) => sync_dir(&at)?,
+                        Err(Os::EXIST) => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                    open_dir(&at, name)?
+                }
+                other => other?,
+            };
+        }
+        Ok(at)
+    }
+
+    /// Where a path is.
+    pub fn at(&self, path: &[u8], make: bool) -> io::Result<At> {
+        let mut names = names(path)?;
+        let name = names.pop().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(At { dir: self.dir(&names, make)?, name })
+    }
+
+    /// What is there, of whatever type.
+    pub fn stat(&self, path: &[u8]) -> io::Result<Option<Stat>> {
+        match self.at(path, false) {
+            Ok(at) => at.stat(),
+            Err(e) => missing_is_none(e),
+        }
+    }
+
+    /// The regular file of that number there; `None`: it is not there.
+    pub fn file(&self, path: &[u8], ino: u64) -> io::Result<Option<File>> {
+        let at = match self.at(path, false) {
+            Ok(at) => at,
+            Err(e) => return missing_is_none(e),
+        };
+        let found = at.stat()?.filter(|s| s.st_ino == ino && kind(s) == FileType::RegularFile);
+        if found.is_none() {
+            return Ok(None);
+        }
+        let file = match at.open(OFlags::RDWR) {
+            Ok(file) => file,
+            Err(e) => return missing_is_none(e),
+        };
+        let same = rustix::fs::fstat(&file)?.st_ino == ino;
+        Ok(same.then_some(file))
+    }
+}
+
+fn missing_is_none<T>(e: io::Error) -> io::Result<Option<T>> {
+    match e.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE) => Ok(None),
+        _ => Err(e),
+    }
+}
+
+pub(crate) fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+pub(crate) fn open_dir(at: impl AsFd, name: &Name) -> Result<OwnedFd, Os> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(at, name.as_os_str(), flags, Mode::empty())
+}
+
+/// Names made in it, or taken away, are on stable storage.
+pub(crate) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    match rustix::fs::fsync(dir) {
+        // Some file systems have nothing to sync there.
+        Err(Os::INVAL) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+impl At {
+    pub fn stat(&self) -> io::Result<Option<Stat>> {
+        let found = rustix::fs::statat(&self.dir, self.name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+        found.map(Some).or_else(|e| missing_is_none(e.into()))
+    }
+
+    /// Opens the file, and not what a link points to.
+    pub fn open(&self, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mode = Mode::from_raw_mode(0o600);
+        Ok(File::from(rustix::fs::openat(&self.dir, self.name.as_os_str(), flags, mode)?))
+    }
+
+    pub fn remove(&self) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.dir, self.name.as_os_str(), AtFlags::empty())?)
+    }
+
+    /// Gives the file another name, where nothing may be. EEXIST when something is.
+    pub fn rename_to_free(&self, to: &At) -> io::Result<()> {
+        let (from_name, to_name) = (self.name.as_os_str(), to.name.as_os_str());
+        let flags = RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(&self.dir, from_name, &to.dir, to_name, flags) {
+            // NFS has no such rename, but links do not replace anything either.
+            Err(Os::INVAL | Os::NOSYS | Os::OPNOTSUPP) => {
+                rustix::fs::linkat(&self.dir, from_name, &to.dir, to_name, AtFlags::empty())?;
+                self.remove()?;
+            }
+            other => other?,
+        }
+        sync_dir(&to.dir)
+    }
+
+    /// The same in the place of what is there.
+    pub fn rename_over(&self, to: &At) -> io::Result<()> {
+        let (from_name, to_name) = (self.name.as_os_str(), to.name.as_os_str());
+        rustix::fs::renameat(&self.dir, from_name, &to.dir, to_name)?;
+        sync_dir(&to.dir)
+    }
+}
+
+/// Owner, permissions and times. A user cannot give files away; the bytes matter more.
+pub(crate) fn dress(
+    file: impl AsFd,
+    perm: u32,
+    (uid, gid): (u32, u32),
+    (atime, mtime): (Time, Time),
+) -> io::Result<()> {
+    let stat = rustix::fs::fstat(&file)?;
+    if (stat.st_uid, stat.st_gid) != (uid, gid) {
+        let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
+        match rustix::fs::fchown(&file, Some(uid), Some(gid)) {
+            Err(Os::PERM) => match rustix::fs::fchown(&file, None, Some(gid)) {
+                Err(Os::PERM) => {}
+                other => other?,
+            },
+            other => other?,
+        }
+    }
+    if stat.st_mode & 0o7777 != perm & 0o7777 {
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(perm & 0o7777))?;
+    }
+    let spec = |t: Time| Timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() };
+    let times = Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
+    match rustix::fs::futimens(&file, &times) {
+        Err(Os::PERM | Os::ACCESS) => Ok(()),
+        other => Ok(other?),
+    }
+}

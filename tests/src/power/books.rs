@@ -1,0 +1,247 @@
+//! What a program was told before the power went, and whether what is there agrees with it.
+
+use super::{Id, Line, NAMES, Op};
+use crate::content;
+use crate::crash::Expected;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// A file, whatever its names.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    expected: Expected,
+    /// As the program sees it; bytes beyond it may be there as long as no sync followed a cut.
+    len: u64,
+    was_cut: bool,
+    was_synced: bool,
+}
+
+/// Everything that one program was told.
+#[derive(Debug, Default)]
+pub struct Books {
+    files: BTreeMap<Id, Known>,
+    /// What a name may stand for: first what was synced last, then what came after it.
+    names: BTreeMap<String, Vec<Option<Id>>>,
+    trying: Option<Op>,
+    /// Syncs that were acknowledged.
+    pub syncs: u64,
+    /// Operations that were acknowledged.
+    pub operations: u64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// Files, and their contents as they can be read.
+    pub whole: BTreeMap<String, Vec<u8>>,
+    /// Files of which bytes that were never synced are lost, and said to be.
+    pub lost: BTreeSet<String>,
+}
+
+impl Books {
+    /// The next line of its output.
+    pub fn read(&mut self, line: &Line) {
+        match line {
+            Line::Try(op) => {
+                self.begin(op);
+                self.trying = Some(op.clone());
+            }
+            Line::Done => {
+                let op = self.trying.take().expect("it was tried");
+                self.operations += 1;
+                self.done(&op);
+            }
+            Line::Failed(_) => {}
+        }
+    }
+
+    fn stands_for(&self, name: &str) -> Option<Id> {
+        self.names.get(name).and_then(|all| *all.last().expect("never empty"))
+    }
+
+    fn bind(&mut self, name: &str, id: Option<Id>) {
+        self.names.entry(name.to_owned()).or_insert_with(|| vec![None]).push(id);
+    }
+
+    fn begin(&mut self, op: &Op) {
+        match op {
+            Op::Create { name, id } => {
+                if self.stands_for(name).is_some() {
+                    self.bind(name, None);
+                }
+                self.bind(name, Some(*id));
+                self.files.insert(*id, Known::default());
+            }
+            Op::Write { id, operation, offset, len } => {
+                let known = self.files.get_mut(id).expect("it was created");
+                let data = content::bytes(*id % 251, *operation, *offset, *len);
+                known.expected.write(*offset, &data);
+                known.len = known.len.max(offset + len);
+            }
+            Op::Cut { id, len } => {
+                let known = self.files.get_mut(id).expect("it was created");
+                known.cut(*len);
+            }
+            Op::Rename { from, to } if from != to => {
+                let id = self.stands_for(from);
+                self.bind(to, id);
+                self.bind(from, None);
+            }
+            Op::Unlink { name } => self.bind(name, None),
+            Op::Rename { .. } | Op::Sync { .. } | Op::SyncNames => {}
+        }
+    }
+
+    fn done(&mut self, op: &Op) {
+        match op {
+            Op::Sync { id } => {
+                self.syncs += 1;
+                self.files.get_mut(id).expect("it was created").synced();
+                for all in self.names.values_mut().filter(|all| all.last() == Some(&Some(*id))) {
+                    all.drain(..all.len() - 1);
+                }
+            }
+            Op::SyncNames => {
+                self.syncs += 1;
+                self.names.values_mut().for_each(|all| drop(all.drain(..all.len() - 1)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Compares a directory with the books; every difference is a panic. From here on what was
+    /// found is the truth.
+    ///
+    /// # Panics
+    /// When something that was synced is not there, or something else is.
+    pub fn judge(&self, what: &str, directory: &Path) -> Verdict {
+        let mut verdict = Verdict::default();
+        let mut found = BTreeSet::new();
+        for name in NAMES {
+            let none = vec![None];
+            let may_be = self.names.get(name).unwrap_or(&none);
+            let what = format!("{what}: {name}");
+            let path = directory.join(name);
+            let file = match File::open(&path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    assert!(
+                        may_be.contains(&None),
+                        "{what}: is not there, wanted one of {may_be:?}"
+                    );
+                    continue;
+                }
+                Err(e) => panic!("{what}: {e}"),
+            };
+            let (bytes, unreadable) = contents(&what, &file);
+            let fits =
+                |id: &&Option<Id>| id.is_some_and(|id| self.files[&id].agrees(&bytes, &unreadable));
+            let id = may_be.iter().find(fits).unwrap_or_else(|| {
+                let why: Vec<String> =
+                    may_be.iter().flatten().map(|id| self.why(*id, &bytes, &unreadable)).collect();
+                panic!("{what}: {} bytes that are none of {may_be:?}: {why:#?}", bytes.len())
+            });
+            found.extend(*id);
+            match unreadable.is_empty() {
+                true => drop(verdict.whole.insert(name.to_owned(), bytes)),
+                false => drop(verdict.lost.insert(name.to_owned())),
+            }
+        }
+        self.nothing_vanished(what, &found);
+        verdict
+    }
+
+    /// A synced file whose name was not taken away has one.
+    fn nothing_vanished(&self, what: &str, found: &BTreeSet<Id>) {
+        for (id, known) in &self.files {
+            let names = self.names.values().filter(|all| all.contains(&Some(*id)));
+            let is_named = self.names.values().any(|all| all.last() == Some(&Some(*id)));
+            let is_vouched = known.was_synced && is_named;
+            let names: Vec<_> = names.collect();
+            assert!(!is_vouched || found.contains(id), "{what}: file {id} is nowhere: {names:?}");
+        }
+    }
+
+    fn why(&self, id: Id, bytes: &[u8], unreadable: &[u64]) -> String {
+        let known = &self.files[&id];
+        let mut text =
+            format!("file {id}: size {} to {}", known.expected.size_least(), known.expected.len());
+        if let Some(at) = known.expected.first_wrong(bytes, unreadable) {
+            let end = bytes.len().min(at as usize + 8);
+            let got = &bytes[at as usize..end];
+            text += &format!(
+                ", wrong from {at} on: got {got:?}, may be {:?}",
+                known.expected.may_be(at)
+            );
+        }
+        if let Some(at) = known.vouched_and_lost(unreadable) {
+            text += &format!(", byte {at} cannot be read and was synced");
+        }
+        text
+    }
+}
+
+impl Known {
+    fn cut(&mut self, len: u64) {
+        let before = self.len;
+        self.expected.cut(len.min(self.expected.len()));
+        if len > before {
+            // Zeros from the end on, which are written like others.
+            self.expected.write(before, &vec![0; (len - before) as usize]);
+        }
+        self.len = len;
+        self.was_cut = true;
+    }
+
+    fn synced(&mut self) {
+        if self.was_cut {
+            self.expected.acknowledge_cut(self.len);
+        }
+        self.expected.acknowledge_all();
+        (self.was_cut, self.was_synced) = (false, true);
+    }
+
+    fn agrees(&self, bytes: &[u8], unreadable: &[u64]) -> bool {
+        let size = bytes.len() as u64;
+        let fits = (self.expected.size_least()..=self.expected.len()).contains(&size);
+        fits && self.expected.first_wrong(bytes, unreadable).is_none()
+            && self.vouched_and_lost(unreadable).is_none()
+    }
+
+    /// A byte that cannot be read although nothing was written there since it was synced.
+    fn vouched_and_lost(&self, unreadable: &[u64]) -> Option<u64> {
+        let is_vouched =
+            |at: &&u64| **at < self.expected.size_least() && self.expected.may_be(**at).len() == 1;
+        unreadable.iter().find(is_vouched).copied()
+    }
+}
+
+/// What a file has; and which of its bytes answer EIO (they are 0 then).
+fn contents(what: &str, file: &File) -> (Vec<u8>, Vec<u64>) {
+    let len = file.metadata().unwrap_or_else(|e| panic!("{what}: {e}")).len();
+    let mut bytes = vec![0; len as usize];
+    let mut unreadable = Vec::new();
+    read_into(what, file, 0, &mut bytes, &mut unreadable);
+    (bytes, unreadable)
+}
+
+/// In halves where it fails, down to single bytes.
+fn read_into(what: &str, file: &File, at: u64, into: &mut [u8], unreadable: &mut Vec<u64>) {
+    if into.is_empty() {
+        return;
+    }
+    match file.read_exact_at(into, at) {
+        Ok(()) => {}
+        Err(e) if e.raw_os_error() == Some(libc::EIO) && into.len() == 1 => unreadable.push(at),
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => {
+            let (first, second) = into.split_at_mut(into.len() / 2);
+            let middle = at + first.len() as u64;
+            read_into(what, file, at, first, unreadable);
+            read_into(what, file, middle, second, unreadable);
+        }
+        Err(e) => panic!("{what}: at {at}: {e}"),
+    }
+}

@@ -1,0 +1,275 @@
+//! All nodes of a job and its service are gone, with the service's state: `ebb recover` on each
+//! cache, at once or in turn, killed and repeated, brings every byte of shared files to the backing,
+//! and never says 0 when some are missing.
+
+use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
+use ebb_tests::content::same;
+use rand::Rng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+const RECORD: usize = 3_000;
+
+fn rounds() -> u64 {
+    std::env::var("EBB_RECOVERY_ROUNDS").ok().and_then(|v| v.parse().ok()).unwrap_or(3)
+}
+
+fn cluster(nodes: usize, model: &str) -> Option<Cluster> {
+    let builder = Cluster::builder().nodes(nodes).separate_meta().flush("end");
+    skip_reason().is_none().then(|| builder.consistency(model).start())
+}
+
+fn open(node: &Node, name: &str) -> File {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).open(node.path(name)).expect("open")
+}
+
+/// Nothing but the caches is left of the job.
+fn all_die(cluster: &mut Cluster) {
+    cluster.nodes().iter().for_each(Node::kill9);
+    cluster.kill_meta();
+    std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
+    for node in cluster.nodes() {
+        let _ = node.ebb("umount", &[], &[]);
+    }
+}
+
+fn command(cluster: &Cluster, node: &Node, more: &[&str]) -> Command {
+    let mut command = cluster.ebb();
+    command.arg("recover").arg(node.cache()).arg("--backing").arg(cluster.backing()).args(more);
+    command
+}
+
+fn recover(cluster: &Cluster, node: &Node, more: &[&str]) -> Output {
+    command(cluster, node, more).output().expect("ebb can be started")
+}
+
+fn start(cluster: &Cluster, node: &Node) -> Child {
+    let mut command = command(cluster, node, &[]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ebb can be started")
+}
+
+fn said(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+}
+
+fn ended_with(output: &Output, status: i32, words: &[&str]) {
+    assert_eq!(output.status.code(), Some(status), "{}", describe(output));
+    words.iter().for_each(|w| assert!(said(output).contains(w), "no '{w}' in {}", said(output)));
+}
+
+/// All names on the backing but what recoveries say to each other.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("list").flatten();
+    let names = entries.map(|e| e.file_name().into_string().expect("a name"));
+    let mut names: Vec<_> = names.filter(|n| !n.starts_with(".ebb-part-recovery-")).collect();
+    names.sort();
+    names
+}
+
+/// Every node writes its records, fsyncs, closes; all have it open at the same time.
+fn interleaved(cluster: &Cluster, name: &str, dice: &mut ChaCha8Rng) -> Vec<u8> {
+    let nodes = cluster.nodes();
+    let records = nodes.len() * dice.random_range(2..9);
+    let short = dice.random_range(0..RECORD);
+    let content = random::bytes(dice, records * RECORD - short);
+    let files: Vec<File> = nodes.iter().map(|n| open(n, name)).collect();
+    for (i, record) in content.chunks(RECORD).enumerate() {
+        let file = &files[i % nodes.len()];
+        file.write_all_at(record, (i * RECORD) as u64).expect("write");
+    }
+    files.iter().for_each(|f| f.sync_all().expect("fsync"));
+    content
+}
+
+/// How the recoveries run.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    AtOnce,
+    InTurn,
+    Killed,
+}
+
+fn run_all(cluster: &Cluster, way: Way, content: &[u8], dice: &mut ChaCha8Rng) {
+    let mut order: Vec<&Node> = cluster.nodes().iter().collect();
+    order.shuffle(dice);
+    let last = order.len() - 1;
+    match way {
+        Way::AtOnce => at_once(cluster, &order, content),
+        Way::InTurn => {
+            for (i, node) in order.iter().enumerate() {
+                let output = recover(cluster, node, &["--wait", "0s"]);
+                match i == last {
+                    true => ended_with(&output, 0, &[]),
+                    false => ended_with(&output, 3, &["f: ", "waiting for bytes of other nodes"]),
+                }
+                assert_eq!(cluster.backing().join("f").exists(), i == last, "a name too early");
+            }
+        }
+        Way::Killed => {
+            for _ in 0..4 {
+                let mut running: Vec<Child> = order.iter().map(|n| start(cluster, n)).collect();
+                for child in &mut running {
+                    std::thread::sleep(Duration::from_micros(dice.random_range(0..12_000)));
+                    let _ = child.kill();
+                }
+                running.iter_mut().for_each(|c| drop(c.wait()));
+            }
+            at_once(cluster, &order, content);
+        }
+    }
+    // Whoever was first was told that others were missing; by now they are not.
+    for node in order {
+        ended_with(&recover(cluster, node, &["--wait", "0s"]), 0, &[]);
+        ended_with(&recover(cluster, node, &["--dry-run"]), 0, &["nothing"]);
+    }
+}
+
+fn at_once(cluster: &Cluster, order: &[&Node], content: &[u8]) {
+    let running: Vec<Child> = order.iter().map(|n| start(cluster, n)).collect();
+    let ended: Vec<Output> =
+        running.into_iter().map(|c| c.wait_with_output().expect("wait")).collect();
+    for output in &ended {
+        match output.status.code() {
+            Some(0) => {}
+            _ => ended_with(output, 3, &["f: ", "by"]),
+        }
+    }
+    assert!(ended.iter().any(|o| o.status.success()), "the last one sees that all is there");
+    same("at once", &std::fs::read(cluster.backing().join("f")).expect("the file"), content);
+}
+
+#[test]
+fn recoveries_bring_every_byte_of_a_shared_file_in_any_order() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let seed = random::seed();
+    for round in 0..rounds() {
+        let mut dice = random::generator(seed ^ round);
+        let count = if dice.random_bool(0.5) { 4 } else { 2 };
+        let model = ["session", "commit", "posix"][dice.random_range(0..3)];
+        // Each of them, however few rounds there are.
+        let way = [Way::AtOnce, Way::InTurn, Way::Killed][round as usize % 3];
+        let Some(mut cluster) = cluster(count, model) else { return };
+        let content = interleaved(&cluster, "f", &mut dice);
+        all_die(&mut cluster);
+        println!("round {round}: {count} nodes, {model}, {way:?}");
+        run_all(&cluster, way, &content, &mut dice);
+        let got = std::fs::read(cluster.backing().join("f")).expect("the file");
+        same(&format!("seed {seed} round {round} {way:?}"), &got, &content);
+        assert_eq!(names(cluster.backing()), ["f"]);
+    }
+}
+
+#[test]
+fn of_bytes_that_nodes_wrote_over_each_other_the_newest_are_recovered() {
+    for backwards in [false, true] {
+        let Some(mut cluster) = cluster(3, "session") else { return };
+        let content = rewritten(&cluster);
+        all_die(&mut cluster);
+        let mut order: Vec<&Node> = cluster.nodes().iter().collect();
+        if backwards {
+            order.reverse();
+        }
+        order.iter().for_each(|n| drop(recover(&cluster, n, &["--wait", "0s"])));
+        for node in order {
+            ended_with(&recover(&cluster, node, &["--wait", "0s"]), 0, &[]);
+        }
+        let got = std::fs::read(cluster.backing().join("f")).expect("the file");
+        same(&format!("backwards {backwards}"), &got, &content);
+    }
+}
+
+/// Three nodes write over each other's bytes, one after the other; part of it is flushed.
+fn rewritten(cluster: &Cluster) -> Vec<u8> {
+    let mut content = vec![0; 40_000];
+    let files: Vec<File> = cluster.nodes().iter().map(|n| open(n, "f")).collect();
+    drop(files);
+    let writes = [(0, 0, 40_000), (1, 5_000, 10_000), (2, 10_000, 20_000), (0, 12_000, 1_000)];
+    for (i, (node, at, len)) in writes.into_iter().enumerate() {
+        let value = vec![i as u8 + 1; len];
+        let file = open(cluster.node(node), "f");
+        file.write_all_at(&value, at as u64).expect("write");
+        drop(file);
+        content[at..at + len].copy_from_slice(&value);
+        if i == 1 {
+            let _ = cluster.node(1).ebb("drain", &[], &[]);
+        }
+    }
+    content
+}
+
+#[test]
+fn bytes_in_a_file_that_was_published_are_merged_by_their_versions() {
+    let Some(mut cluster) = cluster(2, "session") else { return };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    let mut content = vec![1; 30_000];
+    open(first, "f").write_all_at(&content, 0).expect("write");
+    first.drain();
+    assert_eq!(std::fs::read(cluster.backing().join("f")).expect("published").len(), 30_000);
+    // The second node publishes; the first one writes over a part of that and flushes it.
+    for (node, at, value) in [(second, 1_000, 2u8), (first, 2_000, 3)] {
+        let bytes = vec![value; 2_000];
+        open(node, "f").write_all_at(&bytes, at).expect("write");
+        content[at as usize..at as usize + 2_000].copy_from_slice(&bytes);
+    }
+    first.drain();
+    all_die(&mut cluster);
+    for node in cluster.nodes() {
+        ended_with(&recover(&cluster, node, &[]), 0, &[]);
+    }
+    same("merged", &std::fs::read(cluster.backing().join("f")).expect("the file"), &content);
+}
+
+#[test]
+fn a_file_with_holes_that_others_may_have_filled_is_not_done() {
+    let Some(mut cluster) = cluster(2, "session") else { return };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    let files = [open(first, "f"), open(second, "f")];
+    files[0].write_all_at(&[1; 1_000], 5_000).expect("write");
+    drop(files);
+    let sparse = open(first, "sparse");
+    sparse.write_all_at(&[2; 1_000], 5_000).expect("write");
+    drop(sparse);
+    all_die(&mut cluster);
+    let first = cluster.node(0);
+    let output = recover(&cluster, first, &["--wait", "0s"]);
+    ended_with(&output, 3, &["f: 5000 bytes (waiting for bytes of other nodes", "0-5000"]);
+    assert_eq!(names(cluster.backing()), ["sparse"], "the service said that nobody else had it");
+    ended_with(&recover(&cluster, first, &["--dry-run"]), 3, &["f: 1000 bytes"]);
+    ended_with(&recover(&cluster, first, &["--force"]), 0, &[]);
+    let mut wanted = vec![0; 5_000];
+    wanted.extend([1; 1_000]);
+    same("forced", &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
+    let meta = std::fs::metadata(cluster.backing().join("sparse")).expect("stat");
+    assert_eq!(meta.len(), 6_000);
+}
+
+#[test]
+fn what_a_node_had_flushed_to_a_part_file_is_not_forgotten() {
+    let Some(mut cluster) = cluster(2, "session") else { return };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    let files = [open(first, "f"), open(second, "f")];
+    files[0].write_all_at(&[1; 10_000], 0).expect("write");
+    files[1].write_all_at(&[2; 10_000], 10_000).expect("write");
+    drop(files);
+    // Nothing is unflushed at the first node; the file has no name, because the second one's is.
+    let _ = first.ebb("drain", &[], &[]);
+    assert!(!cluster.backing().join("f").exists(), "it is not whole");
+    all_die(&mut cluster);
+    let first = cluster.node(0);
+    let output = recover(&cluster, first, &["--wait", "0s"]);
+    ended_with(&output, 3, &["10000 more in a part file", "waiting for bytes of other nodes"]);
+    ended_with(&recover(&cluster, cluster.node(1), &[]), 0, &[]);
+    ended_with(&recover(&cluster, first, &[]), 0, &[]);
+    let wanted = [[1; 10_000], [2; 10_000]].concat();
+    same("f", &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
+    assert_eq!(names(cluster.backing()), ["f"], "no part file is left");
+}

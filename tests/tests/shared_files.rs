@@ -1,0 +1,273 @@
+//! One file that several nodes write at once, each its own bytes: allocation beside others' writes,
+//! read-modify-write under locks, and very many small pieces. No byte of anybody may be lost.
+
+use ebb_testkit::{Cluster, Node};
+use ebb_tests::model::close;
+use ebb_tests::nodes::open;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Barrier;
+
+const ALL: [&str; 5] = ["posix", "commit", "session", "mpiio", "romio"];
+const PATHS: [&str; 2] = ["daemon", "auto"];
+
+fn two(model: &str, path: &str) -> Cluster {
+    Cluster::builder().nodes(2).consistency(model).option("--io-path", path).start()
+}
+
+fn checked(done: i32, what: &str) {
+    assert_eq!(done, 0, "{what}: {}", io::Error::last_os_error());
+}
+
+fn fallocate(file: &File, mode: i32, end: i64) {
+    // SAFETY: an open descriptor.
+    checked(unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, end) }, "fallocate");
+}
+
+fn size(node: &Node, name: &str) -> u64 {
+    open(&node.path(name)).metadata().expect("stat").len()
+}
+
+/// Each node does its part at the same time as the other one.
+fn both(cluster: &Cluster, part: impl Fn(usize, &Node, &Barrier) + Sync) {
+    let barrier = Barrier::new(2);
+    std::thread::scope(|threads| {
+        for (who, node) in cluster.nodes().iter().enumerate() {
+            let (barrier, part) = (&barrier, &part);
+            threads.spawn(move || part(who, node, barrier));
+        }
+    });
+}
+
+#[test]
+fn allocation_beside_others_writes_never_cuts() {
+    for (model, path) in ["posix", "commit", "romio"].iter().flat_map(|m| PATHS.map(|p| (m, p))) {
+        let cluster = two(model, path);
+        for round in 0..70 {
+            let name = format!("f{round}");
+            drop(open(&cluster.node(0).path(&name)));
+            both(&cluster, |who, node, barrier| {
+                let file = open(&node.path(&name));
+                barrier.wait();
+                if who == 0 {
+                    fallocate(&file, 0, 4096);
+                } else {
+                    file.write_all_at(&[7; 100], 8192).expect("write");
+                    file.sync_all().expect("fsync");
+                }
+                close(file).expect("close");
+            });
+            for node in cluster.nodes() {
+                let got = std::fs::read(node.path(&name)).expect("read");
+                let what = format!("{model}, {path}, round {round}");
+                assert_eq!(got.len(), 8292, "{what}");
+                assert!(got[..8192].iter().all(|b| *b == 0) && got[8192..] == [7; 100], "{what}");
+            }
+        }
+        cluster.umount_all();
+        assert_eq!(std::fs::read(cluster.backing().join("f3")).expect("read").len(), 8292);
+    }
+}
+
+/// The node that allocates has an old view, in which the file is empty.
+#[test]
+fn allocation_under_an_old_view_never_cuts() {
+    for (model, path) in ALL.iter().flat_map(|m| PATHS.map(|p| (m, p))) {
+        let cluster = two(model, path);
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let early = open(&a.path("f"));
+        std::fs::write(b.path("f"), vec![9; 1 << 20]).expect("write");
+        fallocate(&early, 0, 4096);
+        fallocate(&early, libc::FALLOC_FL_KEEP_SIZE, 4 << 20);
+        for node in [a, b] {
+            assert_eq!(size(node, "f"), 1 << 20, "{model}, {path}");
+        }
+        assert!(std::fs::read(b.path("f")).expect("read") == vec![9; 1 << 20], "{model}, {path}");
+        fallocate(&early, 0, 2 << 20);
+        for node in [b, a] {
+            assert_eq!(size(node, "f"), 2 << 20, "{model}, {path}");
+        }
+        close(early).expect("close");
+        cluster.umount_all();
+        let want = [vec![9; 1 << 20], vec![0; 1 << 20]].concat();
+        assert!(std::fs::read(cluster.backing().join("f")).expect("read") == want);
+    }
+}
+
+/// What a node has written past its daemon is not cut by another one's allocation either.
+#[test]
+fn allocation_of_a_file_that_sits_elsewhere_never_cuts() {
+    for model in ["posix", "commit"] {
+        let cluster = two(model, "auto");
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let mine = open(&a.path("f"));
+        mine.write_all_at(&[5; 100_000], 0).expect("write");
+        let theirs = open(&b.path("f"));
+        fallocate(&theirs, 0, 4096);
+        mine.write_all_at(&[6; 100_000], 100_000).expect("write");
+        fallocate(&theirs, 0, 150_000);
+        mine.sync_all().expect("fsync");
+        assert_eq!(size(b, "f"), 200_000, "{model}");
+        fallocate(&theirs, 0, 250_000);
+        let want = [vec![5; 100_000], vec![6; 100_000], vec![0; 50_000]].concat();
+        for node in [a, b] {
+            assert!(std::fs::read(node.path("f")).expect("read") == want, "{model}");
+        }
+    }
+}
+
+fn lock(file: &File, kind: libc::c_int, start: u64, len: u64) {
+    // SAFETY: plain data.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    (lock.l_start, lock.l_len) = (start as i64, len as i64);
+    // SAFETY: the lock lives through the call.
+    checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const lock) }, "lock");
+}
+
+const RECORD: u64 = 100;
+const STRETCH: u64 = 10 * RECORD;
+const STRETCHES: u64 = 8;
+
+/// What a record is in a round: written plainly, then perhaps under a lock. Never zero.
+fn content(round: u64, record: u64, under_lock: bool) -> u8 {
+    (1 + (round * 67 + record * 2 + u64::from(under_lock)) % 255) as u8
+}
+
+fn is_rewritten(record: u64) -> bool {
+    record % 2 == (record * RECORD / STRETCH) % 2
+}
+
+/// Data sieving, as MPI libraries do it: every node writes its records; then each locks stretches that
+/// hold the other's records as well, reads them, changes its own records, and writes all of it back.
+fn sieve(who: u64, node: &Node, round: u64, barrier: &Barrier) {
+    let file = open(&node.path("f"));
+    let own = |r: &u64| r % 2 == who;
+    barrier.wait();
+    for record in (0..STRETCHES * STRETCH / RECORD).filter(own) {
+        let data = [content(round, record, false); RECORD as usize];
+        file.write_all_at(&data, record * RECORD).expect("write");
+    }
+    barrier.wait();
+    for start in (who..STRETCHES).step_by(2).map(|s| s * STRETCH) {
+        lock(&file, libc::F_WRLCK, start, STRETCH);
+        let mut stretch = [0; STRETCH as usize];
+        let got = file.read_at(&mut stretch, start).expect("read");
+        assert!(got as u64 == STRETCH || start + STRETCH == STRETCHES * STRETCH, "{got}");
+        for record in (start / RECORD..(start + STRETCH) / RECORD).filter(own) {
+            let at = (record * RECORD - start) as usize;
+            stretch[at..at + RECORD as usize].fill(content(round, record, true));
+        }
+        file.write_all_at(&stretch, start).expect("write back");
+        lock(&file, libc::F_UNLCK, start, STRETCH);
+    }
+    close(file).expect("close");
+    barrier.wait();
+}
+
+fn all_records(round: u64) -> Vec<u8> {
+    let records = 0..STRETCHES * STRETCH / RECORD;
+    records.flat_map(|r| [content(round, r, is_rewritten(r)); RECORD as usize]).collect()
+}
+
+#[test]
+fn read_modify_write_under_locks_loses_no_byte() {
+    for (model, path) in ALL.iter().flat_map(|m| PATHS.map(|p| (m, p))) {
+        let cluster = two(model, path);
+        drop(open(&cluster.node(0).path("f")));
+        let began = std::time::Instant::now();
+        for round in 0..20 {
+            both(&cluster, |who, node, barrier| sieve(who as u64, node, round, barrier));
+            for node in cluster.nodes() {
+                let got = std::fs::read(node.path("f")).expect("read");
+                let wrong = got.iter().zip(all_records(round)).position(|(a, b)| *a != b);
+                assert_eq!(
+                    (got.len() as u64, wrong),
+                    (STRETCHES * STRETCH, None),
+                    "{model}, {path}, round {round}"
+                );
+            }
+        }
+        println!("{model}, {path}: {:?}", began.elapsed());
+        cluster.umount_all();
+        assert!(std::fs::read(cluster.backing().join("f")).expect("read") == all_records(19));
+    }
+}
+
+/// A lock of one node waits for nothing when nobody else has the file open, and for no locks of others
+/// when they lock other parts of it at the same time.
+#[test]
+fn locks_of_disjoint_parts_do_not_wait_for_each_other() {
+    let cluster = two("session", "daemon");
+    drop(open(&cluster.node(0).path("f")));
+    both(&cluster, |who, node, barrier| {
+        let file = open(&node.path("f"));
+        let at = who as u64 * STRETCH;
+        barrier.wait();
+        lock(&file, libc::F_WRLCK, at, STRETCH);
+        file.write_all_at(&[1 + who as u8; 10], at).expect("write");
+        // Both hold theirs now.
+        barrier.wait();
+        lock(&file, libc::F_WRLCK, at + 10 * STRETCH, STRETCH);
+        barrier.wait();
+        lock(&file, libc::F_UNLCK, 0, 0);
+    });
+    let got = std::fs::read(cluster.node(0).path("f")).expect("read");
+    assert_eq!((got[..10].to_vec(), got[1000..].to_vec()), (vec![1; 10], vec![2; 10]));
+}
+
+/// A writable mapping of a file from its start.
+fn store(file: &File, len: usize, bytes: impl Iterator<Item = (usize, u8)>) {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping of an open descriptor.
+    let at = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED, "mmap: {}", io::Error::last_os_error());
+    for (offset, byte) in bytes {
+        assert!(offset < len);
+        // SAFETY: inside the mapping.
+        unsafe { at.cast::<u8>().add(offset).write_volatile(byte) }
+    }
+    // SAFETY: it was mapped above, and nobody has a reference into it.
+    checked(unsafe { libc::munmap(at, len) }, "munmap");
+}
+
+fn memory_kib(node: &Node) -> u64 {
+    let pid = node.pid().expect("it runs");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = status.lines().find(|l| l.starts_with("VmHWM")).expect("VmHWM");
+    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+}
+
+/// What one node stored through a mapping lies between bytes of the other's blocks: each byte is a range
+/// of its own, and there are several hundred thousand of them, more than one message takes.
+#[test]
+fn a_file_of_very_many_ranges_is_published_by_close() {
+    const LEN: usize = 5 << 18;
+    let cluster = two("session", "passthrough");
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    open(&a.path("f")).set_len(LEN as u64).expect("extend");
+    let (first, second) = (open(&a.path("f")), open(&b.path("f")));
+    store(&first, LEN, (0..LEN).step_by(2).map(|at| (at, 1 + (at / 2 % 255) as u8)));
+    store(&second, LEN, (1..LEN).step_by(2).map(|at| (at, 1 + (at / 3 % 255) as u8)));
+    close(first).expect("close");
+    let began = std::time::Instant::now();
+    close(second).expect("close");
+    a.wait_closed();
+    b.wait_closed();
+    println!("published after {:?}; {} and {} KiB", began.elapsed(), memory_kib(a), memory_kib(b));
+    let want = |at: usize| 1 + (if at.is_multiple_of(2) { at / 2 } else { at / 3 } % 255) as u8;
+    for node in [a, b] {
+        let got = std::fs::read(node.path("f")).expect("read");
+        let wrong = got.iter().enumerate().position(|(at, byte)| *byte != want(at));
+        assert_eq!((got.len(), wrong), (LEN, None), "on {}", node.name());
+        assert!(!node.log().contains("Argument list too long"), "{}", node.log());
+    }
+    assert!(memory_kib(a).max(memory_kib(b)) < 2 << 20, "memory grows with the ranges, not faster");
+    cluster.umount_all();
+    let there = std::fs::read(cluster.backing().join("f")).expect("read");
+    assert!(there.iter().enumerate().all(|(at, byte)| *byte == want(at)), "on the backing");
+}
