@@ -7,9 +7,11 @@
 
 use crate::alone::Alone;
 use crate::cache::{self, CacheDir};
+use crate::heir::Opened;
 use crate::home::Whereabouts;
 use crate::journal::Home;
 use crate::leases::Published;
+use crate::lock_book::{LockBook, LockOwner};
 use crate::passing::Passing;
 use bytes::Bytes;
 use ebb_backend::BackingFile;
@@ -57,8 +59,6 @@ pub struct State {
     pub quiet: QuietWrites,
     /// This node's last publication of it.
     pub published: Published,
-    /// Lock owners that have locked it from this node (to be released at their close).
-    pub lock_owners: Vec<u64>,
     /// The kernel reads and writes the cache file past the daemon.
     pub passing: Option<Passing>,
 }
@@ -77,6 +77,12 @@ pub struct CachedFile {
     pub name_synced: AtomicBool,
     /// One more than the number of the chunk that was used last, for the eviction order; 0: none.
     pub last_chunk: AtomicU64,
+    /// Who may hold locks of it at the service.
+    pub locks: Mutex<LockBook>,
+    /// The book is not empty: there may be locks, broken handles, or locks to be given back.
+    pub guarded: AtomicBool,
+    /// Locks are given back in turn.
+    pub giving_back: tokio::sync::Mutex<()>,
     fetching: Mutex<Vec<InFlight>>,
     held: Mutex<Vec<ByteRange>>,
     /// The kernel let go of it while it was still open here: whoever releases it last looks
@@ -182,18 +188,51 @@ impl CachedFile {
                 lease: FileLease::default(),
                 quiet: QuietWrites::default(),
                 published: Published::default(),
-                lock_owners: Vec::new(),
                 passing: None,
             }),
             listed: AtomicBool::new(false),
             name_synced: AtomicBool::new(false),
             last_chunk: AtomicU64::new(0),
+            locks: Mutex::default(),
+            guarded: AtomicBool::new(false),
+            giving_back: tokio::sync::Mutex::new(()),
             fetching: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
             forgotten: AtomicBool::new(false),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),
         }
+    }
+
+    /// True when its book of locks has anything in it.
+    pub fn is_guarded(&self) -> bool {
+        self.guarded.load(Acquire)
+    }
+
+    /// Changes the book of locks.
+    pub fn change_locks<T>(&self, change: impl FnOnce(&mut LockBook) -> T) -> T {
+        let mut book = self.locks.lock();
+        let result = change(&mut book);
+        self.guarded.store(!book.is_empty(), Release);
+        result
+    }
+
+    /// The locks that were taken through handles of a dead daemon.
+    pub fn inherit_locks(&self, handles: &[Opened]) {
+        self.change_locks(|book| {
+            for handle in handles {
+                for id in &handle.record_owners {
+                    book.inherit(LockOwner { id: *id, flock: false }, handle.fh);
+                }
+                if handle.flock_owner != 0 {
+                    let owner = LockOwner { id: handle.flock_owner, flock: true };
+                    book.inherit(owner, handle.fh);
+                }
+                if handle.broken {
+                    book.break_handle(handle.fh);
+                }
+            }
+        });
     }
 
     /// The cache file; made when first needed. Its descriptor is kept while somebody has the file

@@ -12,17 +12,14 @@ use std::sync::{Arc, OnceLock};
 
 /// One `open` of a file.
 pub struct OpenFile {
+    /// The kernel's number of it.
+    pub fh: u64,
     /// The file.
     pub file: Arc<CachedFile>,
     /// Which way its reads and writes go.
     pub path: IoPath,
     /// Where a sequential reader would go on.
     pub read_ahead: Mutex<ReadAhead>,
-    /// Owners of record locks taken through this handle. Those that are left when the handle
-    /// goes are open file description locks, of whose end the kernel does not tell.
-    pub record_owners: Mutex<Vec<u64>>,
-    /// The owner of a flock taken through this handle; 0: none.
-    pub flock_owner: AtomicU64,
 }
 
 /// One entry of a listed directory.
@@ -82,7 +79,8 @@ impl Handles {
     }
 
     /// Takes in what a daemon before this one had open.
-    pub fn adopt(&self, fh: u64, request: u64, file: OpenFile) {
+    pub fn adopt(&self, request: u64, file: OpenFile) {
+        let fh = file.fh;
         self.files.write().insert(fh, Arc::new(file));
         self.given.write().insert(request, fh);
     }
@@ -109,9 +107,26 @@ impl Handles {
         }
     }
 
+    /// The locks of a handle were given up.
+    pub fn broken(&self, fh: u64) {
+        if let Some(heir) = self.heir.get()
+            && !heir.table.broken(fh)
+        {
+            tracing::warn!("too many open files: one whose locks are lost is not noted as such");
+        }
+    }
+
+    /// An owner has no locks any more that were taken through it.
+    pub fn unlocked(&self, fh: u64, owner: u64, flock: bool) {
+        if let Some(heir) = self.heir.get() {
+            heir.table.unlocked(fh, owner, flock);
+        }
+    }
+
     /// Takes an open file in.
-    pub fn insert_file(&self, file: OpenFile) -> u64 {
+    pub fn insert_file(&self, mut file: OpenFile) -> u64 {
         let fh = self.number();
+        file.fh = fh;
         if let Some(heir) = self.heir.get() {
             let request = ebb_meta_client::caller().map_or(0, |c| c.number);
             if !heir.table.opened(fh, file.file.ino, request) {

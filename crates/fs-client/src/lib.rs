@@ -28,6 +28,7 @@ mod known;
 mod leases;
 pub mod ledger;
 pub mod leftover;
+mod lock_book;
 mod memory;
 mod metrics;
 mod node;

@@ -173,6 +173,12 @@ impl Node {
             this.upgrade().is_none_or(|node| node.recalled(ino, seq))
         }));
         let this = Arc::downgrade(&node);
+        node.meta.on_given_up(Box::new(move || {
+            if let Some(node) = this.upgrade() {
+                node.given_up();
+            }
+        }));
+        let this = Arc::downgrade(&node);
         node.meta.on_publish(Box::new(move |asked| {
             if let Some(node) = this.upgrade() {
                 node.asked_to_publish(asked);

@@ -96,6 +96,9 @@ pub(crate) fn go_on(
     let handles = runtime
         .block_on(node.reopen(&inherited.opened))
         .map_err(|e| local("cannot go on with the open files")(e.into()))?;
+    if node.meta.was_given_up() {
+        node.given_up();
+    }
     tracing::warn!(
         handles,
         restarts = heir.restarts,

@@ -90,6 +90,7 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
     // Before the first word of this session, which tells the service so.
     inner.trusting.begin(session.welcome.trust_ms);
     inner.node_id.store(session.welcome.node_id, Relaxed);
+    inner.trusting.welcomed(session.sent, session.welcome.lease_ms, session.welcome.expired);
     if inner.sessions.load(Relaxed) > 1 {
         tracing::info!(restarted, "connected to the metadata service again");
         let expired = session.welcome.expired;

@@ -38,4 +38,4 @@ pub use names::{
 };
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
 pub use session::{ConnectError, ConnectOptions};
-pub use trust::{OnPublish, OnRecall, PublishFor, now_ms};
+pub use trust::{OnGivenUp, OnPublish, OnRecall, PublishFor, now_ms};

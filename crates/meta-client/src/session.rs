@@ -133,6 +133,8 @@ impl ConnectError {
 pub(crate) struct Session {
     pub number: u64,
     pub welcome: pb::Welcome,
+    /// When this node's first word in it was sent (see [`crate::trust::now_ms`]).
+    pub sent: u64,
     pub stream: Streaming<pb::ServerFrame>,
     /// What came in one frame with the welcome.
     pub early: pb::ServerFrame,
@@ -214,6 +216,7 @@ async fn introduce(
     let way = channel(address, side_door.as_ref(), token.as_deref(), *secure).await?;
     let mut client = client(way);
     let (number, id) = exchange.begin();
+    let sent = crate::trust::now_ms();
     let nonce = auth::nonce();
     let hello = pb::Hello {
         protocol: ebb_wire::PROTOCOL,
@@ -245,7 +248,7 @@ async fn introduce(
         };
         let reply = frame.replies.swap_remove(at);
         if let Some(welcome) = conversation.hear(reply)? {
-            return Ok(Session { number, welcome, stream, early: frame });
+            return Ok(Session { number, welcome, sent, stream, early: frame });
         }
     }
 }

@@ -10,6 +10,7 @@ use ebb_wire::range_from_pb;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Told of a recall: the inode, and the number below which grants end. Must not wait. False: something
 /// must be told first, and then [`MetaClient::return_recalled`] is called.
@@ -33,6 +34,13 @@ pub struct PublishFor {
     pub seq: u64,
 }
 
+/// Told that the service has given this node up, before anything is heard on the new connection. Must
+/// not wait.
+pub type OnGivenUp = Box<dyn Fn() + Send + Sync>;
+
+/// Leases of the session without a word until the service gives a node's locks and opens up.
+const LEASES_UNTIL_GIVEN_UP: u64 = 3;
+
 /// Milliseconds that pass also while the machine sleeps.
 #[must_use]
 pub fn now_ms() -> u64 {
@@ -45,6 +53,13 @@ pub(crate) struct Trusting {
     trust: Mutex<Trust>,
     on_recall: OnceLock<OnRecall>,
     on_publish: OnceLock<OnPublish>,
+    on_given_up: OnceLock<OnGivenUp>,
+    /// Nobody could be told yet.
+    was_given_up: AtomicBool,
+    /// When the last word that was answered was sent, and until when locks are this node's after
+    /// that.
+    last_word: AtomicU64,
+    locks_for: AtomicU64,
 }
 
 impl Trusting {
@@ -56,6 +71,19 @@ impl Trusting {
     /// A heartbeat that was sent at `sent` was answered.
     pub fn answered(&self, sent: u64) {
         self.trust.lock().answered(sent, now_ms());
+        self.last_word.fetch_max(sent, Relaxed);
+    }
+
+    /// The service said in which time it misses a node. The Hello that it answered was sent at `sent`.
+    pub fn welcomed(&self, sent: u64, lease_ms: u32, given_up: bool) {
+        let until = u64::from(lease_ms) * LEASES_UNTIL_GIVEN_UP;
+        self.locks_for.store(until - until / 10, Relaxed);
+        match self.on_given_up.get() {
+            Some(tell) if given_up => tell(),
+            None if given_up => self.was_given_up.store(true, Relaxed),
+            _ => {}
+        }
+        self.last_word.fetch_max(sent, Relaxed);
     }
 }
 
@@ -94,6 +122,26 @@ impl MetaClient {
     /// Whom to tell of what is to be published for others; only the first one is told.
     pub fn on_publish(&self, on_publish: OnPublish) {
         let _ = self.inner.trusting.on_publish.set(on_publish);
+    }
+
+    /// Whom to tell that this node was given up; only the first one is told.
+    pub fn on_given_up(&self, on_given_up: OnGivenUp) {
+        let _ = self.inner.trusting.on_given_up.set(on_given_up);
+    }
+
+    /// True when the life that this daemon goes on for had been given up.
+    #[must_use]
+    pub fn was_given_up(&self) -> bool {
+        self.inner.trusting.was_given_up.load(Relaxed)
+    }
+
+    /// False: the service may have given this node's locks to others. It counts from when it received
+    /// the last word, this node from when it sent the last one that was answered, less a tenth.
+    #[must_use]
+    pub fn keeps_locks(&self) -> bool {
+        let trusting = &self.inner.trusting;
+        let silence = now_ms().saturating_sub(trusting.last_word.load(Relaxed));
+        silence < trusting.locks_for.load(Relaxed)
     }
 
     /// What a lease that is asked for now, or was granted, is compared with; `None` while nothing

@@ -123,9 +123,9 @@ impl Sessions {
         })
     }
 
-    /// A stream becomes the node's; an older one is told so and ended. True when the node lost its
-    /// locks and opens since it was here last. `heir`: what was answered before still counts.
-    pub fn attach(&self, who: Who, line: Line, heir: bool) -> bool {
+    /// A stream becomes the node's; an older one is told so and ended. `heir`: what was answered
+    /// before still counts.
+    pub fn attach(&self, who: Who, line: Line, heir: bool) {
         let mut inner = self.inner.lock();
         let session = inner.entry(who.node).or_insert_with(|| Session::new(who.incarnation));
         let takeover = session.incarnation != who.incarnation;
@@ -143,11 +143,10 @@ impl Sessions {
             (true, true) => session.incarnation = who.incarnation,
             (false, _) => {}
         }
-        let expired = std::mem::take(&mut session.expired);
+        session.expired = false;
         session.stream = Some(line);
         session.heard = Instant::now();
         session.alive = true;
-        expired
     }
 
     /// The stream that is a node's now.
@@ -222,6 +221,10 @@ impl Sessions {
             if silence > lease * 3 && !session.expired {
                 session.expired = true;
                 lost.push(*node);
+                // What it has on the way must not be done: it comes back and is told first.
+                if let Some(line) = session.stream.take() {
+                    line.end.send_replace(true);
+                }
             }
         }
         (silent, lost)

@@ -46,6 +46,8 @@ pub enum Entry {
     NextEpoch(u64),
     /// A node goes on as another incarnation: what was answered to the old one still counts.
     Heir(NodeRecord),
+    /// A node was given up for its silence and has not heard of it yet; or it has.
+    GivenUp(NodeId, bool),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -215,6 +217,8 @@ pub struct State {
     pub next_epoch: u64,
     /// The files that some node may write without telling.
     pub quiet: BTreeSet<Ino>,
+    /// Nodes that were given up for their silence and do not know it.
+    pub given_up: BTreeSet<NodeId>,
 }
 
 /// The journal says something that cannot be.
@@ -237,6 +241,7 @@ impl State {
             orphaned: BTreeMap::new(),
             next_epoch: 1,
             quiet: BTreeSet::new(),
+            given_up: BTreeSet::new(),
         }
     }
 
@@ -280,11 +285,13 @@ impl State {
                 let old = self.nodes.insert(node.id, node.clone());
                 if old.is_some_and(|o| o.incarnation != node.incarnation) {
                     self.answered.remove(&node.id);
+                    self.given_up.remove(&node.id);
                 }
             }
             Entry::Heir(node) => drop(self.nodes.insert(node.id, node.clone())),
             Entry::NodeLeft(node) => {
                 self.nodes.remove(node);
+                self.given_up.remove(node);
                 self.answered.remove(node);
                 self.pairs.remove(node);
                 self.orphaned.retain(|_, o| o.owner != *node && o.partner != *node);
@@ -317,6 +324,8 @@ impl State {
             }
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
+            Entry::GivenUp(node, true) => drop(self.given_up.insert(*node)),
+            Entry::GivenUp(node, false) => drop(self.given_up.remove(node)),
         }
         Ok(())
     }
@@ -405,6 +414,7 @@ impl State {
         // A journal of a job without copies is as it was before there were any.
         out.extend((self.next_epoch > 1).then_some(Entry::NextEpoch(self.next_epoch)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
+        out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
         out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));
         out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));

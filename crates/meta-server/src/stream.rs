@@ -283,7 +283,9 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     }
     let (recalls, recalled) = mpsc::unbounded_channel();
     let (end, ended) = watch::channel(false);
-    let expired = core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
+    core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
+    // After that: who is given up from now on loses this stream.
+    let expired = core.state().given_up.contains(&id);
     tracing::debug!(node = %id, name = hello.node, resume = hello.resume, heir, "joined");
     let root = core.state().ns.get(ebb_types::Ino::ROOT).and_then(|r| r.seen);
     let welcome = pb::Welcome {

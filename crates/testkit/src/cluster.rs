@@ -26,6 +26,7 @@ pub struct Builder {
     state: Option<PathBuf>,
     squashed: bool,
     network: Option<Arc<Network>>,
+    lease: Option<String>,
 }
 
 impl Builder {
@@ -121,6 +122,13 @@ impl Builder {
         self.separate_meta().token()
     }
 
+    /// The metadata service is a process of its own and misses nodes after so long.
+    #[must_use]
+    pub fn lease(mut self, time: &str) -> Builder {
+        self.lease = Some(time.to_owned());
+        self.separate_meta()
+    }
+
     /// Starts it.
     ///
     /// # Panics
@@ -188,7 +196,8 @@ impl Builder {
         };
         let address = MetaAddress::default();
         if self.separate_meta {
-            *address.lock().expect("nobody else has it yet") = Some(cluster.start_meta(&options));
+            *address.lock().expect("nobody else has it yet") =
+                Some(cluster.start_meta(&options, self.lease.as_deref()));
         }
         for index in 0..self.nodes {
             let is_service = index == 0 && !self.separate_meta;
@@ -247,6 +256,7 @@ impl Cluster {
             state: None,
             squashed: false,
             network: None,
+            lease: None,
         }
     }
 
@@ -332,9 +342,12 @@ impl Cluster {
         self.state.clone()
     }
 
-    fn start_meta(&mut self, options: &[String]) -> String {
+    fn start_meta(&mut self, options: &[String], lease: Option<&str>) -> String {
         let mut command: Vec<String> = ["meta", "--state"].into_iter().map(str::to_owned).collect();
         command.push(self.state.display().to_string());
+        for lease in lease {
+            command.extend(["--lease".to_owned(), lease.to_owned()]);
+        }
         for name in ["--token-file", "--secure"] {
             if let Some(at) = options.iter().position(|o| o == name) {
                 command.extend_from_slice(&options[at..at + 2]);

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(10);
 
-fn flock(file: &File, how: i32) -> io::Result<i64> {
+pub(super) fn flock(file: &File, how: i32) -> io::Result<i64> {
     // SAFETY: an open descriptor.
     checked(unsafe { libc::flock(file.as_raw_fd(), how) })
 }
 
-fn region(kind: i32, start: i64, len: i64) -> libc::flock {
+pub(super) fn region(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: plain numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
@@ -27,7 +27,7 @@ fn region(kind: i32, start: i64, len: i64) -> libc::flock {
     lock
 }
 
-fn set(file: &File, kind: i32, start: i64, len: i64, wait: bool) -> io::Result<i64> {
+pub(super) fn set(file: &File, kind: i32, start: i64, len: i64, wait: bool) -> io::Result<i64> {
     let lock = region(kind, start, len);
     let command = if wait { libc::F_SETLKW } else { libc::F_SETLK };
     // SAFETY: an open descriptor and a lock that lives through the call.

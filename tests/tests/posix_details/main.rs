@@ -3,6 +3,8 @@
 
 mod attributes;
 mod data;
+mod given_up;
+mod lock_owners;
 mod locks;
 mod mapped;
 mod names;

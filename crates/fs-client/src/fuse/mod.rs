@@ -234,6 +234,15 @@ macro_rules! inode_to_change {
     }};
 }
 
+/// Answers at once when what this handle or process had locked may be others' by now.
+macro_rules! locks_hold {
+    ($self:expr, $handle:expr, $owner:expr, $reply:expr) => {
+        if let Err(e) = $self.node.locks_hold(&$handle, $owner) {
+            return $reply.error(errno(e));
+        }
+    };
+}
+
 macro_rules! handle {
     ($self:expr, $fh:expr, $reply:expr) => {
         match $self.handle($fh) {
@@ -599,7 +608,7 @@ impl Filesystem for Adapter {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _owner: Option<LockOwner>,
+        owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         if let Some(content) = self.node.handles.content(fh.0) {
@@ -611,6 +620,7 @@ impl Filesystem for Adapter {
             return self.read_anew(ino(i), fh, offset, size, reply);
         }
         let handle = handle!(self, fh, reply);
+        locks_hold!(self, handle, owner.map(|o| o.0), reply);
         let start = Instant::now();
         let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         let answered = READ_BUFFER.with_borrow_mut(|buffer| {
@@ -647,10 +657,12 @@ impl Filesystem for Adapter {
         data: &[u8],
         write_flags: WriteFlags,
         flags: OpenFlags,
-        _owner: Option<LockOwner>,
+        owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let handle = handle!(self, fh, reply);
+        let owner = owner.map(|o| o.0);
+        locks_hold!(self, handle, owner, reply);
         let start = Instant::now();
         let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         // Pages of a mapping carry their own offset whatever the open flags say.
@@ -665,6 +677,8 @@ impl Filesystem for Adapter {
         drop(active);
         match written {
             Ok(Written::Done(n)) => {
+                // The node can have been silent in between.
+                locks_hold!(self, handle, owner, reply);
                 self.node.metrics.finished(Operation::Write, start);
                 reply.written(n);
             }
@@ -673,7 +687,10 @@ impl Filesystem for Adapter {
                 self.spawn_once(
                     Operation::Write,
                     req,
-                    async move { node.finish_write(&handle, rest).await },
+                    async move {
+                        let n = node.finish_write(&handle, rest).await?;
+                        node.locks_hold(&handle, owner).map(|()| n)
+                    },
                     move |r| match r {
                         Ok(n) => reply.written(n),
                         Err(e) => reply.error(errno(e)),
@@ -744,6 +761,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let handle = handle!(self, fh, reply);
+        locks_hold!(self, handle, None, reply);
         let node = Arc::clone(&self.node);
         self.spawn(Operation::Fsync, async move { node.fsync(&handle).await }, empty(reply));
     }
@@ -946,13 +964,7 @@ impl Filesystem for Adapter {
         let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
         let node = Arc::clone(&self.node);
         let unique = req.unique().0;
-        let work = async move {
-            node.set_lock(&handle, lock, sleep, unique).await?;
-            if typ != libc::F_UNLCK {
-                node.handles.locked(fh.0, owner.0, flock);
-            }
-            Ok(())
-        };
+        let work = async move { node.set_lock(&handle, lock, sleep, unique).await };
         self.spawn(Operation::Lock, work, empty(reply));
     }
 
@@ -967,6 +979,7 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let handle = handle!(self, fh, reply);
+        locks_hold!(self, handle, None, reply);
         let node = Arc::clone(&self.node);
         self.spawn(
             Operation::Fallocate,
@@ -1011,6 +1024,8 @@ impl Filesystem for Adapter {
     ) {
         let from = handle!(self, fh_in, reply);
         let to = handle!(self, fh_out, reply);
+        locks_hold!(self, from, None, reply);
+        locks_hold!(self, to, None, reply);
         let node = Arc::clone(&self.node);
         self.spawn(
             Operation::Copy,

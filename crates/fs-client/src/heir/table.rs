@@ -15,6 +15,8 @@ const OPEN: u64 = 1;
 const RECORD_OWNER: u64 = 2;
 /// Handle, owner of a flock.
 const FLOCK_OWNER: u64 = 3;
+/// Handle whose locks were given up.
+const BROKEN: u64 = 5;
 /// An append: inode, offset, and the request; its length is in the upper bits of the kind.
 const APPEND: u64 = 4;
 
@@ -31,6 +33,8 @@ pub struct Opened {
     pub record_owners: Vec<u64>,
     /// Who holds it as a whole; 0: nobody.
     pub flock_owner: u64,
+    /// Its locks were given up: what comes through it fails.
+    pub broken: bool,
 }
 
 /// Where an append went that may be unanswered.
@@ -65,7 +69,7 @@ impl Table {
         let mut inner = Inner { used, ..Inner::default() };
         for slot in 0..used {
             match area.get(SLOTS_AT + 4 * slot) {
-                OPEN | RECORD_OWNER | FLOCK_OWNER => {
+                OPEN | RECORD_OWNER | FLOCK_OWNER | BROKEN => {
                     let fh = area.get(SLOTS_AT + 4 * slot + 1);
                     inner.of.entry(fh).or_default().push(slot);
                 }
@@ -82,7 +86,15 @@ impl Table {
 
     /// Somebody locked records of a file, or the whole of it.
     pub fn locked(&self, fh: u64, owner: u64, flock: bool) -> bool {
-        let kind = if flock { FLOCK_OWNER } else { RECORD_OWNER };
+        self.put_once(if flock { FLOCK_OWNER } else { RECORD_OWNER }, fh, owner)
+    }
+
+    /// The locks of a handle were given up.
+    pub fn broken(&self, fh: u64) -> bool {
+        self.put_once(BROKEN, fh, 0)
+    }
+
+    fn put_once(&self, kind: u64, fh: u64, owner: u64) -> bool {
         let known = |slot: &usize| {
             let at = SLOTS_AT + 4 * slot;
             (self.area.get(at), self.area.get(at + 2)) == (kind, owner)
@@ -91,6 +103,22 @@ impl Table {
             return true;
         }
         self.put(kind, fh, owner, 0)
+    }
+
+    /// An owner has no locks of this file any more that were taken through this handle.
+    pub fn unlocked(&self, fh: u64, owner: u64, flock: bool) {
+        let kind = if flock { FLOCK_OWNER } else { RECORD_OWNER };
+        let mut inner = self.inner.lock();
+        let Some(slots) = inner.of.get_mut(&fh) else { return };
+        let theirs = |slot: &mut usize| {
+            let at = SLOTS_AT + 4 * *slot;
+            (self.area.get(at), self.area.get(at + 2)) == (kind, owner)
+        };
+        let gone: Vec<usize> = slots.extract_if(.., theirs).collect();
+        for slot in gone {
+            self.area.set(SLOTS_AT + 4 * slot, FREE);
+            inner.free.push(slot);
+        }
     }
 
     /// A handle is gone, with all that belongs to it.
@@ -146,7 +174,8 @@ pub(super) fn opened(area: &Area) -> Vec<Opened> {
     let mut found: HashMap<u64, Opened> = HashMap::new();
     for at in slots().filter(|at| area.get(*at) == OPEN) {
         let (fh, ino, request) = (area.get(at + 1), Ino(area.get(at + 2)), area.get(at + 3));
-        let opened = Opened { fh, ino, request, record_owners: Vec::new(), flock_owner: 0 };
+        let (record_owners, flock_owner, broken) = (Vec::new(), 0, false);
+        let opened = Opened { fh, ino, request, record_owners, flock_owner, broken };
         found.insert(fh, opened);
     }
     for at in slots() {
@@ -154,6 +183,7 @@ pub(super) fn opened(area: &Area) -> Vec<Opened> {
         match (area.get(at), found.get_mut(&area.get(at + 1))) {
             (RECORD_OWNER, Some(file)) => file.record_owners.push(owner),
             (FLOCK_OWNER, Some(file)) => file.flock_owner = owner,
+            (BROKEN, Some(file)) => file.broken = true,
             _ => {}
         }
     }
@@ -194,7 +224,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn the_next_daemon_finds_exactly_what_is_open(
-            steps in prop::collection::vec((0_u8..4, 1_u64..12, 1_u64..5), 1..120),
+            steps in prop::collection::vec((0_u8..6, 1_u64..12, 1_u64..5), 1..120),
         ) {
             let area = area();
             let mut table = Table::new(Arc::clone(&area));
@@ -203,13 +233,24 @@ mod tests {
                 match step {
                     0 if !model.contains_key(&fh) => {
                         prop_assert!(table.opened(fh, Ino(n), 2 * n));
-                        let (record_owners, flock_owner) = (Vec::new(), 0);
-                        let o = Opened { fh, ino: Ino(n), request: 2 * n, record_owners, flock_owner };
+                        let (record_owners, flock_owner, broken) = (Vec::new(), 0, false);
+                        let (ino, request) = (Ino(n), 2 * n);
+                        let o = Opened { fh, ino, request, record_owners, flock_owner, broken };
                         model.insert(fh, o);
                     }
                     1 => if let Some(o) = model.get_mut(&fh) {
                         prop_assert!(table.locked(fh, n, false));
                         if !o.record_owners.contains(&n) { o.record_owners.push(n); }
+                    },
+                    3 => {
+                        table.unlocked(fh, n, false);
+                        if let Some(o) = model.get_mut(&fh) {
+                            o.record_owners.retain(|owner| *owner != n);
+                        }
+                    }
+                    4 => if let Some(o) = model.get_mut(&fh) {
+                        prop_assert!(table.broken(fh));
+                        o.broken = true;
                     },
                     2 => {
                         table.closed(fh);

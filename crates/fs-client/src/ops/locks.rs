@@ -2,14 +2,24 @@
 //! nodes, and synchronisation events of the model: what was written under a lock is published
 //! before it is given back, and looked up after it is taken. Before a lock is granted the other nodes
 //! publish what they wrote in its range, locked or not.
+//!
+//! Who may hold what is in each file's [`LockBook`](crate::lock_book::LockBook).
 
+use crate::file::CachedFile;
 use crate::handles::OpenFile;
+use crate::lock_book::{Holder, LockOwner};
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
 use ebb_meta_client::LockKind;
 use ebb_meta_client::LockRequest as Wanted;
-use ebb_types::{ByteRange, Errno, Ino};
+use ebb_meta_client::Wish;
+use ebb_types::{ByteRange, Errno, Ino, Version};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Between two attempts to give back what the service could not be told of.
+const GIVE_BACK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A lock as the kernel speaks of it: `end` is the last byte.
 #[derive(Clone, Copy, Debug)]
@@ -86,61 +96,204 @@ impl Node {
     ) -> Result<(), Errno> {
         let mut wanted = lock.wanted(wait)?;
         let file = &handle.file;
+        let owner = LockOwner { id: lock.owner, flock: lock.flock };
+        self.locks_hold(handle, (!lock.flock).then_some(lock.owner))?;
         // Where writes publish there is nothing left to be published.
         wanted.publish = !file.state.read().model.writes_publish();
         if wanted.kind == LockKind::Unlock {
+            let asked = file.locks.lock().asked(owner);
             let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
             self.meta.set_lock(&wanted).await?;
+            if lock.flock || wanted.range == ByteRange::ALL {
+                file.change_locks(|book| book.unlocked(owner, asked));
+            }
             return published;
         }
-        if wait {
-            self.interrupts.run(unique, self.meta.set_lock(&wanted)).await?;
-        } else {
-            self.meta.set_lock(&wanted).await?;
+        self.give_back(file, Some(owner)).await?;
+        // Before the service is asked: whatever becomes of the answer, closing gives it back.
+        file.change_locks(|book| book.asks(owner, handle.fh));
+        self.handles.locked(handle.fh, lock.owner, lock.flock);
+        let answer = match wait {
+            true => self.interrupts.run(unique, self.meta.set_lock(&wanted)).await,
+            false => self.meta.set_lock(&wanted).await,
+        };
+        let refused = matches!(answer, Err(Errno::EAGAIN | Errno::EDEADLK | Errno::EINVAL));
+        file.change_locks(|book| book.answered(owner, handle.fh, refused));
+        answer?;
+        self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await?;
+        // The node can have been given up while the answer was on its way.
+        self.locks_hold(handle, (!lock.flock).then_some(lock.owner))
+    }
+
+    /// Closing any descriptor of a file gives up its process's record locks: an unlock.
+    pub(crate) async fn unlock_at_close(
+        &self,
+        handle: &OpenFile,
+        process: u64,
+    ) -> Result<(), Errno> {
+        let file = &handle.file;
+        if !file.is_guarded() {
+            return Ok(());
         }
-        if lock.flock {
-            handle.flock_owner.store(lock.owner, Relaxed);
-        } else {
-            note(&mut file.state.write().lock_owners, lock.owner);
-            note(&mut handle.record_owners.lock(), lock.owner);
-        }
-        self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await
+        let broken = file.locks.lock().is_broken(handle.fh, Some(process));
+        file.change_locks(|book| book.told(process));
+        let left = file.locks.lock().closes(process);
+        let given_back = match left {
+            Some(holder) => self.unlock_all(file, vec![holder]).await,
+            None => Ok(()),
+        };
+        if broken { Err(Errno::EIO) } else { given_back }
     }
 
     /// Gives back what was locked through a handle, when the handle goes. Record locks of a
     /// process have gone with its `close` before.
     pub(crate) async fn release_locks_of(&self, handle: &OpenFile) {
         let file = &handle.file;
-        let mut held = Vec::new();
-        let owner = handle.flock_owner.swap(0, Relaxed);
-        if owner != 0 {
-            held.push((owner, true));
-        }
-        {
-            let mut state = file.state.write();
-            for owner in std::mem::take(&mut *handle.record_owners.lock()) {
-                if state.lock_owners.contains(&owner) {
-                    state.lock_owners.retain(|o| *o != owner);
-                    held.push((owner, false));
-                }
-            }
-        }
-        if held.is_empty() {
+        if !file.is_guarded() {
             return;
         }
-        if let Err(e) = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await {
+        let left = file.change_locks(|book| book.released(handle.fh));
+        if left.is_empty() {
+            return;
+        }
+        if let Err(e) = self.unlock_all(file, left).await {
             tracing::error!(ino = %file.ino, error = %e, "bytes written under a lock not published");
         }
-        for (owner, flock) in held {
-            if let Err(e) = self.meta.release_locks(file.ino, owner, flock).await {
-                tracing::warn!(ino = %file.ino, error = %e, "locks not given back");
+    }
+
+    /// The owners who left the book have no locks any more: publishes, and gives them back. What
+    /// cannot be given back now is as soon as the service can be asked.
+    async fn unlock_all(&self, file: &Arc<CachedFile>, left: Vec<Holder>) -> Result<(), Errno> {
+        let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
+        let owners: Vec<LockOwner> = left.iter().map(|h| h.owner).collect();
+        file.change_locks(|book| left.into_iter().for_each(|holder| book.owe(holder)));
+        let mut given_back = Ok(());
+        for owner in owners {
+            if let Err(e) = self.give_back(file, Some(owner)).await {
+                given_back = Err(e);
             }
         }
+        if let Err(e) = given_back {
+            tracing::warn!(ino = %file.ino, error = %e, "locks not given back yet");
+            self.give_back_later(file);
+        }
+        published.and(given_back)
     }
-}
 
-fn note(owners: &mut Vec<u64>, owner: u64) {
-    if !owners.contains(&owner) {
-        owners.push(owner);
+    /// Gives back what is owed of one owner, or of all.
+    async fn give_back(&self, file: &CachedFile, of: Option<LockOwner>) -> Result<(), Errno> {
+        if !file.is_guarded() || file.locks.lock().owed(of).is_none() {
+            return Ok(());
+        }
+        let _turn = file.giving_back.lock().await;
+        loop {
+            let Some(owner) = file.locks.lock().owed(of) else { return Ok(()) };
+            self.meta.release_locks(file.ino, owner.id, owner.flock).await?;
+            file.change_locks(|book| {
+                for handle in book.given_back(owner) {
+                    self.handles.unlocked(handle, owner.id, owner.flock);
+                }
+            });
+        }
+    }
+
+    fn give_back_later(&self, file: &Arc<CachedFile>) {
+        let (Some(node), file) = (self.me_arc(), Arc::clone(file)) else { return };
+        let node = Arc::downgrade(&node);
+        self.runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(GIVE_BACK_AGAIN).await;
+                let Some(node) = node.upgrade() else { return };
+                if node.give_back(&file, None).await.is_ok() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Fails what comes through a handle, or from a process, whose locks were given up.
+    pub fn locks_hold(&self, handle: &OpenFile, process: Option<u64>) -> Result<(), Errno> {
+        let file = &handle.file;
+        if !file.is_guarded() {
+            return Ok(());
+        }
+        if !self.meta.keeps_locks() {
+            self.lose_locks_of(file);
+        }
+        let broken = file.locks.lock().is_broken(handle.fh, process);
+        if broken { Err(Errno::EIO) } else { Ok(()) }
+    }
+
+    fn lose_locks_of(&self, file: &Arc<CachedFile>) {
+        let lost = file.change_locks(|book| {
+            let lost = book.lose();
+            for handle in book.broken_handles() {
+                self.handles.broken(*handle);
+            }
+            lost
+        });
+        if lost {
+            tracing::error!(
+                file = file.label(),
+                "this node was silent for so long that its locks may be others' now: what had \
+                 locked the file fails with EIO until it is closed"
+            );
+            self.metrics.locks_lost.fetch_add(1, Relaxed);
+            self.give_back_later(file);
+        }
+    }
+
+    /// The service has given this node up: its locks can be others', and it does not count its
+    /// opens any more. Called before anything is heard on the new connection.
+    pub(crate) fn given_up(&self) {
+        let mut opened = Vec::new();
+        for file in self.all_files() {
+            if file.is_guarded() {
+                self.lose_locks_of(&file);
+            }
+            let mut state = file.state.write();
+            if std::mem::take(&mut state.registered) {
+                drop(state);
+                opened.push(file);
+            }
+        }
+        let Some(node) = self.me_arc() else { return };
+        self.runtime.spawn(async move {
+            let count = opened.len();
+            for file in opened {
+                node.register_again(&file).await;
+            }
+            tracing::warn!(
+                open = count,
+                "this node was given up; the service knows its opens again"
+            );
+        });
+    }
+
+    async fn register_again(&self, file: &Arc<CachedFile>) {
+        loop {
+            let turn = file.turn.lock().await;
+            let wanted = {
+                let state = file.state.read();
+                state.opens > 0 && !state.registered
+            };
+            if !wanted {
+                return;
+            }
+            match self.meta.open(file.ino, false, false, Version::ZERO, Wish::No).await {
+                Ok(opened) => {
+                    self.learn(file, &opened.map.map);
+                    file.state.write().registered = true;
+                    return;
+                }
+                Err(Errno::ENOENT | Errno::ESTALE) => {
+                    tracing::error!(file = file.label(), "removed while this node was given up");
+                    return;
+                }
+                Err(e) => tracing::debug!(file = file.label(), error = %e, "not registered yet"),
+            }
+            drop(turn);
+            tokio::time::sleep(GIVE_BACK_AGAIN).await;
+        }
     }
 }

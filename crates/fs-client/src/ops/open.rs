@@ -17,7 +17,6 @@ use ebb_locks::Mutex;
 use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
 use ebb_types::{Attr, Errno, Ino, Name};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::AcqRel;
 use std::time::{Duration, Instant};
 
@@ -66,13 +65,8 @@ fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBack
 
 impl Node {
     pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath) -> u64 {
-        self.handles.insert_file(OpenFile {
-            file,
-            path,
-            read_ahead: Mutex::new(ReadAhead::default()),
-            record_owners: Mutex::new(Vec::new()),
-            flock_owner: AtomicU64::new(0),
-        })
+        let read_ahead = Mutex::new(ReadAhead::default());
+        self.handles.insert_file(OpenFile { fh: 0, file, path, read_ahead })
     }
 
     /// Opens a file for user `uid`.

@@ -14,7 +14,6 @@ use ebb_meta_client::Wish;
 use ebb_types::{Errno, Ino, Version};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// Files asked for at once.
 const STEP: usize = 128;
@@ -53,25 +52,17 @@ impl Node {
             }
             Err(e) => return Err(e),
         }
-        {
-            let mut state = file.state.write();
-            state.opens += handles.len() as u32 - 1;
-            for owner in handles.iter().flat_map(|h| &h.record_owners) {
-                if !state.lock_owners.contains(owner) {
-                    state.lock_owners.push(*owner);
-                }
-            }
-        }
+        file.state.write().opens += handles.len() as u32 - 1;
+        file.inherit_locks(&handles);
         let count = handles.len();
         for handle in handles {
             let open = OpenFile {
+                fh: handle.fh,
                 file: Arc::clone(&file),
                 path: IoPath::Daemon(Reason::SwitchedOff),
                 read_ahead: Mutex::new(ReadAhead::default()),
-                flock_owner: AtomicU64::new(handle.flock_owner),
-                record_owners: Mutex::new(handle.record_owners),
             };
-            self.handles.adopt(handle.fh, handle.request, open);
+            self.handles.adopt(handle.request, open);
         }
         Ok(count)
     }

@@ -450,9 +450,12 @@ impl Node {
         let actions = state.model.on(SyncEvent::Close);
         let unseen = self.may_hold_unseen(&handle.file, &state);
         let publishes = actions.attach.is_some() && (unseen || state.view.has_unattached());
-        let holds_locks = state.lock_owners.contains(&owner);
         let owes = owes_publication(&state);
-        !(publishes || owes || actions.query.is_some() || holds_locks)
+        let locks = handle.file.is_guarded() && {
+            let book = handle.file.locks.lock();
+            book.process_holds(owner) || book.is_broken(handle.fh, Some(owner))
+        };
+        !(publishes || owes || actions.query.is_some() || locks)
     }
 
     /// `close`: publishes, then gives back the locks of the owner who closed. Comes once for every
@@ -465,14 +468,8 @@ impl Node {
             failed => failed,
         };
         self.note_written_now(file);
-        let locked = file.state.read().lock_owners.contains(&owner);
-        if locked {
-            // Closing any descriptor of a file gives up its owner's record locks: an unlock.
-            self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await?;
-            self.meta.release_locks(file.ino, owner, false).await?;
-            file.state.write().lock_owners.retain(|o| *o != owner);
-        }
-        published
+        let unlocked = self.unlock_at_close(handle, owner).await;
+        published.and(unlocked)
     }
 
     /// `fsync`: what the model says, and the durability that was asked for.

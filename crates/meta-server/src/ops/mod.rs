@@ -95,6 +95,7 @@ impl Call {
         let done = match &op {
             Op::Heartbeat(h) => {
                 self.core.sessions.heard(self.who.node, Some(h.dirty_bytes));
+                self.core.heard_welcome(self.who.node, self.stream);
                 Some(Ok(None))
             }
             Op::Returned(r) => {

@@ -3,6 +3,7 @@
 use super::{Call, OpResult};
 use crate::core::Core;
 use crate::state::{Entry, State};
+use ebb_consistency::StreamId;
 use ebb_types::{Errno, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
@@ -66,7 +67,23 @@ impl Core {
         }
         for node in lost {
             tracing::warn!(%node, "locks and opens given up");
+            // First, and in the journal: who gets its locks must not have them beside it.
+            let mut state = self.state();
+            if state.nodes.contains_key(&node) {
+                self.commit(&mut state, &[Entry::GivenUp(node, true)]);
+            }
+            drop(state);
             self.give_up(node);
+        }
+    }
+
+    /// A heartbeat on the node's stream: it has heard what it was welcomed with.
+    pub fn heard_welcome(&self, node: NodeId, stream: StreamId) {
+        let mut state = self.state();
+        if state.given_up.contains(&node)
+            && self.sessions.stream_of(node).is_some_and(|(_, serial)| serial == stream)
+        {
+            self.commit(&mut state, &[Entry::GivenUp(node, false)]);
         }
     }
 
