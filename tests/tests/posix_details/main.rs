@@ -4,6 +4,7 @@
 mod attributes;
 mod data;
 mod given_up;
+mod kernel_cache;
 mod lock_owners;
 mod locks;
 mod mapped;

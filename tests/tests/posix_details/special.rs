@@ -252,3 +252,19 @@ fn part_files_are_hidden_and_their_names_refused() {
     assert!(fs::rename(at("f"), at(".ebb-part-80")).is_err());
     assert!(at("f").exists());
 }
+
+/// isatty(3) asks with an ioctl at every open in many languages: an ordinary answer, and no line of the
+/// log.
+#[test]
+fn a_file_is_no_terminal_and_that_is_not_worth_a_line() {
+    let cluster = super::one();
+    let file = super::create(&cluster.node(0).path("f"));
+    let before = cluster.node(0).log();
+    for _ in 0..3 {
+        // SAFETY: an open descriptor.
+        let is_terminal = unsafe { libc::isatty(std::os::fd::AsRawFd::as_raw_fd(&file)) };
+        assert_eq!(is_terminal, 0);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOTTY));
+    }
+    assert_eq!(cluster.node(0).log(), before);
+}

@@ -24,9 +24,10 @@ use ebb_meta_client::{Caller, SetAttr, on_behalf_of, on_behalf_of_now};
 use ebb_types::{Errno, FileKind, Ino, Name};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId,
+    TimeOrNow, WriteFlags,
 };
 use places::Places;
 use std::cell::RefCell;
@@ -964,8 +965,31 @@ impl Filesystem for Adapter {
         let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
         let node = Arc::clone(&self.node);
         let unique = req.unique().0;
-        let work = async move { node.set_lock(&handle, lock, sleep, unique).await };
+        let places = Arc::clone(&self.places);
+        let work = async move {
+            node.set_lock(&handle, lock, sleep, unique).await?;
+            // Past the daemon the kernel has no pages of its own.
+            if typ != libc::F_UNLCK && handle.file.state.read().passing.is_none() {
+                places.refresh(handle.file.ino).await;
+            }
+            Ok(())
+        };
         self.spawn(Operation::Lock, work, empty(reply));
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _i: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        // Nothing is wrong with asking: isatty(3) does, at every open of many languages.
+        reply.error(fuser::Errno::ENOTTY);
     }
 
     fn fallocate(
