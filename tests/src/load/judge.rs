@@ -5,7 +5,7 @@ use super::program::Program;
 use crate::model::close;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -34,18 +34,20 @@ impl Program {
         let names: Vec<String> = self.book.files.keys().cloned().collect();
         for name in names {
             let path = self.book.path(root, &name);
+            let _shown =
+                ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
             let got = std::fs::read(&path);
             let got = got.unwrap_or_else(|e| panic!("{what}: {}: {e}", path.display()));
             let layout = self.book.layout(&name);
             let own = layout.own(got, self.book.files[&name].expected.len());
-            let _shown =
-                ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
             let known = self.book.files.get_mut(&name).expect("a name of the list");
             let what = format!("{what}: {}", path.display());
             known.expected.settle(&what, &own);
             known.in_doubt = false;
             known.perm.settle(&format!("{what}: permissions"), || permissions(&path));
-            known.tag.settle(&format!("{what}: {TAG}"), || tag(&path));
+            known.tag.settle(&format!("{what}: {TAG}"), || {
+                tag(&path).unwrap_or_else(|e| panic!("{what}: {TAG}: {e}"))
+            });
         }
         let big = self.book.path(root, BIG);
         if !self.big.is_empty() {
@@ -147,10 +149,14 @@ fn permissions(path: &Path) -> Option<u32> {
     Some(std::fs::metadata(path).ok()?.permissions().mode() & 0o7777)
 }
 
-pub(super) fn tag(path: &Path) -> Option<u64> {
+/// The number in its extended attribute; `None` when it has none.
+pub(super) fn tag(path: &Path) -> io::Result<Option<u64>> {
     let mut value = [0; 32];
-    let len = rustix::fs::getxattr(path, TAG, &mut value).ok()?;
-    std::str::from_utf8(value.get(..len)?).ok()?.parse().ok()
+    let len = match rustix::fs::getxattr(path, TAG, &mut value) {
+        Err(rustix::io::Errno::NODATA) => return Ok(None),
+        len => len?,
+    };
+    Ok(std::str::from_utf8(&value[..len]).ok().and_then(|text| text.parse().ok()))
 }
 
 /// No name is lost, and none is there that should not be.

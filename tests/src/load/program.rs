@@ -531,7 +531,7 @@ impl Program {
                 done => done?,
             }
             known.tag.was_set();
-            assert_eq!(tag(&path), Some(value), "{}", path.display());
+            assert_eq!(tag(&path)?, Some(value), "{}", path.display());
             Ok(())
         });
     }
