@@ -2,6 +2,7 @@
 //! disk with the cache, and permission. What is acknowledged stays, the error says which path and
 //! why, and with room again everything arrives.
 
+use ebb_testkit::environment::wrapped;
 use ebb_testkit::{Cluster, Disk, Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::model::close;
@@ -345,11 +346,8 @@ fn a_file_that_cannot_get_its_owner_is_closed_to_others_and_not_drained() {
     let cluster = Cluster::builder().nodes(1).flush("end").prepare();
     let (node, backing) = (cluster.node(0), cluster.backing());
     let mount = node.mount_command(&[]);
-    let mut without_chown = std::process::Command::new("setpriv");
-    without_chown.args(["--inh-caps", "-chown", "--bounding-set", "-chown"]);
-    without_chown.arg(mount.get_program()).args(mount.get_args());
-    without_chown.envs(mount.get_envs().filter_map(|(k, v)| Some((k, v?))));
-    let output = without_chown.output().expect("setpriv");
+    let without_chown = ["--inh-caps", "-chown", "--bounding-set", "-chown"];
+    let output = wrapped(&mount, "setpriv", &without_chown).output().expect("setpriv");
     assert!(output.status.success(), "{}", describe(&output));
     node.shell("echo mine > mine; echo theirs > theirs; chmod 664 mine theirs");
     node.shell(&format!("chown {USER}:{USER} theirs; mkdir dir; chown {USER} dir"));

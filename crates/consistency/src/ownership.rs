@@ -72,6 +72,15 @@ pub struct MapAnswer {
     pub ranges: Vec<Owned>,
 }
 
+impl MapAnswer {
+    /// What is left of `asked`: an answer about very many ranges ends before that.
+    #[must_use]
+    pub fn rest_of(&self, asked: ByteRange) -> Option<ByteRange> {
+        let end = self.covers.end();
+        (!self.unchanged && end < asked.end()).then(|| ByteRange::new(end, asked.end()))
+    }
+}
+
 /// Everything the service knows of one file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Stored", into = "Stored")]

@@ -323,19 +323,22 @@ impl MetaClient {
     }
 
     async fn query_part(&self, query: QueryRequest) -> Result<Mapped, Errno> {
-        map_from_pb(expect_body!(self.call(Op::Query(query.to_pb())).await?, Map))
+        let part = map_from_pb(expect_body!(self.call(Op::Query(query.to_pb())).await?, Map))?;
+        // Each answer brings the asker on, however often it has to ask.
+        let (covers, range) = (part.map.covers, query.range);
+        let answers = covers.start() <= range.start() && covers.end() > range.start();
+        if answers || range.is_empty() { Ok(part) } else { Err(Errno::EPROTO) }
     }
 
     /// Goes on where an answer ends before what was asked, as long as the file stays as it is.
     async fn query_rest(&self, query: QueryRequest, map: &mut MapAnswer) -> Result<(), Errno> {
-        while !map.unchanged && map.covers.end() < query.range.end() {
-            let range = ByteRange::new(map.covers.end(), query.range.end());
+        while let Some(range) = map.rest_of(query.range) {
             let rest = QueryRequest { range, known: Version::ZERO, lease: false, ..query };
             let rest = self.query_part(rest).await?.map;
             if rest.version != map.version {
                 return Ok(());
             }
-            if rest.covers.start() != range.start() || rest.covers.end() <= range.start() {
+            if rest.covers.start() != range.start() {
                 return Err(Errno::EPROTO);
             }
             map.covers = ByteRange::new(map.covers.start(), rest.covers.end());

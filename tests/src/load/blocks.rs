@@ -2,6 +2,7 @@
 //! number for a page in the place of one for each byte, so that files of many grants can be judged.
 
 use crate::content;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -9,9 +10,12 @@ use std::path::Path;
 
 /// What is written together, at least.
 pub(super) const BLOCK_BYTES: u64 = 64 << 10;
-/// A write that was killed may have been done up to a page.
+/// What is told apart. (A write whose daemon was killed may end anywhere, also in a page.)
 const PAGE_BYTES: u64 = 4 << 10;
 const PAGES: u64 = BLOCK_BYTES / PAGE_BYTES;
+
+/// Stands for a page in which such a write ended.
+const TORN: u64 = u64::MAX;
 
 /// The file as its writer knows it. Operation 0 has written nothing: zeros, or the end before it.
 #[derive(Debug, Default)]
@@ -19,6 +23,8 @@ pub(super) struct Blocks {
     who: u64,
     /// Per page: the acknowledged operation first, then those since.
     written: Vec<Vec<u64>>,
+    /// What torn pages are.
+    torn: BTreeMap<u64, Vec<u8>>,
     /// Every page before this one is there.
     least: usize,
     pub open: Option<File>,
@@ -107,15 +113,35 @@ impl Blocks {
             let may_be = &mut self.written[(at / PAGE_BYTES) as usize];
             let is_of = |operation: &&u64| match **operation {
                 0 => page.iter().all(|b| *b == 0),
+                TORN => self.torn.get(&at).is_some_and(|torn| torn == page),
                 n => content::bytes(self.who, n, at, page.len() as u64) == page,
             };
             let found = may_be.iter().rev().find(is_of).copied();
+            let found = found
+                .or_else(|| (self.in_doubt && is_torn(self.who, at, page, may_be)).then_some(TORN));
             let found = found.unwrap_or_else(|| {
                 panic!("{what}: the page at {at} is of none of {may_be:?}: {:?}...", &page[..16])
             });
+            if found == TORN {
+                self.torn.insert(at, page.to_vec());
+            }
             *may_be = vec![found];
         }
     }
+}
+
+/// A write that was not answered ended in this page: it begins with what is newest, and goes on with
+/// what was there before.
+fn is_torn(who: u64, at: u64, page: &[u8], may_be: &[u64]) -> bool {
+    let Some((newest, before)) = may_be.split_last() else { return false };
+    let of = |operation: u64| match operation {
+        0 => vec![0; page.len()],
+        n => content::bytes(who, n, at, page.len() as u64),
+    };
+    let new = of(*newest);
+    let begin = page.iter().zip(&new).take_while(|(a, b)| a == b).count();
+    let rest = |operation: &u64| *operation != TORN && of(*operation)[begin..] == page[begin..];
+    begin > 0 && before.iter().any(rest)
 }
 
 #[cfg(test)]
@@ -153,6 +179,14 @@ mod tests {
         file.write_all_at(&content::bytes(101, 8, at, PAGE_BYTES), at).expect("write");
         assert!(fails(&mut blocks), "an older page than the acknowledged one");
         write(&mut blocks, 1, 1, 11);
+        let rest = PAGE_BYTES / 2 + 80;
+        let before = content::bytes(101, 10, at + rest, PAGE_BYTES - rest);
+        file.write_all_at(&before, at + rest).expect("write");
+        assert!(fails(&mut blocks), "a torn page of a write that was answered");
+        blocks.in_doubt = true;
+        assert!(!fails(&mut blocks), "a torn page of one that was not");
+        assert!(!fails(&mut blocks), "which stays as it is");
+        write(&mut blocks, 1, 1, 12);
         blocks.acknowledge_all();
         file.write_all_at(&[0], at).expect("write");
         assert!(fails(&mut blocks), "a zero in it");

@@ -3,7 +3,7 @@
 
 use super::Layout;
 use crate::crash::Expected;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,39 @@ pub(super) struct Known {
     /// Some of it was written there.
     pub was_elsewhere: bool,
     pub open: Option<Open>,
+    /// Its permissions, and a number in an extended attribute, where they were set.
+    pub perm: Doubtful<u32>,
+    pub tag: Doubtful<u64>,
+}
+
+/// A value that was set: what was answered for, and what was tried since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Doubtful<T> {
+    certain: Option<T>,
+    tried: Option<T>,
+}
+
+impl<T: Copy + PartialEq + std::fmt::Debug> Doubtful<T> {
+    pub fn try_to_set(&mut self, value: T) {
+        self.tried = Some(value);
+    }
+
+    pub fn was_set(&mut self) {
+        self.certain = self.tried.take().or(self.certain);
+    }
+
+    /// It is there: from now on that is so. Nobody asks for what was never set.
+    pub fn settle(&mut self, what: &str, there: impl FnOnce() -> Option<T>) {
+        if self.certain.is_none() && self.tried.is_none() {
+            return;
+        }
+        let there = there();
+        let right = there == self.certain || (there.is_some() && there == self.tried);
+        // What nobody has answered for may be as it was before it was set the first time.
+        assert!(right || self.certain.is_none(), "{what}: {there:?}, and not {self:?}");
+        let is_ours = there == self.certain || there == self.tried;
+        *self = Doubtful { certain: there.filter(|_| is_ours), tried: None };
+    }
 }
 
 impl Known {
@@ -42,8 +75,19 @@ pub(super) struct Open {
 #[derive(Clone, Debug)]
 pub(super) enum Unanswered {
     Create(String),
-    Rename { from: String, to: String },
+    Rename {
+        from: String,
+        to: String,
+    },
     Unlink(String),
+    /// A second name of the file, for a moment.
+    Link(String),
+    MakeDirectory(String),
+    RenameDirectory {
+        from: String,
+        to: String,
+    },
+    RemoveDirectory(String),
 }
 
 /// All files of a program.
@@ -52,6 +96,8 @@ pub(super) struct Book {
     who: u64,
     of: u64,
     pub files: BTreeMap<String, Known>,
+    /// Empty ones, that come and go.
+    pub directories: BTreeSet<String>,
     pub unanswered: Option<Unanswered>,
 }
 
@@ -63,10 +109,14 @@ pub(super) const COMMON: &str = "all";
 pub(super) const BIG: &str = "big";
 /// Names of the files that a program has for itself, below a directory of its own.
 pub(super) const NAMES: [&str; 6] = ["a", "b", "c", "s/a", "s/b", "s/c"];
+/// And of its empty directories.
+pub(super) const DIRECTORIES: [&str; 4] = ["d", "e", "s/d", "s/e"];
+/// An extended attribute of its files.
+pub(super) const TAG: &str = "user.tag";
 
 impl Book {
     pub fn new(who: u64, of: u64) -> Book {
-        Book { who, of, files: BTreeMap::new(), unanswered: None }
+        Book { who, of, files: BTreeMap::new(), directories: BTreeSet::new(), unanswered: None }
     }
 
     pub fn directory(&self) -> String {
@@ -85,6 +135,13 @@ impl Book {
             SHARED => Layout { who: self.who, of: self.of },
             _ => Layout::WHOLE,
         }
+    }
+
+    /// The second name of a file.
+    pub fn link(&self, root: &Path, name: &str) -> PathBuf {
+        let mut path = self.path(root, name).into_os_string();
+        path.push(".l");
+        path.into()
     }
 
     /// The file gets another name, in place of what has it.

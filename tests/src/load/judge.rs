@@ -1,11 +1,12 @@
 //! What a program finds when it looks again: every difference from its books is a panic.
 
-use super::book::{BIG, Book, NAMES, SHARED, Unanswered};
+use super::book::{BIG, Book, DIRECTORIES, NAMES, SHARED, TAG, Unanswered};
 use super::program::Program;
 use crate::model::close;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 impl Program {
@@ -33,15 +34,20 @@ impl Program {
         let names: Vec<String> = self.book.files.keys().cloned().collect();
         for name in names {
             let path = self.book.path(root, &name);
+            let _shown =
+                ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
             let got = std::fs::read(&path);
             let got = got.unwrap_or_else(|e| panic!("{what}: {}: {e}", path.display()));
             let layout = self.book.layout(&name);
             let own = layout.own(got, self.book.files[&name].expected.len());
-            let _shown =
-                ShowState { paths: [self.book.path(&self.setup.root, &name), path.clone()] };
             let known = self.book.files.get_mut(&name).expect("a name of the list");
-            known.expected.settle(&format!("{what}: {}", path.display()), &own);
+            let what = format!("{what}: {}", path.display());
+            known.expected.settle(&what, &own);
             known.in_doubt = false;
+            known.perm.settle(&format!("{what}: permissions"), || permissions(&path));
+            known.tag.settle(&format!("{what}: {TAG}"), || {
+                tag(&path).unwrap_or_else(|e| panic!("{what}: {TAG}: {e}"))
+            });
         }
         let big = self.book.path(root, BIG);
         if !self.big.is_empty() {
@@ -77,6 +83,23 @@ impl Program {
             Unanswered::Rename { from, to } if !exists(&from) => self.book.rename(&from, &to),
             Unanswered::Unlink(name) if !exists(&name) => {
                 self.book.files.remove(&name);
+            }
+            Unanswered::Link(name) => {
+                let link = self.book.link(&self.setup.root, &name);
+                match std::fs::remove_file(&link) {
+                    Err(e) if e.kind() == ErrorKind::NotFound => {}
+                    done => done.unwrap_or_else(|e| panic!("{what}: {}: {e}", link.display())),
+                }
+            }
+            Unanswered::MakeDirectory(name) if exists(&name) => {
+                self.book.directories.insert(name);
+            }
+            Unanswered::RenameDirectory { from, to } if !exists(&from) => {
+                self.book.directories.remove(&from);
+                self.book.directories.insert(to);
+            }
+            Unanswered::RemoveDirectory(name) if !exists(&name) => {
+                self.book.directories.remove(&name);
             }
             _ => {}
         }
@@ -122,6 +145,20 @@ fn publish_at(what: &str, path: &Path) {
     done.unwrap_or_else(|e| panic!("{what}: publish {}: {e}", path.display()));
 }
 
+fn permissions(path: &Path) -> Option<u32> {
+    Some(std::fs::metadata(path).ok()?.permissions().mode() & 0o7777)
+}
+
+/// The number in its extended attribute; `None` when it has none.
+pub(super) fn tag(path: &Path) -> io::Result<Option<u64>> {
+    let mut value = [0; 32];
+    let len = match rustix::fs::getxattr(path, TAG, &mut value) {
+        Err(rustix::io::Errno::NODATA) => return Ok(None),
+        len => len?,
+    };
+    Ok(std::str::from_utf8(&value[..len]).ok().and_then(|text| text.parse().ok()))
+}
+
 /// No name is lost, and none is there that should not be.
 fn check_names(what: &str, root: &Path, book: &Book) {
     let directory = root.join(book.directory());
@@ -138,8 +175,13 @@ fn check_names(what: &str, root: &Path, book: &Book) {
     }
     found.remove("s");
     found.remove(BIG);
-    let wanted: BTreeSet<String> = book.files.keys().filter(|n| *n != SHARED).cloned().collect();
-    assert!(wanted.iter().all(|n| NAMES.contains(&n.as_str())), "{wanted:?}");
+    let files = book.files.keys().filter(|n| *n != SHARED).cloned();
+    let wanted: BTreeSet<String> = files.chain(book.directories.iter().cloned()).collect();
+    let known = |n: &str| NAMES.contains(&n) || DIRECTORIES.contains(&n);
+    assert!(wanted.iter().all(|n| known(n)), "{wanted:?}");
+    for name in &book.directories {
+        assert!(directory.join(name).is_dir(), "{what}: {name} is no directory any more");
+    }
     assert_eq!(found, wanted, "{what}: names below {}", directory.display());
 }
 

@@ -2,8 +2,9 @@
 //! before it is tried and when it has succeeded.
 
 use super::blocks::Blocks;
-use super::book::{BIG, Book, COMMON, NAMES, Open, SHARED, Unanswered};
+use super::book::{BIG, Book, COMMON, DIRECTORIES, NAMES, Open, SHARED, TAG, Unanswered};
 use super::counter;
+use super::judge::tag;
 use super::{Failure, Mix, Order, Setup, Work};
 use crate::content;
 use crate::model::{Model, close};
@@ -13,7 +14,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
@@ -37,6 +38,8 @@ pub(super) struct Program {
     recent: VecDeque<String>,
     /// The mount in which it works, as its device number.
     mount: u64,
+    /// The backing takes extended attributes.
+    tags: bool,
 }
 
 /// What can be done with a file.
@@ -53,6 +56,10 @@ enum Action {
     WriteElsewhere,
     Big,
     Count,
+    Rewrite,
+    Link,
+    Attributes,
+    Directory,
 }
 
 impl Program {
@@ -61,7 +68,18 @@ impl Program {
         let book = Book::new(setup.who, setup.of);
         let big = Blocks::new(setup.who);
         let (work, recent) = (Work::default(), VecDeque::new());
-        Program { setup, book, big, dice, round: 0, operation: 0, work, recent, mount: 0 }
+        Program {
+            setup,
+            book,
+            big,
+            dice,
+            round: 0,
+            operation: 0,
+            work,
+            recent,
+            mount: 0,
+            tags: true,
+        }
     }
 
     /// Works until told to pause, and at least one operation beyond that, or until one fails.
@@ -142,12 +160,20 @@ impl Program {
             Action::WriteElsewhere => self.write_elsewhere(name),
             Action::Big => self.write_big(),
             Action::Count => self.count(),
+            Action::Rewrite => self.rewrite(name),
+            Action::Link => self.link(name),
+            Action::Attributes => self.attributes(name),
+            Action::Directory => self.directory(),
         }
     }
 
     fn choose(&mut self, name: &str) -> Action {
         let action = match self.dice.random_range(0..100) {
-            0..40 => Action::Write,
+            0..31 => Action::Write,
+            31..33 => Action::Rewrite,
+            33..35 => Action::Link,
+            35..38 => Action::Attributes,
+            38..40 => Action::Directory,
             40..44 => Action::WriteElsewhere,
             44..48 => Action::Count,
             48..52 => Action::Big,
@@ -169,7 +195,15 @@ impl Program {
             // Bytes that the other node has and did not answer for may still come.
             _ if is_doubted => Action::Close,
             Action::WriteElsewhere if is_wide && !is_plain => action,
+            Action::Rewrite | Action::Link | Action::Attributes | Action::Directory
+                if is_wide && !is_plain =>
+            {
+                action
+            }
             Action::Count | Action::Big | Action::WriteElsewhere => Action::Write,
+            Action::Rewrite | Action::Link | Action::Attributes | Action::Directory => {
+                Action::Write
+            }
             Action::Truncate | Action::Rename | Action::Unlink if is_plain => Action::Write,
             action => action,
         }
@@ -425,7 +459,113 @@ impl Program {
     }
 }
 
+/// What became of it is known now.
+fn answered(book: &mut Book, done: io::Result<()>) -> io::Result<()> {
+    if done.is_ok() {
+        book.unanswered = None;
+    }
+    done
+}
+
 impl Program {
+    /// A checkpoint over the one before: O_TRUNC, new bytes, close.
+    fn rewrite(&mut self, name: &'static str) {
+        if !self.book.files.contains_key(name) {
+            return;
+        }
+        self.close(name);
+        let len = self.dice.random_range(0..WRITE_MAX);
+        self.attempt(format!("rewrite {name} with {len} bytes"), |p| {
+            let path = p.book.path(&p.setup.root, name);
+            let known = p.book.files.get_mut(name).expect("it was just there");
+            (known.in_doubt, known.is_published) = (true, false);
+            known.expected.cut(0);
+            let file = File::options().write(true).truncate(true).open(path)?;
+            known.expected.acknowledge_cut(0);
+            let data = content::bytes(p.round % 200, p.operation, 0, len);
+            known.expected.write(0, &data);
+            file.write_all_at(&data, 0)?;
+            close(file)?;
+            known.in_doubt = false;
+            known.acknowledge();
+            known.is_published = true;
+            Ok(())
+        });
+    }
+
+    /// A second name, under which the same is seen, and which goes again.
+    fn link(&mut self, name: &'static str) {
+        self.attempt(format!("link {name}"), |p| {
+            if !p.book.files.contains_key(name) {
+                return Ok(());
+            }
+            let (path, link) = (p.book.path(&p.setup.root, name), p.book.link(&p.setup.root, name));
+            p.book.unanswered = Some(Unanswered::Link(name.to_owned()));
+            std::fs::hard_link(&path, &link)?;
+            let (first, second) = (std::fs::metadata(&path)?, std::fs::metadata(&link)?);
+            assert_eq!((first.ino(), first.nlink()), (second.ino(), 2), "{}", link.display());
+            let done = std::fs::remove_file(link);
+            answered(&mut p.book, done)
+        });
+    }
+
+    fn attributes(&mut self, name: &'static str) {
+        let perm = [0o600, 0o640, 0o644, 0o660][self.dice.random_range(0..4)];
+        let sets_tag = self.tags && self.dice.random_bool(0.5);
+        self.attempt(format!("attributes of {name}: {perm:o}, {sets_tag}"), |p| {
+            let path = p.book.path(&p.setup.root, name);
+            let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
+            if !sets_tag {
+                known.perm.try_to_set(perm);
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(perm))?;
+                known.perm.was_set();
+                return Ok(());
+            }
+            let (value, flags) = (p.operation, rustix::fs::XattrFlags::empty());
+            known.tag.try_to_set(value);
+            match rustix::fs::setxattr(&path, TAG, value.to_string().as_bytes(), flags) {
+                Err(rustix::io::Errno::OPNOTSUPP) => {
+                    p.tags = false;
+                    return Ok(());
+                }
+                done => done?,
+            }
+            known.tag.was_set();
+            assert_eq!(tag(&path)?, Some(value), "{}", path.display());
+            Ok(())
+        });
+    }
+
+    /// Makes, renames or removes an empty directory.
+    fn directory(&mut self) {
+        let one = |dice: &mut ChaCha8Rng| DIRECTORIES[dice.random_range(0..DIRECTORIES.len())];
+        let (name, to) = (one(&mut self.dice), one(&mut self.dice));
+        let renames = to != name && self.dice.random_bool(0.5);
+        self.attempt(format!("directory {name}, {to}, {renames}"), |p| {
+            let (path, other) = (p.book.path(&p.setup.root, name), p.book.path(&p.setup.root, to));
+            let (name, to) = (name.to_owned(), to.to_owned());
+            if !p.book.directories.contains(&name) {
+                p.book.unanswered = Some(Unanswered::MakeDirectory(name.clone()));
+                let done = std::fs::create_dir(path);
+                answered(&mut p.book, done)?;
+                p.book.directories.insert(name);
+            } else if renames && !p.book.directories.contains(&to) {
+                let from = name.clone();
+                p.book.unanswered = Some(Unanswered::RenameDirectory { from, to: to.clone() });
+                let done = std::fs::rename(path, other);
+                answered(&mut p.book, done)?;
+                p.book.directories.remove(&name);
+                p.book.directories.insert(to);
+            } else {
+                p.book.unanswered = Some(Unanswered::RemoveDirectory(name.clone()));
+                let done = std::fs::remove_dir(path);
+                answered(&mut p.book, done)?;
+                p.book.directories.remove(&name);
+            }
+            Ok(())
+        });
+    }
+
     /// For whoever wonders why an operation failed.
     fn write_log(&self) {
         let lines: Vec<&str> = self.recent.iter().map(String::as_str).collect();

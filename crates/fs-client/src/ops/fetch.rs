@@ -175,7 +175,13 @@ impl Node {
                 // They are being stored just now.
                 return Ok(None);
             }
-            tracing::error!(ino = %file.ino, %range, "bytes of this node are lost");
+            // What is known may be older than what this node has given back since.
+            self.query_anew(file, range).await?;
+            let plan = file.state.read().view.plan_read(range);
+            let missing =
+                |p: &Piece| matches!(p.source, Source::Peer { node, .. } if node == self.me);
+            let Some(lost) = plan.into_iter().find(missing) else { return Ok(None) };
+            tracing::error!(ino = %file.ino, %range, ?lost, "bytes of this node are lost");
             return Err(Errno::EIO);
         }
         if self.is_down(owner) {

@@ -15,7 +15,7 @@ use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::{IoPath, SyncEvent};
 use ebb_locks::Mutex;
 use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
-use ebb_types::{Attr, Errno, Ino, Name};
+use ebb_types::{Attr, ByteRange, Errno, Ino, Name};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::AcqRel;
 use std::time::{Duration, Instant};
@@ -198,11 +198,30 @@ impl Node {
         } else {
             self.learn(file, &opened.map.map);
         }
+        let rest = opened.map.map.rest_of(ByteRange::ALL).is_some();
+        self.note_opened(file, opened, backing, look, ticket);
+        if rest && let Err(e) = self.query(file, ByteRange::ALL).await {
+            self.closed(file).await;
+            return Err(e);
+        }
+        Ok(true)
+    }
+
+    fn note_opened(
+        &self,
+        file: &CachedFile,
+        opened: Opened,
+        backing: Option<OpenedBacking>,
+        look: Look,
+        ticket: Option<ebb_consistency::Asked>,
+    ) {
         let mut state = file.state.write();
         state.attr = Some(opened.attr);
         note_home(&mut state, opened.backing.as_ref(), backing.as_ref(), look);
         let part = state.home.home().is_some_and(Home::is_part);
-        let shared = state.view.is_shared();
+        // What is not told yet may be another's.
+        let rest = opened.map.map.rest_of(ByteRange::ALL).is_some();
+        let shared = rest || state.view.is_shared();
         state.alone.opened(opened.sole, shared, part, &opened.map.map);
         self.note_alone(file, &state);
         let replaced = backing.and_then(|(ino, b, _)| state.backing.replace((ino, b)));
@@ -218,7 +237,6 @@ impl Node {
         state.registered = true;
         drop(state);
         file.set_in_use(true);
-        Ok(true)
     }
 
     /// The backing file that unowned bytes come from. It can have come into being after this node

@@ -117,9 +117,7 @@ impl Node {
         file: &CachedFile,
         map: &MapAnswer,
     ) -> Result<(), Errno> {
-        if !self.learn(file, map) {
-            self.query(file, ByteRange::ALL).await?;
-        }
+        self.learn_whole(file, map).await?;
         let mut state = file.state.write();
         // Not shorter than what was written here and is not published yet.
         let size = state.view.size();
@@ -129,14 +127,35 @@ impl Node {
 
     /// Asks the service who owns what.
     pub(crate) async fn query(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
-        for _ in 0..QUERIES_MAX {
+        let (mut range, mut uncertain) = (range, 0);
+        while uncertain < QUERIES_MAX {
             let (query, ticket) = self.question(file, range);
             let answer = self.meta.query(query).await?;
-            if self.learn_leased(file, &answer.map, ticket, answer.lease) {
-                return Ok(());
+            if !self.learn_leased(file, &answer.map, ticket, answer.lease) {
+                uncertain += 1;
+                continue;
+            }
+            // Of a file that changes meanwhile each part is as of its own moment after the call.
+            match answer.map.rest_of(query.range) {
+                Some(rest) => range = rest,
+                None => return Ok(()),
             }
         }
         Err(Errno::EAGAIN)
+    }
+
+    /// Learns an answer about the whole file that came with something else. Where it is uncertain, or
+    /// ends before the file does, the service is asked.
+    pub(crate) async fn learn_whole(
+        &self,
+        file: &CachedFile,
+        answer: &MapAnswer,
+    ) -> Result<(), Errno> {
+        let certain = self.learn(file, answer);
+        match certain && answer.rest_of(ByteRange::ALL).is_none() {
+            true => Ok(()),
+            false => self.query(file, ByteRange::ALL).await,
+        }
     }
 
     /// What to ask about a range, and how a lease may come of it.
@@ -196,10 +215,8 @@ impl Node {
             if contested.is_empty() && !last {
                 within = ByteRange::new(sending.part.end(), within.end());
             } else if contested.is_empty() {
-                match &done.map {
-                    Some(answer) if self.learn(file, &answer.map) => {}
-                    Some(_) => self.query(file, ByteRange::ALL).await?,
-                    None => {}
+                if let Some(answer) = &done.map {
+                    self.learn_whole(file, &answer.map).await?;
                 }
                 break;
             } else {
@@ -568,10 +585,10 @@ impl Node {
         let known = Version::ZERO;
         let query = QueryRequest { ino: file.ino, range, known, lease: false };
         let answer = self.meta.query(query).await?;
-        if !self.learn(file, &answer.map) {
-            self.query(file, range).await?;
+        match self.learn(file, &answer.map) && answer.map.rest_of(range).is_none() {
+            true => Ok(()),
+            false => self.query(file, range).await,
         }
-        Ok(())
     }
 }
 
