@@ -225,7 +225,7 @@ pub fn run(
 ) -> Result<(), RunError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(64)
+        .max_blocking_threads(crate::aside::THREADS)
         .thread_name("ebb-node")
         .enable_all()
         .build()
