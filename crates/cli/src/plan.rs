@@ -84,6 +84,7 @@ impl Plan {
             request_timeout: span(settings, "request-timeout")?,
             stuck_after: parsed::<Span>(settings, "stuck-after")?.map(|s| s.0),
             fuse_threads: required(settings, "fuse-threads")?,
+            files_max: required(settings, "files-max")?,
             naive: required(settings, "naive")?,
             io_path: from_word(&required::<String>(settings, "io-path")?)?,
             tracker: from_word(&required::<String>(settings, "tracker")?)?,

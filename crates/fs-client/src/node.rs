@@ -285,6 +285,12 @@ impl Node {
         self.files.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
     }
 
+    /// How many that are.
+    #[must_use]
+    pub fn files_known(&self) -> usize {
+        self.files.iter().map(|s| s.read().len()).sum()
+    }
+
     fn take_out(&self, shard: &mut Shard, ino: Ino) -> Option<Arc<CachedFile>> {
         let file = shard.get(&ino)?;
         self.leases.publications.forgotten(file.state.read().published);

@@ -335,7 +335,7 @@ impl Cluster {
     fn start_meta(&mut self, options: &[String]) -> String {
         let mut command: Vec<String> = ["meta", "--state"].into_iter().map(str::to_owned).collect();
         command.push(self.state.display().to_string());
-        for name in ["--token-file", "--secure"] {
+        for name in ["--token-file", "--secure", "--inodes-max"] {
             if let Some(at) = options.iter().position(|o| o == name) {
                 command.extend_from_slice(&options[at..at + 2]);
             }
