@@ -118,7 +118,8 @@ fn a_walk_over_many_files_stays_within_the_bounds() {
     let many = grown(&all, files, "unbounded");
     assert!(number(&service(&all), "inodes") > files);
     assert!(number(&all.node(0).status(), "files") >= files);
-    assert!(files < 50_000 || few.0 < many.0 / 2, "service: {few:?} and {many:?}");
+    // With what was found in the last half second, the leases, and the names of what is forgotten.
+    assert!(files < 50_000 || few.0 < many.0 / 4 * 3, "service: {few:?} and {many:?}");
     assert!(files < 10_000 || few.1 < many.1 / 2, "daemon: {few:?} and {many:?}");
 }
 
