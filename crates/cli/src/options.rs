@@ -80,6 +80,14 @@ pub struct MountOptions {
     /// service; with --meta, give it to `ebb meta` [default: striping is left to the backing]
     #[arg(long, value_name = "N")]
     pub jobs_hint: Option<String>,
+    /// The embedded metadata service forgets inodes that are exactly as the backing has them when it
+    /// knows more than so many; with --meta, give it to `ebb meta` [default: 500000]
+    #[arg(long, value_name = "N")]
+    pub inodes_max: Option<String>,
+    /// Closed files without unflushed bytes that this node remembers at most; the cached bytes of
+    /// others are given up, those that were used longest ago first [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub files_max: Option<String>,
     /// What fsync promises besides the model: local (on this node's NVMe), backing or none
     /// [default: local]
     #[arg(long, value_name = "WHERE")]
@@ -176,6 +184,8 @@ impl MountOptions {
             ("high-watermark", self.high_watermark),
             ("evict", self.evict),
             ("jobs-hint", self.jobs_hint),
+            ("inodes-max", self.inodes_max),
+            ("files-max", self.files_max),
             ("durability", self.durability),
             ("transport", self.transport),
             ("token-file", self.token_file),

@@ -25,6 +25,8 @@ pub struct Plan {
     /// Jobs that write to the backing at the same time, for an embedded metadata service.
     #[serde(default)]
     pub jobs_hint: Option<u32>,
+    /// Inodes that an embedded service knows at most, as far as it can forget some.
+    pub inodes_max: usize,
     /// How long it drains when a signal ends it.
     pub stop_timeout: Span,
     /// Another daemon goes on when this one ends unexpectedly.
@@ -82,6 +84,7 @@ impl Plan {
             request_timeout: span(settings, "request-timeout")?,
             stuck_after: parsed::<Span>(settings, "stuck-after")?.map(|s| s.0),
             fuse_threads: required(settings, "fuse-threads")?,
+            files_max: required(settings, "files-max")?,
             naive: required(settings, "naive")?,
             io_path: from_word(&required::<String>(settings, "io-path")?)?,
             tracker: from_word(&required::<String>(settings, "tracker")?)?,
@@ -94,6 +97,7 @@ impl Plan {
             log: path(settings, "log")?,
             log_level: required(settings, "log-level")?,
             jobs_hint: parsed(settings, "jobs-hint")?,
+            inodes_max: required(settings, "inodes-max")?,
             stop_timeout: Span(span(settings, "stop-timeout")?),
             // An heir would not know what was written past the daemon before it.
             supervise: settings.text("supervise") == Some("auto")

@@ -37,6 +37,8 @@ pub struct Start<'a> {
     pub lease: Duration,
     /// Jobs that write to the backing at the same time.
     pub jobs_hint: Option<u32>,
+    /// Above so many inodes, clean ones are forgotten.
+    pub inodes_max: usize,
 }
 
 /// A service that listens.
@@ -61,6 +63,7 @@ impl Service {
             secure: config.secure,
             lease: Config::LEASE,
             jobs_hint: plan.jobs_hint,
+            inodes_max: plan.inodes_max,
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
@@ -92,6 +95,7 @@ impl Service {
             lease: start.lease,
             trust: Config::TRUST,
             jobs_hint: start.jobs_hint,
+            inodes_max: start.inodes_max,
         })
         .map_err(|e| refusal(&e, &state))?;
         let (stop, stopped) = oneshot::channel();

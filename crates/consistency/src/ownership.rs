@@ -115,7 +115,14 @@ impl FileState {
     /// first version is 1, so that it differs from "nothing known".
     #[must_use]
     pub fn new(size: u64) -> FileState {
-        let first = Version::ZERO.next();
+        FileState::found(size, Version::ZERO)
+    }
+
+    /// The same of a file that was known before, at versions up to `last`, and forgotten: whatever
+    /// nodes remember of then is older.
+    #[must_use]
+    pub fn found(size: u64, last: Version) -> FileState {
+        let first = last.next();
         FileState {
             version: first,
             size,
@@ -401,6 +408,17 @@ impl FileState {
         self.changes = BaseChanges::new(version);
         self.guesses = Guesses::default();
         version
+    }
+
+    /// True when the backing has all of it and nobody anything: nothing would be lost with it but its
+    /// version.
+    #[must_use]
+    pub fn is_as_found(&self) -> bool {
+        self.tree.is_empty()
+            && self.base_len == self.size
+            && self.seat.is_none()
+            && self.stored_guesses().is_none()
+            && self.stored_quiet().is_none()
     }
 
     /// True when the backing holds every published byte.

@@ -174,6 +174,8 @@ pub struct MountConfig {
     pub stuck_after: Option<Duration>,
     /// FUSE event loops.
     pub fuse_threads: usize,
+    /// Above so many files, closed ones without unflushed bytes are forgotten.
+    pub files_max: usize,
     /// Ask the service at every event of the model, without leases: for measurements.
     #[serde(default)]
     pub naive: bool,

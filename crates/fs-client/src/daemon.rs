@@ -225,7 +225,7 @@ pub fn run(
 ) -> Result<(), RunError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(64)
+        .max_blocking_threads(crate::aside::THREADS)
         .thread_name("ebb-node")
         .enable_all()
         .build()
@@ -373,6 +373,7 @@ fn start(
     });
     let _ = node.daemon.set(Arc::downgrade(&daemon));
     crate::watchdog::start(Arc::downgrade(&node));
+    runtime.spawn(crate::ops::few::keep_few(Arc::downgrade(&node)));
     match open_doors(runtime, &daemon, &mounted, inherited.is_some()) {
         Ok(()) => Ok((daemon, mounted)),
         // The supervisor tries once more.

@@ -20,9 +20,10 @@ use ebb_locks::{Mutex, RwLock, RwLockUpgradableReadGuard};
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use tokio::sync::watch;
 
 /// What changes together under the state lock.
@@ -88,6 +89,8 @@ pub struct CachedFile {
     /// The kernel let go of it while it was still open here: whoever releases it last looks
     /// whether it has a name.
     pub forgotten: AtomicBool,
+    /// When it was closed last, or taken in, by [`now_ms`].
+    pub closed_at: AtomicU64,
     /// Somebody has it open here.
     in_use: AtomicBool,
     cache: Mutex<Option<Arc<File>>>,
@@ -164,6 +167,13 @@ pub enum Fetch {
     Wait(watch::Receiver<Option<Fetched>>),
 }
 
+/// Milliseconds since somebody asked first.
+#[must_use]
+pub fn now_ms() -> u64 {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    BEGAN.get_or_init(Instant::now).elapsed().as_millis() as u64
+}
+
 impl CachedFile {
     /// A file of which nothing is here yet.
     #[must_use]
@@ -199,6 +209,7 @@ impl CachedFile {
             fetching: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
             forgotten: AtomicBool::new(false),
+            closed_at: AtomicU64::new(now_ms()),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),
         }
@@ -254,6 +265,7 @@ impl CachedFile {
         let mut kept = self.cache.lock();
         self.in_use.store(in_use, Release);
         if !in_use {
+            self.closed_at.store(now_ms(), Release);
             *kept = None;
         }
     }

@@ -5,6 +5,7 @@
 //! `peer_source` lends them to other nodes; `daemon` is the life of the whole.
 
 mod alone;
+mod aside;
 mod busy;
 mod cache;
 pub mod config;

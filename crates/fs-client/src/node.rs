@@ -99,6 +99,8 @@ pub struct Node {
     pub room: Room,
     /// Copies with a partner, and those of others.
     pub replicas: Replicas,
+    /// Calls of the backing, of which there may be only so many.
+    pub(crate) backing_calls: Arc<tokio::sync::Semaphore>,
     /// Files that may have bytes which are not on the backing.
     dirty: DirtyList,
     capacity: OnceLock<u64>,
@@ -165,6 +167,7 @@ impl Node {
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: DirtyList::default(),
+            backing_calls: Arc::new(tokio::sync::Semaphore::new(crate::aside::BACKING_CALLS)),
             this: this.clone(),
             files: std::array::from_fn(|_| RwLock::new(HashMap::new())),
         });
@@ -286,6 +289,12 @@ impl Node {
     #[must_use]
     pub fn all_files(&self) -> Vec<Arc<CachedFile>> {
         self.files.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// How many that are.
+    #[must_use]
+    pub fn files_known(&self) -> usize {
+        self.files.iter().map(|s| s.read().len()).sum()
     }
 
     fn take_out(&self, shard: &mut Shard, ino: Ino) -> Option<Arc<CachedFile>> {

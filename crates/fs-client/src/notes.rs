@@ -396,10 +396,9 @@ impl Node {
     async fn look_at_backing(&self, path: &[u8]) -> Option<Home> {
         let backing = Arc::clone(&self.backing);
         let asked = path.to_vec();
-        let look = tokio::task::spawn_blocking(move || backing.identity(&asked));
-        match tokio::time::timeout(self.deadline(), look).await {
-            Ok(Ok(Ok(identity))) => Some(home_of(path, &identity)),
-            Ok(Ok(Err(BackendError::Io { errno: Errno::ENOENT, .. }))) => None,
+        match self.on_backing(move || backing.identity(&asked)).await {
+            Ok(Ok(identity)) => Some(home_of(path, &identity)),
+            Ok(Err(BackendError::Io { errno: Errno::ENOENT, .. })) => None,
             other => {
                 tracing::debug!(?other, "backing not looked at");
                 None

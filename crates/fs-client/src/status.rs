@@ -60,6 +60,9 @@ pub struct Status {
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
+    /// Files that this node knows, and that it forgot because there were too many.
+    pub files: usize,
+    pub files_forgotten: u64,
     pub ledger: Ledger,
     pub flush: Flush,
     pub dirty_files: Vec<DirtyEntry>,
@@ -332,6 +335,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         peers,
         errors,
         resident_bytes: resident_bytes(),
+        files: node.files_known(),
+        files_forgotten: node.room.forgotten(),
         ledger: Ledger::of(node, &flush),
         dirty_files: files.iter().take(DIRTY_SHOWN).filter_map(named).collect(),
         dirty_files_total: files.len(),

@@ -9,8 +9,8 @@ use ebb_wire::pb::{self, request::Op};
 use ebb_wire::range_from_pb;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 /// Told of a recall: the inode, and the number below which grants end. Must not wait. False: something
 /// must be told first, and then [`MetaClient::return_recalled`] is called.
@@ -41,11 +41,83 @@ pub type OnGivenUp = Box<dyn Fn() + Send + Sync>;
 /// Leases of the session without a word until the service gives a node's locks and opens up.
 const LEASES_UNTIL_GIVEN_UP: u64 = 3;
 
-/// Milliseconds that pass also while the machine sleeps.
+/// Milliseconds that pass also while the machine sleeps, and that leap when the time of day was set
+/// forward (see [`Leaps`]).
 #[must_use]
 pub fn now_ms() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+    static LEAPS: Leaps = Leaps::new();
+    let ms = |clock| {
+        let now = clock_gettime(clock);
+        now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+    };
+    LEAPS.now(ms(ClockId::Boottime), ms(ClockId::Realtime))
+}
+
+/// A virtual machine that was paused or moved to another host has missed time, and none of its own
+/// clocks has: it learns of it when its time of day is set right. So a step forward of the time of
+/// day is time that passed. Where it was not (somebody set the date) leases are asked for again once.
+/// Until the time of day is set right, nothing in the machine can tell.
+struct Leaps {
+    /// Time of day less the other clock when last taken, in milliseconds.
+    apart: AtomicI64,
+    leapt: AtomicU64,
+}
+
+/// Clocks drift apart by less between two looks, or it does not matter.
+const LEAP_MS: i64 = 100;
+
+impl Leaps {
+    const fn new() -> Leaps {
+        Leaps { apart: AtomicI64::new(i64::MIN), leapt: AtomicU64::new(0) }
+    }
+
+    fn now(&self, clock: u64, day: u64) -> u64 {
+        let (apart, before) =
+            (day.cast_signed().wrapping_sub(clock.cast_signed()), self.apart.load(Acquire));
+        if before == i64::MIN {
+            // Who comes second compares with what the first one saw.
+            let _ = self.apart.compare_exchange(before, apart, AcqRel, Acquire);
+        } else if apart.abs_diff(before) > LEAP_MS.unsigned_abs() {
+            if apart > before {
+                // First this. Several threads may add the same: the later it seems the better.
+                self.leapt.fetch_add(apart.abs_diff(before), AcqRel);
+            }
+            self.apart.store(apart, Release);
+        }
+        clock.saturating_add(self.leapt.load(Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_forward_of_the_time_of_day_is_time_that_passed() {
+        let leaps = Leaps::new();
+        assert_eq!(leaps.now(1000, 50_000), 1000);
+        assert_eq!(leaps.now(1500, 50_510), 1500, "clocks are not exact");
+        // Paused for a minute, and set right.
+        assert_eq!(leaps.now(1600, 110_600), 61_600);
+        assert_eq!(leaps.now(1700, 110_700), 61_700);
+        // Set back: nothing was missed, and what was is still so.
+        assert_eq!(leaps.now(1800, 10_800), 61_800);
+        assert_eq!(leaps.now(1900, 10_900), 61_900);
+    }
+
+    #[test]
+    fn what_was_trusted_before_a_leap_is_not_after_it() {
+        let leaps = Leaps::new();
+        let mut trust = Trust::default();
+        trust.begin(5000);
+        let sent = leaps.now(1000, 900_000);
+        trust.answered(sent, leaps.now(1001, 900_001));
+        assert!(trust.epoch(leaps.now(2000, 901_000)).is_some());
+        assert!(trust.epoch(leaps.now(2100, 961_000)).is_none(), "a minute was missed");
+        let sent = leaps.now(2200, 961_100);
+        trust.answered(sent, leaps.now(2201, 961_101));
+        assert!(trust.epoch(leaps.now(2300, 961_200)).is_some(), "heard again since");
+    }
 }
 
 #[derive(Default)]

@@ -15,12 +15,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// A call on the backing that takes longer counts as failed (ETIMEDOUT), so that a hung backing
 /// makes operations fail and not the service stand still.
 pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Calls that may be on the backing at a time. One that hangs keeps its thread as long as it likes,
+/// and the runtime has twice as many.
+const CALLS_MAX: usize = 256;
 
 /// A directory whose mtime is younger than this may change again without a new mtime: what was
 /// learned of it is not trusted to be complete.
@@ -44,6 +49,8 @@ pub struct Backing {
     pub(crate) useless: Mutex<Vec<Effect>>,
     /// Effects that are being carried out, also those that nobody waits for any more.
     pub under_way: UnderWay,
+    /// Places for calls that may hang: threads for everything else always remain.
+    places: std::sync::Arc<Semaphore>,
     /// When the service is to die.
     #[cfg(test)]
     pub death: crate::death::Death,
@@ -81,6 +88,7 @@ impl Backing {
             path: path.to_owned(),
             useless: Mutex::default(),
             under_way: UnderWay::default(),
+            places: std::sync::Arc::new(Semaphore::new(CALLS_MAX)),
             #[cfg(test)]
             death: crate::death::Death::default(),
         })
@@ -106,7 +114,17 @@ impl Backing {
         f: impl FnOnce(&Backing) -> Res<T> + Send + 'static,
     ) -> JoinHandle<Res<T>> {
         let me = std::sync::Arc::clone(self);
-        tokio::task::spawn_blocking(move || f(&me))
+        let places = std::sync::Arc::clone(&self.places);
+        tokio::spawn(async move {
+            // Kept until the call returns, also when nobody waits for it any more.
+            let place = places.acquire_owned().await.map_err(|_closed| Errno::EIO)?;
+            let work = move || {
+                let done = f(&me);
+                drop(place);
+                done
+            };
+            tokio::task::spawn_blocking(work).await.map_err(|_panicked| Errno::EIO)?
+        })
     }
 
     /// Waits for what was started, until then.

@@ -27,6 +27,9 @@ pub struct Config {
     /// How many jobs write to the backing at the same time, this one included. On Lustre the
     /// stripes of new files are chosen from it; without it the directory's defaults are kept.
     pub jobs_hint: Option<u32>,
+    /// Above so many inodes, those that are exactly as the backing has them are forgotten, the ones
+    /// that were used longest ago first. What the job has made or changed is always known.
+    pub inodes_max: usize,
 }
 
 impl Config {
@@ -35,6 +38,9 @@ impl Config {
 
     /// The usual time of trust.
     pub const TRUST: Duration = Duration::from_secs(5);
+
+    /// Inodes that are known at most, as far as they can be forgotten: about 1 GB.
+    pub const INODES_MAX: usize = 500_000;
 
     /// A configuration with the defaults.
     #[must_use]
@@ -48,6 +54,7 @@ impl Config {
             lease: Config::LEASE,
             trust: Config::TRUST,
             jobs_hint: None,
+            inodes_max: Config::INODES_MAX,
         }
     }
 }

@@ -8,6 +8,7 @@
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::copies::Copies;
+use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
@@ -92,6 +93,8 @@ pub struct Core {
     pub copies: Mutex<Copies>,
     /// How new files are spread, when there is a choice.
     pub stripes: Option<Stripes>,
+    /// Which directories were used when, to forget what is in the others. A leaf as well.
+    pub forgetting: Forgetting,
     /// What is counted.
     pub stats: Stats,
     /// Lease of a node.
@@ -127,6 +130,7 @@ impl Core {
         let doubtful = |ino: &Ino| state.ns.get(*ino).is_some_and(|i| i.kind != FileKind::Regular);
         let in_doubt = Mutex::new(state.ns.pending_after(None).filter(doubtful).collect());
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
+        let forgetting = Forgetting::new(config.inodes_max, &state.ns);
         let core = Core {
             sessions: Sessions::new(&state),
             desk: Desk::new(config.trust.min(config.lease / 2), &before),
@@ -148,6 +152,7 @@ impl Core {
             waiting: Mutex::default(),
             tickets: AtomicU64::new(1),
             waits: Mutex::default(),
+            forgetting,
             stats: Stats::default(),
             lease: config.lease,
             instance: random(),
@@ -182,7 +187,7 @@ impl Core {
                 self.journal.fail();
                 return;
             }
-            if let Entry::Ns(Record::Free { ino }) = entry {
+            if let Entry::Ns(Record::Free { ino } | Record::Forget { ino }) = entry {
                 self.copies.lock().forget(*ino);
                 self.quiet_grants.lock().remove(ino);
                 let mut checked = self.checked.lock();

@@ -175,6 +175,7 @@ impl Core {
         let plan = state.ns.plan_found(parent, name, found, &dirty, asked, Time::now())?;
         let ino = plan.ino;
         self.apply_found(state, plan);
+        self.forgetting.used(parent);
         if look.found.is_none() {
             if look.settled {
                 state.ns.note_absent(parent, name, look.stamp);
@@ -278,6 +279,8 @@ impl Core {
         let dirty = |ino| state.is_dirty(ino) || state.quiet.contains(&ino) || self.is_busy(ino);
         let plan = state.ns.plan_listed(dir, &listing.entries, &dirty, asked, Time::now())?;
         self.apply_found(state, plan);
+        self.forgetting.used(dir);
+        state.ns.note_taken_in(dir);
         if listing.settled {
             state.ns.note_listed(dir, listing.stamp);
         } else {

@@ -17,6 +17,7 @@ mod death;
 mod doors;
 mod effects;
 mod engine;
+mod forgetting;
 mod grants;
 mod journal;
 mod late;

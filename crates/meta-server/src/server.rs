@@ -96,9 +96,12 @@ impl Server {
         tokio::pin!(serving, shutdown);
         let housekeeping = self.keep_house();
         tokio::pin!(housekeeping);
+        let forgetting = self.core.keep_small();
+        tokio::pin!(forgetting);
         tokio::select! {
             result = &mut serving => return result.map_err(|e| failed(&e)),
             () = &mut housekeeping => {}
+            () = &mut forgetting => {}
             () = &mut shutdown => {}
         }
         stop.send_replace(true);
@@ -144,6 +147,9 @@ impl Server {
             leases,
             recalls,
             quiet: state.quiet.len() as u64,
+            inodes_max: core.forgetting.most() as u64,
+            forgotten: core.forgetting.count(),
+            places: state.ns.places() as u64,
             secure: self.secure.to_string(),
             encrypted_sent_bytes: encrypted.sent_bytes,
             encrypted_received_bytes: encrypted.received_bytes,

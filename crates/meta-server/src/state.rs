@@ -48,6 +48,8 @@ pub enum Entry {
     Heir(NodeRecord),
     /// A node was given up for its silence and has not heard of it yet; or it has.
     GivenUp(NodeId, bool),
+    /// Versions up to this one were given to files that were forgotten since.
+    Forgotten(Version),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -219,6 +221,8 @@ pub struct State {
     pub quiet: BTreeSet<Ino>,
     /// Nodes that were given up for their silence and do not know it.
     pub given_up: BTreeSet<NodeId>,
+    /// The newest version of any file that was forgotten: what is found again begins after it.
+    pub forgotten: Version,
 }
 
 /// The journal says something that cannot be.
@@ -242,6 +246,7 @@ impl State {
             next_epoch: 1,
             quiet: BTreeSet::new(),
             given_up: BTreeSet::new(),
+            forgotten: Version::ZERO,
         }
     }
 
@@ -323,6 +328,7 @@ impl State {
                 self.orphaned.insert(*epoch, *orphaned);
             }
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
+            Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
             Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
             Entry::GivenUp(node, true) => drop(self.given_up.insert(*node)),
             Entry::GivenUp(node, false) => drop(self.given_up.remove(node)),
@@ -334,7 +340,14 @@ impl State {
         self.ns.apply(record).map_err(|e| e.to_string())?;
         match record {
             Record::Inode(new) if new.kind == FileKind::Regular => {
-                self.files.insert(new.ino, FileState::new(new.size));
+                let known_before = ebb_namespace::is_found(new.ino);
+                let last = if known_before { self.forgotten } else { Version::ZERO };
+                self.files.insert(new.ino, FileState::found(new.size, last));
+            }
+            Record::Forget { ino } => {
+                if let Some(file) = self.files.remove(ino) {
+                    self.forgotten = self.forgotten.max(file.version());
+                }
             }
             Record::Base { ino, len } => drop(self.need(*ino)?.base_changed(*len)),
             Record::Free { ino } => {
@@ -391,6 +404,16 @@ impl State {
         Ok(())
     }
 
+    /// True when nothing is lost by forgetting this inode: the backing has it exactly so.
+    pub fn is_forgettable(&self, ino: Ino) -> bool {
+        let Some(seen) = self.ns.get(ino).and_then(|i| i.seen) else { return false };
+        let bytes = |f: &FileState| f.is_as_found() && f.size() == seen.size;
+        self.ns.is_forgettable(ino)
+            && self.files.get(&ino).is_none_or(bytes)
+            && !self.models.contains_key(&ino)
+            && !self.locks.has_file(ino)
+    }
+
     /// The node that may write a file without telling, quietly or because the file sits there.
     pub fn untold_writer(&self, ino: Ino) -> Option<NodeId> {
         if self.quiet.is_empty() {
@@ -413,6 +436,9 @@ impl State {
         out.extend(self.consistency.iter().cloned().map(Entry::Consistency));
         // A journal of a job without copies is as it was before there were any.
         out.extend((self.next_epoch > 1).then_some(Entry::NextEpoch(self.next_epoch)));
+        let forgotten =
+            (self.forgotten > Version::ZERO).then_some(Entry::Forgotten(self.forgotten));
+        out.extend(forgotten);
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));

@@ -459,6 +459,10 @@ impl Stream {
         tell: Option<watch::Sender<Option<pb::Reply>>>,
         replies: &mut Vec<pb::Reply>,
     ) {
+        let forgotten = self.core.note_use(&op);
+        if !forgotten.is_empty() {
+            return self.after_finding(forgotten, settled, call, op, tell);
+        }
         let quiet = self.core.quiet_before(call.who.node, &op, settled);
         if !quiet.is_empty() {
             return self.after_settling(quiet, call, op, tell);
@@ -522,6 +526,41 @@ impl Stream {
 }
 
 impl Stream {
+    /// Does an operation once the inodes that it names, which were forgotten, are found again.
+    fn after_finding(
+        &self,
+        inos: Vec<Ino>,
+        settled: Settled,
+        call: Call,
+        op: Op,
+        tell: Option<watch::Sender<Option<pb::Reply>>>,
+    ) {
+        let this = self.clone();
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            let mut found = Ok(());
+            for ino in inos {
+                match this.core.find_again(ino).await {
+                    // The operation says so itself.
+                    Ok(()) | Err(Errno::ESTALE) => {}
+                    Err(e) => found = Err(e),
+                }
+            }
+            let mut replies = Vec::new();
+            match found {
+                Ok(()) => this.start_when(settled, call, op, tell, &mut replies).await,
+                Err(e) => {
+                    let answer = reply(call.id, Err(e.into()));
+                    finish(&call, tell, &answer);
+                    replies.push(answer);
+                }
+            }
+            if !replies.is_empty() {
+                send(&this.core, &this.out, replies).await;
+            }
+        });
+        tokio::spawn(work);
+    }
+
     /// Does an operation once the nodes that may have written to these inodes quietly have told.
     fn after_settling(
         &self,

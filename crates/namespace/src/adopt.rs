@@ -94,6 +94,8 @@ struct Adopter<'a> {
     moved: BTreeSet<Ino>,
     /// Inodes that this plan lets go: their objects, found again, are new ones.
     gone: BTreeSet<Ino>,
+    /// Numbers of objects that this plan uses.
+    given: BTreeSet<Ino>,
 }
 
 impl<'a> Adopter<'a> {
@@ -106,6 +108,7 @@ impl<'a> Adopter<'a> {
             balance: BTreeMap::new(),
             moved: BTreeSet::new(),
             gone: BTreeSet::new(),
+            given: BTreeSet::new(),
         }
     }
 
@@ -145,7 +148,8 @@ impl<'a> Adopter<'a> {
         {
             return self.adopt_known(parent, name, inode, f);
         }
-        let ino = self.p.new_ino();
+        let number = self.p.ns.number_for(f.seen.key).filter(|n| self.given.insert(*n));
+        let ino = number.unwrap_or_else(|| self.p.new_ino());
         self.p.new_inode(found_inode(ino, f));
         self.p.dentry(parent, name, ino, Under::This);
         if f.kind != FileKind::Directory {

@@ -118,6 +118,8 @@ pub(crate) struct Dir {
     /// Everything below is a cache of what the backing does not have.
     pub stamp: Option<DirStamp>,
     pub complete: bool,
+    /// What the backing has was taken in whole, and nothing of it forgotten since.
+    pub listed: bool,
     pub absent: BTreeSet<Name>,
 }
 

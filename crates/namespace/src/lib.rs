@@ -18,6 +18,7 @@
 mod adopt;
 mod attr;
 mod covered;
+mod forget;
 mod inode;
 pub mod locks;
 mod make;
@@ -31,6 +32,7 @@ mod tree;
 mod xattr;
 
 pub use attr::{Change, SetTime};
+pub use forget::is_found;
 pub use inode::{BackingKey, Dentry, DirStamp, Found, Home, Inode, Link, Seen, Under};
 pub use make::New;
 pub use parts::Known;

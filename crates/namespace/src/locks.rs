@@ -257,6 +257,12 @@ impl LockTable {
         })
     }
 
+    /// True when somebody holds a lock of the file, or waits for one.
+    #[must_use]
+    pub fn has_file(&self, ino: Ino) -> bool {
+        self.files.range((ino, Space::Posix)..).next().is_some_and(|((of, _), _)| *of == ino)
+    }
+
     /// True when the node holds any lock.
     #[must_use]
     pub fn holds_any(&self, node: NodeId) -> bool {

@@ -347,4 +347,18 @@ pub enum Record {
         ino: Ino,
         owed: bool,
     },
+    /// The backing has all of it. It is not known here until somebody finds it there.
+    Forget {
+        ino: Ino,
+    },
+    /// This number, which follows from an object, is never given again.
+    UsedUp {
+        ino: Ino,
+    },
+    /// A forgotten inode was there.
+    Place {
+        ino: Ino,
+        parent: Ino,
+        name: Name,
+    },
 }

@@ -1,6 +1,7 @@
 //! The state: inodes by number, names by directory, and how records change them.
 
 use crate::covered::Covered;
+use crate::forget::Forgotten;
 use crate::inode::{BackingKey, Dentry, Dir, DirStamp, Home, Inode, Link, Seen, Under};
 use crate::parts::PartNames;
 use crate::record::{AttrChange, BackingPath, NewInode, Record};
@@ -43,6 +44,7 @@ pub struct Namespace {
     moves: u64,
     /// Counts the looks at the backing that were taken in.
     looks: u64,
+    pub(crate) forgotten: Forgotten,
 }
 
 impl Namespace {
@@ -70,6 +72,7 @@ impl Namespace {
             next: Ino::ROOT.0 + 1,
             moves: 0,
             looks: 0,
+            forgotten: Forgotten::default(),
         }
     }
 
@@ -317,6 +320,7 @@ impl Namespace {
         if let Some(dir) = self.dir_mut(parent) {
             dir.stamp = Some(stamp);
             dir.complete = true;
+            dir.listed = true;
             dir.absent.clear();
         }
     }
@@ -377,11 +381,12 @@ impl Namespace {
             Record::XattrsMoved { ino } => self.need(*ino)?.xattrs.clear(),
             Record::Home { ino, home } => {
                 let inode = self.need(*ino)?;
-                inode.home = *home;
+                let old = std::mem::replace(&mut inode.home, *home);
                 if let (Home::Own, Some(dir)) = (home, &mut inode.dir) {
                     dir.complete = false;
                     dir.absent.clear();
                 }
+                self.forgotten.moved_home(Some(old), Some(*home));
             }
             Record::Seen { ino, seen } => self.set_seen(*ino, *seen)?,
             Record::Due { ino, due } => self.need(*ino)?.due = *due,
@@ -405,6 +410,11 @@ impl Namespace {
                 self.part_names = Some(PartNames { secret: *secret, from: *from });
             }
             Record::Owed { ino, owed } => self.need(*ino)?.owed = *owed,
+            Record::Forget { ino } => self.forget(*ino)?,
+            Record::UsedUp { ino } => self.forgotten.use_up(*ino),
+            Record::Place { ino, parent, name } => {
+                self.keep_place(*ino, Link { parent: *parent, name: name.clone() });
+            }
         }
         self.index(record);
         Ok(())
@@ -439,7 +449,7 @@ impl Namespace {
         self.inodes.get_mut(&ino).ok_or_else(|| ReplayError(format!("no {ino}")))
     }
 
-    fn dir_mut(&mut self, ino: Ino) -> Option<&mut Dir> {
+    pub(crate) fn dir_mut(&mut self, ino: Ino) -> Option<&mut Dir> {
         self.inodes.get_mut(&ino)?.dir.as_deref_mut()
     }
 
@@ -449,7 +459,11 @@ impl Namespace {
 
     fn insert(&mut self, new: &NewInode) {
         let dir = (new.kind == FileKind::Directory).then(Box::default);
-        self.next = self.next.max(new.ino.0 + 1);
+        if !crate::forget::is_found(new.ino) {
+            self.next = self.next.max(new.ino.0 + 1);
+        }
+        self.forgotten.drop_place(new.ino);
+        self.forgotten.moved_home(None, Some(new.home));
         if let Some(seen) = new.seen {
             self.by_key.insert(seen.key, new.ino);
         }
@@ -512,7 +526,7 @@ impl Namespace {
         Ok(())
     }
 
-    fn drop_dentry(&mut self, parent: Ino, name: &Name) -> Result<(), ReplayError> {
+    pub(crate) fn drop_dentry(&mut self, parent: Ino, name: &Name) -> Result<(), ReplayError> {
         let dir = self.need_dir(parent)?;
         let Some(old) = dir.entries.remove(name) else {
             return Err(ReplayError(format!("no {name} in {parent}")));
@@ -569,10 +583,16 @@ impl Namespace {
     }
 
     fn free(&mut self, ino: Ino) {
+        self.remove_inode(ino);
+        self.opens.remove(&ino);
+        self.forgotten.use_up(ino);
+    }
+
+    pub(crate) fn remove_inode(&mut self, ino: Ino) {
         if let Some(inode) = self.inodes.remove(&ino) {
             self.unindex_key(ino, inode.seen);
+            self.forgotten.moved_home(Some(inode.home), None);
         }
-        self.opens.remove(&ino);
     }
 
     /// The whole state as records: applied to an empty namespace they give an equal one.
@@ -599,6 +619,7 @@ impl Namespace {
         for (ino, nodes) in opens {
             out.extend(nodes.iter().map(|n| Record::Open { node: *n, ino: *ino }));
         }
+        self.forgotten.snapshot(&mut out);
         out
     }
 
@@ -624,13 +645,16 @@ impl Namespace {
         out
     }
 
-    /// Everything that a node has open is closed.
+    /// Everything that a node has open is closed, not by itself: it may come back with bytes of it.
     #[must_use]
     pub fn plan_release_all(&self, node: NodeId) -> Vec<Record> {
         let mut inos: Vec<Ino> =
             self.opens.iter().filter(|(_, n)| n.contains(&node)).map(|(i, _)| *i).collect();
         inos.sort_unstable();
-        inos.into_iter().flat_map(|ino| self.plan_release(node, ino)).collect()
+        let found = inos.iter().filter(|ino| crate::forget::is_found(**ino));
+        let mut out: Vec<Record> = found.map(|ino| Record::UsedUp { ino: *ino }).collect();
+        out.extend(inos.into_iter().flat_map(|ino| self.plan_release(node, ino)));
+        out
     }
 }
 

@@ -348,7 +348,7 @@ impl Cluster {
         for lease in lease {
             command.extend(["--lease".to_owned(), lease.to_owned()]);
         }
-        for name in ["--token-file", "--secure"] {
+        for name in ["--token-file", "--secure", "--inodes-max"] {
             if let Some(at) = options.iter().position(|o| o == name) {
                 command.extend_from_slice(&options[at..at + 2]);
             }

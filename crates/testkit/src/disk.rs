@@ -4,6 +4,8 @@
 //! fail nbdkit and nbdfuse; for a quota mkfs.btrfs. Everything goes when it is dropped.
 
 use crate::mounts::wait_until;
+use rustix::fs::{Advice, fadvise};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -224,6 +226,33 @@ impl Disk {
         must("fsfreeze", &["--freeze", &text(&self.path())]);
     }
 
+    /// From now on whoever reads from it what the kernel does not have hangs, and whoever syncs. Only one
+    /// made by [`Disk::faulty`].
+    ///
+    /// # Panics
+    /// When it is another one.
+    pub fn stall(&self) {
+        must("sync", &["--file-system", &text(&self.path())]);
+        let kept = [self.dir.path().join("nbd/disk"), PathBuf::from(&self.device)];
+        for kept in kept {
+            let file = fs::File::open(&kept).expect("the disk below the file system");
+            file.sync_all().expect("sync");
+            fadvise(&file, 0, None, Advice::DontNeed).expect("fadvise");
+        }
+        assert!(self.signal(Signal::STOP), "only a faulty disk can be stalled");
+    }
+
+    /// Ends [`Disk::stall`].
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) -> bool {
+        let child = self.faulty.as_ref().map(|(child, _)| child.id());
+        let pid = child.and_then(|id| Pid::from_raw(id.cast_signed()));
+        pid.is_some_and(|pid| kill_process(pid, signal).is_ok())
+    }
+
     /// Ends [`Disk::freeze`].
     pub fn thaw(&self) {
         must("fsfreeze", &["--unfreeze", &text(&self.path())]);
@@ -237,6 +266,7 @@ fn text(path: &Path) -> String {
 impl Drop for Disk {
     fn drop(&mut self) {
         // Each of these may find that there is nothing to do.
+        self.go_on();
         if self.throttled {
             let _ = self.throttle(0);
         }

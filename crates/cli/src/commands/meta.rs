@@ -42,6 +42,10 @@ pub struct Args {
     /// count of new files is chosen from it [default: striping is left to the backing]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     jobs_hint: Option<u32>,
+    /// Above so many inodes, those that are exactly as the backing has them are forgotten, and looked
+    /// up there again; about 2 KB each
+    #[arg(long, value_name = "N", default_value_t = 500_000, value_parser = clap::value_parser!(u32).range(1000..=1_000_000_000))]
+    inodes_max: u32,
     /// What is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -82,6 +86,7 @@ impl Args {
             secure: self.secure,
             lease: self.lease.0,
             jobs_hint: self.jobs_hint,
+            inodes_max: self.inodes_max as usize,
         };
         let outcome = runtime.block_on(serve(start, &self.listen));
         runtime.shutdown_background();

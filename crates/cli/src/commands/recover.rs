@@ -220,6 +220,7 @@ impl Args {
             stop_timeout: Span(Duration::from_secs(600)),
             own_state: false,
             jobs_hint: None,
+            inodes_max: ebb_meta_server::Config::INODES_MAX,
             supervise: false,
             restart_timeout: Span(Duration::ZERO),
         };

@@ -102,6 +102,9 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "consistency": reply.consistency,
         "nodes": reply.nodes.into_iter().map(node).collect::<Vec<_>>(),
         "inodes": reply.inodes,
+        "inodes_max": reply.inodes_max,
+        "forgotten": reply.forgotten,
+        "places": reply.places,
         "owned_ranges": reply.owned_ranges,
         "unflushed_bytes": reply.unflushed_bytes,
         "journal_bytes": reply.journal_bytes,
@@ -214,7 +217,13 @@ fn service_screen(status: &Value) -> String {
     row("unflushed", format!("{} not on the backing yet", size(status, "unflushed_bytes")));
     row(
         "inodes",
-        format!("{}, {} owned ranges", text(status, "inodes"), text(status, "owned_ranges")),
+        format!(
+            "{}, {} owned ranges, {} forgotten (at most {} that could be)",
+            text(status, "inodes"),
+            text(status, "owned_ranges"),
+            text(status, "forgotten"),
+            text(status, "inodes_max"),
+        ),
     );
     row("journal", size(status, "journal_bytes"));
     let up = Duration::from_millis(status["uptime_ms"].as_u64().unwrap_or(0));

@@ -63,7 +63,7 @@ const TRANSPORT: &[&str] = &["tcp", "rdma"];
 const SECURE: &[&str] = &["on", "loopback", "off"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 36] = [
+pub static KEYS: [Key; 38] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -83,6 +83,8 @@ pub static KEYS: [Key; 36] = [
     key("high-watermark", Form::Percent, "50%"),
     key("evict", Form::Word(EVICT), "lru"),
     computed("jobs-hint", Form::Count(1, 100_000), "striping is left to the backing"),
+    key("inodes-max", Form::Count(1000, 1_000_000_000), "500000"),
+    key("files-max", Form::Count(100, 1_000_000_000), "100000"),
     key("durability", Form::Word(DURABILITY), "local"),
     key("transport", Form::Word(TRANSPORT), "tcp"),
     computed("token-file", Form::Path, "no token: only loopback is served"),

@@ -288,7 +288,7 @@ impl Node {
         range: ByteRange,
     ) -> Result<Vec<u8>, Errno> {
         let backing = self.backing_of(file).await?;
-        let read = tokio::task::spawn_blocking(move || {
+        let read = self.on_backing(move || {
             let mut bytes = vec![0; range.len() as usize];
             backing.read_full_at(&mut bytes, range.start()).map(|n| {
                 // Shorter than the service said: what is cut off reads as zeros.
@@ -296,11 +296,11 @@ impl Node {
                 bytes
             })
         });
-        let bytes = match tokio::time::timeout(self.deadline(), read).await {
-            Ok(joined) => joined.map_err(|_| Errno::EIO)?.map_err(|e| e.errno())?,
-            Err(_) => {
+        let bytes = match read.await {
+            Ok(read) => read.map_err(|e| e.errno())?,
+            Err(e) => {
                 tracing::error!(ino = %file.ino, %range, "the backing does not answer");
-                return Err(Errno::ETIMEDOUT);
+                return Err(e);
             }
         };
         self.metrics.fetched_backing.fetch_add(range.len(), Relaxed);

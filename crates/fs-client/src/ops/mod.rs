@@ -4,6 +4,7 @@ mod ahead;
 pub mod data;
 pub mod dirs;
 pub mod fetch;
+pub mod few;
 pub mod locks;
 pub mod nameless;
 pub mod names;

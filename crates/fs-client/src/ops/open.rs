@@ -275,17 +275,16 @@ impl Node {
         }
         let backing = Arc::clone(&self.backing);
         let (path, ino) = (at.path.clone(), at.ino);
-        let open = tokio::task::spawn_blocking(move || {
+        let open = self.on_backing(move || {
             let file = backing.open_read(&path, ino)?;
             let identity = file.identity()?;
             Ok((file, identity))
         });
-        match tokio::time::timeout(self.deadline(), open).await {
-            Err(_) => Err(Errno::ETIMEDOUT),
-            Ok(Err(_)) => Err(Errno::EIO),
-            Ok(Ok(Ok((opened, identity)))) => Ok(Some((at.ino, opened, Some(identity)))),
-            Ok(Ok(Err(BackendError::Moved { .. }))) => Ok(None),
-            Ok(Ok(Err(e))) => {
+        match open.await {
+            Err(e) => Err(e),
+            Ok(Ok((opened, identity))) => Ok(Some((at.ino, opened, Some(identity)))),
+            Ok(Err(BackendError::Moved { .. })) => Ok(None),
+            Ok(Err(e)) => {
                 tracing::warn!(path = %String::from_utf8_lossy(&at.path), error = %e, "backing");
                 Err(e.errno())
             }
@@ -296,7 +295,8 @@ impl Node {
     /// else must.
     pub(crate) fn close_aside(&self, backing: Option<(u64, Arc<dyn BackingFile>)>) {
         if backing.is_some() {
-            self.runtime.spawn_blocking(move || drop(backing));
+            let closing = self.when_there_is_a_place(move || drop(backing));
+            self.runtime.spawn(closing);
         }
     }
 

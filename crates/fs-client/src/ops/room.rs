@@ -69,6 +69,8 @@ pub struct Room {
     used: AtomicU64,
     /// Bytes given up so far.
     evicted: AtomicU64,
+    /// Files forgotten so far because there were too many.
+    forgotten: AtomicU64,
     /// Whoever makes room has this; when room was made last.
     making: tokio::sync::Mutex<Option<Instant>>,
     /// What the kernel has of it.
@@ -85,6 +87,7 @@ impl Room {
             order: Mutex::new(Order::new(policy)),
             used: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
             making: tokio::sync::Mutex::new(None),
             past: Past::default(),
             refused: AtomicU64::new(0),
@@ -95,6 +98,17 @@ impl Room {
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Relaxed)
+    }
+
+    /// Files forgotten so far because there were too many.
+    #[must_use]
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten.load(Relaxed)
+    }
+
+    /// So many more.
+    pub(crate) fn files_gone(&self, files: u64) {
+        self.forgotten.fetch_add(files, Relaxed);
     }
 
     /// Since when writers fail because the file system of the cache is full, if they do.
@@ -324,6 +338,12 @@ impl Node {
         self.count_used();
     }
 
+    /// These chunks may have bytes, whether they are known or not.
+    pub(crate) fn remember(&self, chunks: &[Chunk]) {
+        let mut order = self.room.order.lock();
+        chunks.iter().for_each(|c| order.remember(*c));
+    }
+
     fn remember_all(&self) {
         for file in self.all_files() {
             let (clean, size) = {
@@ -383,7 +403,7 @@ impl Node {
         while tasks.join_next().await.is_some() {}
     }
 
-    async fn give_up_of_file(&self, ino: Ino, chunks: &[Chunk]) {
+    pub(crate) async fn give_up_of_file(&self, ino: Ino, chunks: &[Chunk]) {
         let Some(file) = self.file(ino) else { return };
         self.detach_flushed(&file, chunks).await;
         for chunk in chunks {

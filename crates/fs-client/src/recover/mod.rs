@@ -54,7 +54,7 @@ pub struct Job {
 pub fn run(job: &Job) -> Result<Outcome, RunError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(64)
+        .max_blocking_threads(crate::aside::THREADS)
         .enable_all()
         .build()
         .map_err(local("cannot start the runtime"))?;

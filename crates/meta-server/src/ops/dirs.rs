@@ -16,8 +16,9 @@ impl Call {
             b"" => None,
             name => Some(Name::new(name)?),
         };
-        // The first page looks at the backing; the others go on with what it learned.
-        if after.is_none() {
+        // The first page looks at the backing; the others go on with what it learned, as far as
+        // nothing of it was forgotten.
+        if after.is_none() || !self.core.state().ns.is_listed(dir) {
             self.core.learn_all(dir).await?;
         }
         let limit = if op.limit == 0 { PAGE } else { op.limit.min(PAGE_MAX) } as usize;

@@ -3,7 +3,7 @@
 use super::{Call, OpError, OpResult, name};
 use crate::core::Checked;
 use crate::state::{Outcome, State};
-use ebb_namespace::{Home, New, Plan, RenameMode};
+use ebb_namespace::{Absence, Home, New, Plan, RenameMode};
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
@@ -19,8 +19,16 @@ impl Call {
     }
 
     pub(super) async fn lookup(&self, op: &pb::Lookup) -> OpResult {
-        self.core.learn(Ino(op.parent), &name(&op.name)?).await?;
-        self.found(op)
+        let (parent, name) = (Ino(op.parent), name(&op.name)?);
+        loop {
+            let before = self.core.forgetting.count();
+            self.core.learn(parent, &name).await?;
+            let unknown = self.core.state().ns.look(parent, &name)? == Absence::Unknown;
+            // What was forgotten again in between must not be said to be missing.
+            if !unknown || self.core.forgetting.count() == before {
+                return self.found(op);
+            }
+        }
     }
 
     fn found(&self, op: &pb::Lookup) -> OpResult {

@@ -27,6 +27,8 @@ pub(super) enum Act {
     BeginFlush,
     Materialize,
     Restart,
+    /// What the backing has exactly so is not known any more.
+    Forget,
     /// The service dies after so many effects of this one, which is then asked again.
     Dies(Box<Act>, u32),
     /// An effect of this one fails after so many, and it is asked for again.
@@ -56,6 +58,7 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
         2 => Just(Act::BeginFlush),
         1 => Just(Act::Materialize),
         1 => Just(Act::Restart),
+        2 => Just(Act::Forget),
     ]
 }
 
@@ -63,7 +66,12 @@ pub(super) fn act() -> impl Strategy<Value = Act> {
 pub(super) fn act_or_death() -> impl Strategy<Value = Act> {
     (act(), 0u32..4, prop::bool::weighted(0.5)).prop_map(|(act, after, dies)| match act {
         // A grant ends with the service's life: whoever flushes begins anew.
-        Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart | Act::List(_) => act,
+        Act::Flush
+        | Act::BeginFlush
+        | Act::Materialize
+        | Act::Restart
+        | Act::Forget
+        | Act::List(_) => act,
         act if dies => Act::Dies(Box::new(act), after),
         act => act,
     })
@@ -72,7 +80,7 @@ pub(super) fn act_or_death() -> impl Strategy<Value = Act> {
 /// The same, with effects that fail.
 pub(super) fn act_or_failure() -> impl Strategy<Value = Act> {
     (act(), 0u32..5, prop::bool::weighted(0.5)).prop_map(|(act, after, fails)| match act {
-        Act::Restart | Act::List(_) => act,
+        Act::Restart | Act::Forget | Act::List(_) => act,
         act if fails => Act::Fails(Box::new(act), after),
         act => act,
     })
@@ -162,7 +170,12 @@ pub(super) fn reference(root: &Path, act: &Act) -> Result<(), Errno> {
             rustix::fs::lsetxattr(r(p), "user.t", &[*v], flags).map_err(|e| Errno(e.raw_os_error()))
         }
         Act::Dies(act, _) | Act::Fails(act, _) => reference(root, act),
-        Act::List(_) | Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart => Ok(()),
+        Act::List(_)
+        | Act::Flush
+        | Act::BeginFlush
+        | Act::Materialize
+        | Act::Restart
+        | Act::Forget => Ok(()),
     }
 }
 
@@ -178,7 +191,12 @@ pub(super) fn paths(act: &Act) -> Vec<&[u8]> {
         Act::Rmdir(p) | Act::Chmod(p, _) | Act::Truncate(p, _) | Act::SetXattr(p, _) => vec![p],
         Act::Rename(a, b, _) | Act::Link(a, b) => vec![a, b],
         Act::Dies(act, _) | Act::Fails(act, _) => paths(act),
-        Act::List(_) | Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart => Vec::new(),
+        Act::List(_)
+        | Act::Flush
+        | Act::BeginFlush
+        | Act::Materialize
+        | Act::Restart
+        | Act::Forget => Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! both trees must be the same. The journal, replayed, must give the state that was there.
 
 mod acts;
+mod forgotten;
 mod side_by_side;
 mod unnoted;
 
@@ -54,7 +55,7 @@ struct Overlay {
 
 impl Overlay {
     fn open(backing: &Path, state: &Path) -> Overlay {
-        let core = Arc::new(Core::open(&Config::new(backing, state)).unwrap());
+        let core = Arc::new(open(backing, state));
         let record = NodeRecord {
             id: NODE,
             name: "n".into(),
@@ -251,7 +252,7 @@ impl Overlay {
         let before = snapshot(&self.core.state());
         self.close();
         assert_eq!(before, snapshot(&replay(&self.config.1)));
-        self.core = Arc::new(Core::open(&Config::new(&self.config.0, &self.config.1)).unwrap());
+        self.core = Arc::new(open(&self.config.0, &self.config.1));
         assert_eq!(before, snapshot(&self.core.state()));
     }
 
@@ -264,7 +265,7 @@ impl Overlay {
     /// What the service that follows a dead one does.
     fn reopen(&mut self) {
         self.close();
-        self.core = Arc::new(Core::open(&Config::new(&self.config.0, &self.config.1)).unwrap());
+        self.core = Arc::new(open(&self.config.0, &self.config.1));
         assert_eq!(self.core.state().begun, None);
     }
 
@@ -306,8 +307,16 @@ impl Overlay {
     }
 }
 
+/// Nothing is kept that can be forgotten, once somebody says [`Act::Forget`].
+fn open(backing: &Path, state: &Path) -> Core {
+    Core::open(&Config { inodes_max: 0, ..Config::new(backing, state) }).unwrap()
+}
+
 impl Call {
     async fn answer(self, op: Op) -> OpResult {
+        for ino in self.core.note_use(&op) {
+            let _ = self.core.find_again(ino).await;
+        }
         match self.fast(op) {
             crate::ops::Fast::Done(result) => result,
             crate::ops::Fast::Slow(op) => self.slow(op).await,
@@ -416,6 +425,11 @@ async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
             o.restart();
             Ok(())
         }
+        Act::Forget => {
+            o.core.grow_old();
+            let _ = o.core.forget_some().await;
+            Ok(())
+        }
         Act::Fails(act, effects) => {
             let cache = o.cache.clone();
             o.core.backing.death.fails_after(*effects);
@@ -506,7 +520,12 @@ fn run_meddled(acts: &[(Act, bool)]) {
         for (act, others) in acts {
             match (act, others) {
                 (
-                    Act::Flush | Act::BeginFlush | Act::Materialize | Act::Restart | Act::List(_),
+                    Act::Flush
+                    | Act::BeginFlush
+                    | Act::Materialize
+                    | Act::Restart
+                    | Act::Forget
+                    | Act::List(_),
                     true,
                 ) => {
                     // What was compared with the backing a moment ago is compared again.
