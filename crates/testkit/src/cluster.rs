@@ -345,7 +345,7 @@ impl Cluster {
     fn start_meta(&mut self, options: &[String], lease: Option<&str>) -> String {
         let mut command: Vec<String> = ["meta", "--state"].into_iter().map(str::to_owned).collect();
         command.push(self.state.display().to_string());
-        for lease in lease {
+        if let Some(lease) = lease {
             command.extend(["--lease".to_owned(), lease.to_owned()]);
         }
         for name in ["--token-file", "--secure", "--inodes-max"] {
