@@ -10,6 +10,7 @@ use ebb_transport::gate::Gate;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedReadHalf;
@@ -144,6 +145,8 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
             stage.run(&paths, timeout_ms.map(Duration::from_millis)).await
         }
         Request::Restart => daemon.make_way(),
+        // Out of the job nothing can be drained any more, and the mount is of no use.
+        Request::Unmount { .. } if daemon.node.is_out.load(Acquire) => daemon.unmount(false).await,
         Request::Unmount { drain: false, .. } => daemon.unmount(false).await,
         Request::Unmount { drain: true, timeout_ms } => {
             let outcome = match drain(&daemon, &[], timeout_ms, events.clone()).await {

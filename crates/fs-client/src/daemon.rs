@@ -82,7 +82,7 @@ pub enum RunError {
     /// The mount did not come up.
     #[error(transparent)]
     Mount(#[from] fuse::MountError),
-    /// The service has told this node to go.
+    /// The service has told this node to go, or is not this job's.
     #[error("{0}")]
     Fenced(String),
     /// The mount is gone, but not everything is on the backing.
@@ -261,8 +261,13 @@ fn run_on(
     if let Some(heir) = &heir {
         heir.say(&Word::Leaving);
     }
-    let result = match fenced.borrow().clone() {
-        Some(reason) => Err(RunError::Fenced(reason)),
+    let fenced = fenced.borrow().clone();
+    let result = match fenced {
+        Some(reason) => {
+            daemon.flusher.shutdown(FLUSHER_ENDS_WITHIN);
+            daemon.node.last_notes();
+            Err(RunError::Fenced(reason))
+        }
         None => finish(runtime, &daemon),
     };
     leave(runtime, &daemon, &result);
@@ -566,7 +571,9 @@ pub(crate) fn policy(config: &MountConfig) -> Policy {
     }
 }
 
-/// A node that another daemon has replaced must not touch anything any more.
+/// A node that another daemon has replaced must not touch anything any more. Its mount stays, and every
+/// operation in it fails: were it taken away, programs would go on in the directory below, where
+/// nobody looks. `ebb umount` ends it.
 fn watch_for_fencing(
     runtime: &tokio::runtime::Runtime,
     daemon: &Arc<Daemon>,
@@ -575,9 +582,13 @@ fn watch_for_fencing(
     let daemon = Arc::clone(daemon);
     runtime.spawn(async move {
         let reason = daemon.node.meta.fenced().await;
-        tracing::error!(%reason, "this daemon was replaced by another one and stops");
+        daemon.node.is_out.store(true, std::sync::atomic::Ordering::Release);
+        tracing::error!(
+            %reason,
+            "this node is out of the job: its mount answers nothing but errors until ebb umount"
+        );
         let _ = sender.send(Some(reason));
-        let _ = fuse::unmount(&daemon.mountpoint, true);
+        daemon.peers.stop();
     });
     receiver
 }
@@ -614,6 +625,12 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
     }
     let left = node.dirty_files();
     let waiting = runtime.block_on(node.waiting_copies());
+    let refusal = node.meta.refusal();
+    if let (true, Some(reason)) = (left.is_empty() && waiting.bytes == 0, &refusal) {
+        // Names may be lost with the service, and the cache may tell of them.
+        node.last_notes();
+        return Err(RunError::Fenced(reason.clone()));
+    }
     if left.is_empty() && waiting.bytes == 0 {
         runtime.block_on(node.tell_everything());
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {

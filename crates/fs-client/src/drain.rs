@@ -39,6 +39,9 @@ pub struct Drain {
 impl Drain {
     /// Drains `paths` (everything, when there are none).
     pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
+        if let Some(why) = self.node.meta.refusal() {
+            return self.without_service(why);
+        }
         let deadline = limit.map(|l| Instant::now() + l);
         let waiting = self.node.adopt_before_drain(limit).await;
         let files = match self.files_below(paths).await {
@@ -67,6 +70,23 @@ impl Drain {
             }
         }
         unreachable!("the last round returns")
+    }
+
+    /// Nobody speaks to the service: nothing can be brought anywhere, which is said at once.
+    fn without_service(&self, why: String) -> Outcome {
+        let remaining: Vec<Remaining> = self
+            .node
+            .dirty_files()
+            .into_iter()
+            .map(|f| {
+                let path = self.node.file(f.ino).map_or_else(|| f.ino.to_string(), |f| f.label());
+                Remaining { path, bytes: f.bytes, why: why.clone() }
+            })
+            .collect();
+        match remaining.is_empty() {
+            true => Outcome::Unreachable { text: why },
+            false => Outcome::Incomplete { remaining },
+        }
     }
 
     /// Once more when bytes were published meanwhile that nobody wrote after the drain began: the

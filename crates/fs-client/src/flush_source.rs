@@ -1,9 +1,9 @@
 //! The daemon as the flusher sees it: which files are dirty, and the right to write them.
 
 use crate::file::{CachedFile, State};
-use crate::node::Node;
+use crate::node::{Fate, Node};
 use crate::ops::sync::is_gone;
-use ebb_flusher::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Want};
+use ebb_flusher::{DirtyFile, Fate as Ending, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError, FlushGrant};
 use ebb_types::{ByteRange, Errno, Ino, Version, split_by};
 use futures_util::future::join_all;
@@ -61,7 +61,7 @@ impl FlushSource for NodeSource {
         node.runtime.block_on(join_all(wants.iter().map(begin)))
     }
 
-    fn end(&self, grants: Vec<(Grant, Fate)>) -> Vec<Result<(), FlushError>> {
+    fn end(&self, grants: Vec<(Grant, Ending)>) -> Vec<Result<(), FlushError>> {
         let node = match self.node() {
             Ok(node) => node,
             Err(e) => return grants.iter().map(|_| Err(e.clone())).collect(),
@@ -114,10 +114,7 @@ impl Node {
         match self.publish(&file).await {
             Ok(()) => {}
             // Unlinked and nobody's any more: it never touches the backing.
-            Err(e) if is_gone(e) => {
-                self.unlinked(&file, e);
-                return Ok(None);
-            }
+            Err(e) if is_gone(e) => return self.unlinked(&file, e).await.map(|()| None),
             Err(e) => return Err(service("attach", e)),
         }
         let (wanted, next) = pick(&file, from, most);
@@ -129,8 +126,7 @@ impl Node {
         let granted = match answer {
             Ok(granted) => granted,
             Err(e) if is_gone(e.errno) => {
-                self.unlinked(&file, e.errno);
-                return Ok(None);
+                return self.unlinked(&file, e.errno).await.map(|()| None);
             }
             Err(e) => return Err(explained("flush_begin", &e)),
         };
@@ -160,14 +156,14 @@ impl Node {
         }))
     }
 
-    async fn end_flush(&self, grant: Grant, fate: Fate) -> Result<(), FlushError> {
+    async fn end_flush(&self, grant: Grant, fate: Ending) -> Result<(), FlushError> {
         // Number 0 stands for a grant of nothing.
         if grant.id == 0 {
             return Ok(());
         }
         let (done, shaped) = match fate {
-            Fate::Done { shaped } => (true, shaped),
-            Fate::GivenBack => (false, false),
+            Ending::Done { shaped } => (true, shaped),
+            Ending::GivenBack => (false, false),
         };
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
         let file = self.file(grant.ino);
@@ -200,15 +196,26 @@ impl Node {
         }
     }
 
-    /// The file has no name left. Its bytes live on for those who have it open, here or elsewhere.
-    fn unlinked(&self, file: &CachedFile, answer: Errno) {
+    /// The service says that there is no such file. If it proves that the file has no name left, its
+    /// bytes live on for those who have it open, here or elsewhere. Else they stay as they are, and so does
+    /// what tells of them: a service that has lost its state says the same.
+    async fn unlinked(&self, file: &CachedFile, answer: Errno) -> Result<(), FlushError> {
+        let fate = self.fate(file.ino).await.map_err(|e| service("is it deleted", e))?;
+        if fate == Fate::Kept {
+            let text = "the metadata service does not know this file and has not deleted it: its bytes \
+                        stay in the cache (ebb umount --no-drain, ebb recover)";
+            let errno = Errno::ESTALE;
+            return Err(FlushError::Service { operation: "attach", errno, text: text.to_owned() });
+        }
+        tracing::debug!(ino = %file.ino, error = %answer, ?fate, "not flushed");
         self.note_nameless(file.ino, self.file(file.ino));
-        if answer == Errno::ESTALE && file.state.read().opens == 0 {
+        if fate == Fate::Deleted && file.state.read().opens == 0 {
             self.discard(file.ino);
         } else {
             self.make_orphan(file.ino, &mut file.state.write());
         }
         self.unlist(file);
+        Ok(())
     }
 
     /// Its bytes stay, but not for a name.

@@ -28,6 +28,7 @@ use ebb_meta_client::MetaClient;
 use ebb_transport::PeerPool;
 use ebb_types::{Errno, Ino, NodeId};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -99,6 +100,8 @@ pub struct Node {
     pub room: Room,
     /// Copies with a partner, and those of others.
     pub replicas: Replicas,
+    /// This node is out of the job; its mount answers errors only.
+    pub(crate) is_out: AtomicBool,
     /// Calls of the backing, of which there may be only so many.
     pub(crate) backing_calls: Arc<tokio::sync::Semaphore>,
     /// Files that may have bytes which are not on the backing.
@@ -110,6 +113,17 @@ pub struct Node {
 
 /// Files of this node, by number.
 type Shard = HashMap<Ino, Arc<CachedFile>>;
+
+/// What became of a file of which the service has said that it is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is proven that nothing and nobody has it any more.
+    Deleted,
+    /// It has no name; somebody may have it open.
+    Nameless,
+    /// It has a name, or nothing is known of it: what is here may be all that there is.
+    Kept,
+}
 
 /// The parts a node is made of.
 pub struct Parts {
@@ -164,6 +178,7 @@ impl Node {
             quiet_files: QuietFiles::default(),
             seats: Seats::default(),
             begun: watch::Sender::new(false),
+            is_out: AtomicBool::new(false),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: DirtyList::default(),
@@ -370,11 +385,36 @@ impl Node {
     }
 
     pub(crate) async fn discard_if_unlinked(&self, ino: Ino) {
-        if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await
-            && let Some(file) = self.file(ino)
-        {
-            self.unlist(&file);
-            self.discard(ino);
+        if let Err(Errno::ENOENT | Errno::ESTALE) = self.meta.getattr(ino).await {
+            self.discard_if_deleted(ino).await;
+        }
+    }
+
+    /// The service does not know the file. Bytes that are nowhere else go only when it proves that it
+    /// has deleted it.
+    pub(crate) async fn discard_if_deleted(&self, ino: Ino) {
+        let Some(file) = self.file(ino) else { return };
+        if self.has_unflushed(&file) && self.fate(ino).await != Ok(Fate::Deleted) {
+            tracing::warn!(%ino, "not known to the service, and not deleted: its bytes are kept");
+            return;
+        }
+        self.unlist(&file);
+        self.discard(ino);
+    }
+
+    fn has_unflushed(&self, file: &CachedFile) -> bool {
+        let state = file.state.read();
+        let tracked = state.passing.as_ref().is_some_and(|p| p.track.is_some());
+        tracked || state.view.unflushed_bytes() > 0
+    }
+
+    /// What became of a file of which the service has said ENOENT or ESTALE.
+    pub(crate) async fn fate(&self, ino: Ino) -> Result<Fate, Errno> {
+        use ebb_wire::pb::existence::What;
+        match self.meta.exists(ino).await? {
+            What::Deleted => Ok(Fate::Deleted),
+            What::There if self.meta.describe(ino).await?.path.is_empty() => Ok(Fate::Nameless),
+            What::There | What::Unknown => Ok(Fate::Kept),
         }
     }
 

@@ -5,7 +5,7 @@
 use crate::alone::Alone;
 use crate::file::{CachedFile, State};
 use crate::journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
-use crate::node::Node;
+use crate::node::{Fate, Node};
 use ebb_backend::{BackendError, Identity};
 use ebb_consistency::Changes;
 use ebb_meta_client::Backing;
@@ -417,7 +417,10 @@ impl Node {
             let place = self.meta.describe(ino).await;
             match (place, self.file(ino)) {
                 (Ok(place), file) if place.path.is_empty() => self.note_nameless(ino, file),
-                (Err(Errno::ENOENT | Errno::ESTALE), file) => self.note_nameless(ino, file),
+                (Err(Errno::ENOENT | Errno::ESTALE), file) => match self.fate(ino).await {
+                    Ok(Fate::Deleted | Fate::Nameless) => self.note_nameless(ino, file),
+                    fate => tracing::warn!(%ino, ?fate, "not known to the service; it stays noted"),
+                },
                 (Ok(place), Some(file)) if file.state.read().path != place.path => {
                     self.note_moved(&file, place.path).await;
                 }

@@ -36,7 +36,7 @@ use crate::cache;
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
 use crate::journal::{Found, Held, Image, Kept, Note};
-use crate::node::Node;
+use crate::node::{Fate, Node};
 use crate::overtaken::{Silent, look_again};
 use ebb_consistency::{FileView, MapAnswer, Owned, QuietWrites};
 use ebb_meta_client::Changes;
@@ -224,9 +224,11 @@ pub(crate) async fn take_over(
                 Ok(answer) => {
                     let taken =
                         one(node, ino, note, &answer, found.rebooted, open, &mut done).await;
-                    taken.or_else(|e| unless_deleted(node, ino, e))?;
+                    if let Err(e) = taken {
+                        unless_deleted(node, ino, note, e, &mut done).await?;
+                    }
                 }
-                Err(e) => unless_deleted(node, ino, e)?,
+                Err(e) => unless_deleted(node, ino, note, e, &mut done).await?,
             }
         }
     }
@@ -234,10 +236,23 @@ pub(crate) async fn take_over(
 }
 
 /// A file may be gone, also between two questions about it: with the dead daemon went what held
-/// the files that were open and had no name any more.
-fn unless_deleted(node: &Node, ino: Ino, e: Errno) -> Result<(), Errno> {
+/// the files that were open and had no name any more. What is nowhere else goes only when that is
+/// proven.
+async fn unless_deleted(
+    node: &Node,
+    ino: Ino,
+    note: Option<&Note>,
+    e: Errno,
+    done: &mut Restored,
+) -> Result<(), Errno> {
     match e {
         Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL => {
+            let precious = note.is_some_and(|n| !n.is_empty() && !n.nameless);
+            if precious && node.fate(ino).await? == Fate::Kept {
+                tracing::warn!(%ino, "not known to the service, and not deleted");
+                done.unknown.push(ino);
+                return Ok(());
+            }
             tracing::debug!(%ino, "deleted meanwhile");
             node.cache.remove(ino).map_err(Errno::from)
         }

@@ -353,11 +353,15 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
 }
 
 fn unreachable_meta(node: &Node) -> StatusError {
+    let (errno, text) = match node.meta.refusal() {
+        Some(why) => (libc::EIO, why),
+        None => (libc::ETIMEDOUT, format!("{} does not answer", node.meta.address())),
+    };
     StatusError {
         path: String::new(),
         operation: "metadata service".into(),
-        errno: libc::ETIMEDOUT,
-        text: format!("{} does not answer", node.meta.address()),
+        errno,
+        text,
         since: std::time::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_secs()),
     }
 }

@@ -201,8 +201,8 @@ fn server_frames() {
             backing: Some(pb::BackingRef { path: b"f".to_vec(), ino: 7 }),
         }),
     ];
-    let reply = |body| pb::Reply { id: 1, errno: 0, text: String::new(), body: Some(body) };
-    let frame = |body| pb::ServerFrame { replies: vec![reply(body)], notices: vec![] };
+    let reply = |body| pb::Reply { id: 1, body: Some(body), ..Default::default() };
+    let frame = |body| pb::ServerFrame { replies: vec![reply(body)], ..Default::default() };
     let seeds: Vec<_> = bodies.into_iter().map(|b| frame(b).encode_to_vec()).collect();
     feed("server-frames", &seeds, entries::server_frames);
 }

@@ -308,6 +308,13 @@ impl MetaClient {
         Ok(place_from_pb(expect_body!(reply, Description)))
     }
 
+    /// What the service knows of an inode. That another call fails with ENOENT or ESTALE does not prove
+    /// that the inode was deleted; this does.
+    pub async fn exists(&self, ino: Ino) -> Result<pb::existence::What, Errno> {
+        let reply = self.call(Op::Exists(pb::Exists { ino: ino.0 })).await?;
+        Ok(expect_body!(reply, Existence).what())
+    }
+
     /// The last local handle was closed. `settles`: nothing is written quietly any more, and all of it
     /// was told.
     pub async fn release(&self, ino: Ino, settles: bool) -> Result<(), Errno> {

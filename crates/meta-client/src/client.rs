@@ -3,8 +3,9 @@
 use crate::driver::{self, Event};
 use crate::exchange::{Answer, Exchange, Patience};
 use crate::ops::{NAMES, counter};
-use crate::session::{self, ConnectError, ConnectOptions};
+use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
 use crate::trust::Trusting;
+use ebb_locks::Mutex;
 use ebb_transport::{Secure, Token, admin};
 use ebb_types::{Errno, NodeId};
 use ebb_wire::pb::{self, reply::Body, request::Op};
@@ -91,6 +92,10 @@ pub(crate) struct Inner {
     pub events: broadcast::Sender<Event>,
     /// Why this node is out of the job, once it is.
     pub fenced: watch::Sender<Option<String>>,
+    /// Why the service that answers is not spoken to, as long as that is so.
+    pub refused: Mutex<Option<String>>,
+    /// Who the service is.
+    pub known: Mutex<Acquaintance>,
     pub dirty_bytes: AtomicU64,
     /// How long the shortest of the service's leases lives without a heartbeat.
     pub lease_ms: AtomicU32,
@@ -164,13 +169,15 @@ impl MetaClient {
         options: ConnectOptions,
     ) -> Result<(MetaClient, pb::Welcome), ConnectError> {
         let exchange = Arc::new(Exchange::new(options.first_request));
-        let session = session::open(&options, &exchange, false).await?;
+        let session = session::open(&options, &exchange, None).await?;
         let welcome = session.welcome;
         let inner = Arc::new(Inner {
             exchange,
             options,
             events: broadcast::channel(EVENTS_MAX).0,
             fenced: watch::Sender::new(None),
+            refused: Mutex::new(None),
+            known: Mutex::new(Acquaintance::default()),
             dirty_bytes: AtomicU64::new(0),
             lease_ms: AtomicU32::new(driver::shortest_lease(&welcome)),
             node_id: AtomicU32::new(welcome.node_id),
@@ -237,6 +244,14 @@ impl MetaClient {
             // The sender lives as long as this handle.
             Err(_) => std::future::pending().await,
         }
+    }
+
+    /// Why this node speaks to no service although one answers: it is another one, or none that
+    /// could prove itself. Or this node is out of the job.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let fenced = self.inner.fenced.borrow().clone();
+        fenced.or_else(|| self.inner.refused.lock().clone())
     }
 
     /// What the next heartbeats tell of this node.

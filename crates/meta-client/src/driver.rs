@@ -2,13 +2,16 @@
 //!
 //! * Consistency: a session that broke is resumed under the same incarnation, also with a service
 //!   that was restarted; what was unanswered goes out again (see [`crate::exchange`]).
-//! * Retries: without end, with growing pauses, until the service refuses this node for good.
+//! * Retries: without end, with growing pauses, until the service of the job refuses this node for
+//!   good. Somebody else who answers in its place (a service of another job, an older state of this
+//!   one, a stranger) ends nothing: calls fail at once with EIO, the log and [`crate::MetaClient::refusal`]
+//!   say why, and the right one is looked for again and again.
 //! * Cancellation: the tasks end when the last [`crate::MetaClient`] is dropped.
 //! * Completion: calls end by their answer, their deadline, or the end of the session for good.
 
 use crate::client::Inner;
 use crate::exchange::Patience;
-use crate::session::{self, ConnectError, Session};
+use crate::session::{self, Acquaintance, ConnectError, Session};
 use crate::trust;
 use ebb_transport::auth;
 use ebb_types::Errno;
@@ -90,6 +93,10 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
     // Before the first word of this session, which tells the service so.
     inner.trusting.begin(session.welcome.trust_ms);
     inner.node_id.store(session.welcome.node_id, Relaxed);
+    *inner.known.lock() = Acquaintance::made(&session.welcome);
+    if inner.refused.lock().take().is_some() {
+        tracing::warn!("the metadata service of this job is back");
+    }
     inner.trusting.welcomed(session.sent, session.welcome.lease_ms, session.welcome.expired);
     if inner.sessions.load(Relaxed) > 1 {
         tracing::info!(restarted, "connected to the metadata service again");
@@ -121,6 +128,11 @@ async fn listen(inner: &Arc<Inner>, session: Session) -> Result<(), String> {
 }
 
 fn receive(inner: &Arc<Inner>, frame: pb::ServerFrame) -> Result<(), String> {
+    {
+        // Before anybody acts on what the frame says.
+        let mut known = inner.known.lock();
+        known.told = known.told.max(frame.durable);
+    }
     let unknown = inner.exchange.resolve(frame.replies);
     inner.unknown_replies.fetch_add(unknown as u64, Relaxed);
     for notice in frame.notices {
@@ -140,13 +152,18 @@ async fn reconnect(inner: &Inner) -> Result<Session, ConnectError> {
     let mut pause = PAUSE_MIN;
     let mut logged = false;
     loop {
-        match session::open(&inner.options, &inner.exchange, true).await {
+        let known = *inner.known.lock();
+        match session::open(&inner.options, &inner.exchange, Some(known)).await {
             Ok(session) => return Ok(session),
             Err(e) if e.may_pass() => {
                 if !logged {
                     tracing::warn!(error = %e, "lost the metadata service, trying again");
                     logged = true;
                 }
+            }
+            Err(e) if !e.is_final() => {
+                inner.refuse(&e);
+                pause = PAUSE_MAX;
             }
             Err(e) => return Err(e),
         }
@@ -217,6 +234,21 @@ impl Inner {
     fn announce(&self, event: Event) {
         // Nobody may be listening.
         let _ = self.events.send(event);
+    }
+
+    /// What answers is not the job's service. Waiting calls end, those that come fail at once.
+    fn refuse(&self, why: &ConnectError) {
+        let text = format!(
+            "{why}. Nothing is sent there, and nothing is deleted here: bring the job's service back on \
+             its newest state, or unmount and save what is in the cache with `ebb recover`"
+        );
+        let mut refused = self.refused.lock();
+        if refused.as_ref() != Some(&text) {
+            tracing::error!(reason = text, "this node does not speak to the service that answers");
+        }
+        *refused = Some(text.clone());
+        drop(refused);
+        self.exchange.refuse(&text);
     }
 
     fn fence(&self, reason: &str) {

@@ -48,6 +48,8 @@ struct Pending {
 enum Phase {
     /// No connection, or one that is not welcome yet: requests wait.
     Down,
+    /// The same, and somebody else answers: requests fail with EIO.
+    Refused,
     /// Requests flow.
     Up,
     /// For good: every request fails with this.
@@ -114,8 +116,10 @@ impl Exchange {
             return Err(Errno::E2BIG);
         }
         let mut state = self.state.lock();
-        if let Phase::Ended(errno) = state.phase {
-            return Err(errno);
+        match state.phase {
+            Phase::Ended(errno) => return Err(errno),
+            Phase::Refused => return Err(Errno::EIO),
+            Phase::Down | Phase::Up => {}
         }
         let made = crate::once::id(&op).filter(|id| !state.pending.contains_key(id));
         let id = made.unwrap_or_else(|| state.take_id());
@@ -170,7 +174,7 @@ impl Exchange {
     /// it journals such answers together with what was done.
     pub fn up(&self, session: u64) {
         let mut state = self.state.lock();
-        if state.session != session || state.phase != Phase::Down {
+        if state.session != session || !matches!(state.phase, Phase::Down | Phase::Refused) {
             return;
         }
         let mut ids: Vec<(u64, u64)> = state.pending.iter().map(|(i, p)| (p.order, *i)).collect();
@@ -190,6 +194,21 @@ impl Exchange {
         drop(state);
         wake(waker);
         fail(lost, &CallError::new(Errno::ENOTCONN, ""));
+    }
+
+    /// Somebody answers who is not the service: everything fails, until a session is welcome.
+    pub fn refuse(&self, text: &str) {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Ended(_)) {
+            return;
+        }
+        let waker = state.down();
+        state.phase = Phase::Refused;
+        state.queue.clear();
+        let lost = state.take_where(|_| true);
+        drop(state);
+        wake(waker);
+        fail(lost, &CallError::new(Errno::EIO, text));
     }
 
     /// For good: everything fails with `errno`, now and later.

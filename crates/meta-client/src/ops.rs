@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 44] = [
+pub(crate) const NAMES: [&str; 45] = [
     "hello",
     "prove",
     "heartbeat",
@@ -49,6 +49,7 @@ pub(crate) const NAMES: [&str; 44] = [
     "copies",
     "adopt",
     "published",
+    "exists",
 ];
 
 /// Index into [`NAMES`].
@@ -95,6 +96,7 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Copies(_) => 41,
         Op::Adopt(_) => 42,
         Op::Published(_) => 43,
+        Op::Exists(_) => 44,
     }
 }
 

@@ -107,6 +107,13 @@ pub enum ConnectError {
     /// The service does not want this node for another reason.
     #[error("metadata service {0}")]
     Refused(String),
+    /// The service that answers is not the one that this node is of, or lacks what that one had on
+    /// stable storage.
+    #[error("metadata service {0}")]
+    AnotherService(String),
+    /// What says no has not shown that it is the service of this job: nothing follows from it.
+    #[error("{0} (but it has not shown that it is the service of this job)")]
+    Unproven(Box<ConnectError>),
 }
 
 impl ConnectError {
@@ -114,6 +121,29 @@ impl ConnectError {
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, ConnectError::Unreachable(_))
+    }
+
+    /// True when the job's own service has said so, and for good. Who only sits where it was cannot end
+    /// a mount.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            ConnectError::Unreachable(_)
+            | ConnectError::AnotherService(_)
+            | ConnectError::Unproven(_) => false,
+            ConnectError::BadAddress(_)
+            | ConnectError::BadToken(_)
+            | ConnectError::WrongConsistency(_)
+            | ConnectError::NameTaken(_)
+            | ConnectError::Refused(_) => true,
+        }
+    }
+
+    /// For a node that has been in the job: what nobody has proven is not final.
+    fn proven_if(self, proven: bool) -> ConnectError {
+        match self {
+            e if proven || !e.is_final() => e,
+            e => ConnectError::Unproven(Box::new(e)),
+        }
     }
 
     fn of_reply(address: &str, errno: i32, text: &str) -> ConnectError {
@@ -124,6 +154,7 @@ impl ConnectError {
             Errno::EINVAL => ConnectError::WrongConsistency(text),
             Errno::EBUSY => ConnectError::NameTaken(text),
             Errno::EAGAIN => ConnectError::Unreachable(text),
+            Errno::ESTALE => ConnectError::AnotherService(text),
             _ => ConnectError::Refused(text),
         }
     }
@@ -195,13 +226,51 @@ pub(crate) fn client(channel: Channel) -> MetadataClient<Channel> {
         .max_encoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
 }
 
-/// Connects and introduces this node; `resume` when this incarnation had a session before.
+/// Who the service was that this node has spoken to, and what it was told; all 0 at first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Acquaintance {
+    /// The job.
+    pub job: u64,
+    /// Which life of its service.
+    pub told_by: u64,
+    /// So many changes of the state that one had on stable storage.
+    pub told: u64,
+}
+
+impl Acquaintance {
+    /// Of whom a welcome is.
+    pub fn made(welcome: &pb::Welcome) -> Acquaintance {
+        Acquaintance { job: welcome.job, told_by: welcome.service_instance, told: 0 }
+    }
+
+    /// The service should know by itself; but it may be any.
+    fn check(&self, welcome: &pb::Welcome) -> Result<(), String> {
+        if self.job == 0 {
+            return Ok(());
+        }
+        if welcome.job != self.job {
+            return Err(format!(
+                "is of another job ({:016x}, this node is of {:016x})",
+                welcome.job, self.job
+            ));
+        }
+        if welcome.kept < self.told {
+            return Err(format!(
+                "has an older state than this node was told of: it ends at change {} of {}",
+                welcome.kept, self.told
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Connects and introduces this node; `known`: with whom this incarnation had a session before.
 pub(crate) async fn open(
     options: &ConnectOptions,
     exchange: &Arc<Exchange>,
-    resume: bool,
+    known: Option<Acquaintance>,
 ) -> Result<Session, ConnectError> {
-    let introduced = introduce(options, exchange, resume);
+    let introduced = introduce(options, exchange, known);
     timeout(options.connect_timeout, introduced).await.unwrap_or_else(|_| {
         Err(ConnectError::Unreachable(format!("{}: no welcome in time", options.address)))
     })
@@ -210,10 +279,13 @@ pub(crate) async fn open(
 async fn introduce(
     options: &ConnectOptions,
     exchange: &Arc<Exchange>,
-    resume: bool,
+    known: Option<Acquaintance>,
 ) -> Result<Session, ConnectError> {
     let ConnectOptions { address, side_door, token, secure, .. } = options;
-    let way = channel(address, side_door.as_ref(), token.as_deref(), *secure).await?;
+    let resume = known.is_some();
+    let known = known.unwrap_or_default();
+    let way = channel(address, side_door.as_ref(), token.as_deref(), *secure).await;
+    let way = way.map_err(|e| e.proven_if(!resume))?;
     let mut client = client(way);
     let (number, id) = exchange.begin();
     let sent = crate::trust::now_ms();
@@ -229,6 +301,9 @@ async fn introduce(
         heir_of: options.heir_of.iter().map(|i| i.0).collect(),
         trust_ms_max: u32::try_from(options.trust_max.as_millis()).unwrap_or(u32::MAX),
         empty: options.empty,
+        job: known.job,
+        told_by: known.told_by,
+        told: known.told,
     };
     let said = hello.encode_to_vec();
     exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });
@@ -238,7 +313,7 @@ async fn introduce(
     };
     let mut stream = client.session(frames).await.map_err(broken)?.into_inner();
     let mut conversation =
-        Conversation { options, exchange, number, id, nonce, said, proven: false };
+        Conversation { options, exchange, number, id, nonce, said, known, resume, proven: false };
     loop {
         let Some(mut frame) = stream.message().await.map_err(broken)? else {
             return Err(conversation.unreachable("closed the stream instead of an answer"));
@@ -263,12 +338,22 @@ struct Conversation<'a> {
     nonce: auth::Proof,
     /// The hello, encoded.
     said: Vec<u8>,
+    known: Acquaintance,
+    /// This node is in the job.
+    resume: bool,
     /// The service has shown that it holds the token.
     proven: bool,
 }
 
 impl Conversation<'_> {
     fn hear(&mut self, reply: pb::Reply) -> Result<Option<pb::Welcome>, ConnectError> {
+        // A stranger who lacks the token, or of whom nothing else is known, does not know the job either.
+        let is_ours = self.known.job != 0 && reply.job == self.known.job;
+        let proven = !self.resume || self.proven || self.options.token.is_none() && is_ours;
+        self.understand(reply).map_err(|e| e.proven_if(proven))
+    }
+
+    fn understand(&mut self, reply: pb::Reply) -> Result<Option<pb::Welcome>, ConnectError> {
         let address = &self.options.address;
         if reply.errno != 0 {
             return Err(ConnectError::of_reply(address, reply.errno, &reply.text));
@@ -312,6 +397,9 @@ impl Conversation<'_> {
         if welcome.node_id == 0 || welcome.lease_ms == 0 {
             return Err(self.unreachable("sent a welcome without a node number or a lease"));
         }
+        let address = &self.options.address;
+        let other = |what| ConnectError::AnotherService(format!("{address}: {what}"));
+        self.known.check(&welcome).map_err(other)?;
         Ok(welcome)
     }
 

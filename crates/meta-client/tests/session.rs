@@ -239,7 +239,7 @@ async fn a_node_that_is_refused_when_it_comes_back_stops() {
     drop(peer);
     let mut peer = service.accept().await;
     let (id, _) = peer.next().await;
-    peer.refuse(id, libc::ESTALE, "another daemon is n1 now").await;
+    peer.refuse(id, libc::EBUSY, "another daemon is n1 now").await;
     assert_eq!(event(&mut events).await, Event::Disconnected);
     let Event::Fenced { reason } = event(&mut events).await else { panic!() };
     assert!(reason.contains("another daemon is n1 now"), "{reason}");

@@ -12,6 +12,7 @@ use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, StateDir};
 use crate::leases::Desk;
+use crate::lineage::{Start, first_ino};
 use crate::ops::copies::Appends;
 use crate::publishing::Publishing;
 use crate::rounds::Rounds;
@@ -28,7 +29,7 @@ use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Notify, oneshot};
 
 /// A file or directory is compared with the backing at most this often.
@@ -103,6 +104,8 @@ pub struct Core {
     pub instance: u64,
     /// The job: as old as the journal, not as this process.
     pub job: u64,
+    /// So many records of this job are older than the journal's first one.
+    records_before: u64,
 }
 
 impl Core {
@@ -125,6 +128,9 @@ impl Core {
             }
         }
         name_parts(&mut state)?;
+        let instance = random();
+        begin(&mut state, instance)?;
+        let records_before = state.lineage.journalled();
         let before: Vec<NodeId> = state.nodes.keys().copied().collect();
         // Files have part files first, which are looked for at once.
         let doubtful = |ino: &Ino| state.ns.get(*ino).is_some_and(|i| i.kind != FileKind::Regular);
@@ -155,8 +161,9 @@ impl Core {
             forgetting,
             stats: Stats::default(),
             lease: config.lease,
-            instance: random(),
+            instance,
             job,
+            records_before,
         };
         core.finish_begun();
         core.find_published();
@@ -196,6 +203,13 @@ impl Core {
             }
         }
         self.journal.append(&state::encode(entries));
+        state.lineage.note_record();
+    }
+
+    /// So many records of this job are on stable storage.
+    #[must_use]
+    pub fn durable(&self) -> u64 {
+        self.records_before + self.journal.synced_so_far()
     }
 
     /// The same for records of the namespace. They may have been planned a while ago; opens,
@@ -445,15 +459,22 @@ fn name_parts(state: &mut State) -> Result<(), StartError> {
     state.apply(&Entry::Ns(names)).map_err(StartError::Serve)
 }
 
+/// A service begins on this state: from now on it is known by its instance.
+fn begin(state: &mut State, instance: u64) -> Result<(), StartError> {
+    let used = state.ns.next_ino();
+    let first = first_ino(used, SystemTime::now(), random());
+    let start = Start { instance, at: state.lineage.journalled(), used, first };
+    state.apply(&Entry::Started(start)).map_err(StartError::Serve)
+}
+
 fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, State), StartError> {
     let root = backing
         .stat(&ebb_namespace::BackingPath::ROOT)
         .map_err(|e| StartError::Backing { path: config.backing.clone(), source: e.into() })?;
     let Some((job, bodies)) = dir.read()? else {
         let job = random();
-        // Part files are named by inode numbers; jobs that share a directory must not share those.
-        let first = Ino(((job >> 34).max(1)) << 32);
-        return Ok((job, State::new(Namespace::new(&root, first))));
+        // The root has the first one; where others begin the start says.
+        return Ok((job, State::new(Namespace::new(&root, Ino(Ino::ROOT.0 + 1)))));
     };
     let path = config.state_dir.join("journal");
     let state = state::replay(&bodies)

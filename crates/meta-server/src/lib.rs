@@ -22,6 +22,7 @@ mod grants;
 mod journal;
 mod late;
 mod leases;
+mod lineage;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;

@@ -2,6 +2,7 @@
 //! which are applied and journalled together. Replay applies the same entries.
 
 use crate::begun::Begun;
+use crate::lineage::{Lineage, Start};
 use ebb_consistency::{FileState, Owned, QuietState, Seat, StoredChanges, StoredGuesses};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
@@ -46,6 +47,10 @@ pub enum Entry {
     NextEpoch(u64),
     /// A node goes on as another incarnation: what was answered to the old one still counts.
     Heir(NodeRecord),
+    /// A service begins on this state.
+    Started(Start),
+    /// In a snapshot, as its last entry: so many records were journalled before what follows.
+    Journalled(u64),
     /// A node was given up for its silence and has not heard of it yet; or it has.
     GivenUp(NodeId, bool),
     /// Versions up to this one were given to files that were forgotten since.
@@ -219,6 +224,8 @@ pub struct State {
     pub next_epoch: u64,
     /// The files that some node may write without telling.
     pub quiet: BTreeSet<Ino>,
+    /// The services that were on this state, and what they can have told.
+    pub lineage: Lineage,
     /// Nodes that were given up for their silence and do not know it.
     pub given_up: BTreeSet<NodeId>,
     /// The newest version of any file that was forgotten: what is found again begins after it.
@@ -245,6 +252,7 @@ impl State {
             orphaned: BTreeMap::new(),
             next_epoch: 1,
             quiet: BTreeSet::new(),
+            lineage: Lineage::default(),
             given_up: BTreeSet::new(),
             forgotten: Version::ZERO,
         }
@@ -330,6 +338,11 @@ impl State {
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
             Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
+            Entry::Started(start) => {
+                self.apply_ns(&Record::NextIno(start.first))?;
+                self.lineage.begin(*start);
+            }
+            Entry::Journalled(records) => self.lineage.restore(*records),
             Entry::GivenUp(node, true) => drop(self.given_up.insert(*node)),
             Entry::GivenUp(node, false) => drop(self.given_up.remove(node)),
         }
@@ -462,6 +475,8 @@ impl State {
             out.extend(answered.in_order().map(|(id, o)| Entry::Answered(*node, id, o)));
         }
         out.extend(self.begun.iter().cloned().map(Entry::Begun));
+        out.extend(self.lineage.starts().map(|start| Entry::Started(*start)));
+        out.push(Entry::Journalled(self.lineage.journalled()));
         out
     }
 }
@@ -491,6 +506,7 @@ pub fn replay(bodies: &[Vec<u8>]) -> Result<State, Misfit> {
     for (at, body) in bodies.iter().enumerate() {
         let replayed = decode(body).and_then(|e| e.iter().try_for_each(|e| state.apply(e)));
         replayed.map_err(|what| format!("record {at}: {what}"))?;
+        state.lineage.note_record();
     }
     Ok(state)
 }

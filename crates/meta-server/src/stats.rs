@@ -30,7 +30,7 @@ operations! {
     Access "access" Open "open" Release "release" Query "query" Attach "attach" Append "append"
     Detach "detach" FlushBegin "flush_begin" FlushEnd "flush_end" Materialize "materialize"
     SyncMeta "sync_meta" SetLock "set_lock" GetLock "get_lock" ReleaseLocks "release_locks"
-    Cancel "cancel" Describe "describe" Returned "returned" Share "share" Pair "pair"
+    Cancel "cancel" Describe "describe" Returned "returned" Share "share" Pair "pair" Exists "exists"
     Copies "copies" Adopt "adopt" Published "published"
 }
 

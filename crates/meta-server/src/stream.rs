@@ -17,7 +17,7 @@ use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::quiet::{Settled, can_be_repeated, tells_first};
 use crate::seats::goes_on_without;
 use crate::sessions::{Line, Out, Turnout, Who};
-use crate::state::{Entry, NodeRecord};
+use crate::state::{Entry, NodeRecord, State};
 use ebb_consistency::StreamId;
 use ebb_transport::Token;
 use ebb_transport::auth::{self, SessionHandshake};
@@ -108,8 +108,10 @@ async fn greet(
         Err(None) => None,
         Err(Some((id, error))) => {
             tracing::debug!(errno = ?error.errno, text = error.text, "a node was refused");
+            // By it a node of the job knows that it is the job's service that says so.
+            let refusal = pb::Reply { job: core.job, ..reply(id, Err(error)) };
             // The node may be gone already.
-            let _ = to_node.send(Ok(frame_of(vec![reply(id, Err(error))]))).await;
+            let _ = to_node.send(Ok(frame_of(vec![refusal]))).await;
             None
         }
     }
@@ -153,8 +155,10 @@ async fn try_greet(
     let joined = join(core, &hello, out.clone()).map_err(refuse(id))?;
     core.settled().await.map_err(|e| Some((id, e.into())))?;
     let welcome = reply(id, Ok(Some(Body::Welcome(joined.welcome))));
-    to_node.send(Ok(frame_of(vec![welcome]))).await.map_err(|_| None)?;
-    tokio::spawn(pump(outgoing, joined.recalls, to_node.clone(), joined.ended.clone()));
+    let frame = pb::ServerFrame { durable: core.durable(), ..frame_of(vec![welcome]) };
+    to_node.send(Ok(frame)).await.map_err(|_| None)?;
+    let ended = joined.ended.clone();
+    tokio::spawn(pump(core.clone(), outgoing, joined.recalls, to_node.clone(), ended));
     Ok(Greeted { who: joined.who, serial: joined.serial, ended: joined.ended, out, more: requests })
 }
 
@@ -197,10 +201,45 @@ struct Joined {
     welcome: pb::Welcome,
 }
 
+/// A node that others have spoken to, or this service when it knew more, must not take what is
+/// here for what became of its files. How much is kept of what it was told.
+fn check_lineage(core: &Core, state: &State, hello: &pb::Hello) -> Result<u64, OpError> {
+    let refuse = |text: String| {
+        tracing::warn!(name = hello.node, text, "a node was refused");
+        Err(OpError::new(Errno::ESTALE, text))
+    };
+    if hello.job == 0 {
+        return Ok(0);
+    }
+    if hello.job != core.job {
+        return refuse(format!(
+            "this is the service of another job ({:016x}, the node is of {:016x}): its state directory \
+             was lost or exchanged",
+            core.job, hello.job
+        ));
+    }
+    let Some(kept) = state.lineage.kept_of(hello.told_by) else {
+        return refuse(
+            "the state of this service is an older one: it does not know of the service that the node \
+             has spoken to"
+                .to_owned(),
+        );
+    };
+    if kept < hello.told {
+        return refuse(format!(
+            "the state of this service is an older one: it ends at change {kept} where the node was told \
+             of {}",
+            hello.told
+        ));
+    }
+    Ok(kept)
+}
+
 /// The node becomes (again) one of the job.
 fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<Joined, OpError> {
     let incarnation = Incarnation(hello.incarnation);
     let mut state = core.state();
+    let kept = check_lineage(core, &state, hello)?;
     match &state.consistency {
         Some(ours) if *ours != hello.consistency => {
             let text = format!(
@@ -296,12 +335,14 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         expired,
         job: core.job,
         trust_ms,
+        kept,
     };
     Ok(Joined { who, serial, ended, recalls: recalled, welcome })
 }
 
 /// Puts what there is to send into frames, several answers to one.
 async fn pump(
+    core: Arc<Core>,
     mut outgoing: mpsc::Receiver<Out>,
     mut recalls: mpsc::UnboundedReceiver<pb::Notice>,
     to_node: FrameSender,
@@ -324,7 +365,8 @@ async fn pump(
             n = outgoing.recv_many(&mut batch, REPLIES_PER_FRAME) => if n == 0 { return },
             () = end_of(&mut ended) => return,
         }
-        let mut frame = pb::ServerFrame { notices: std::mem::take(&mut notices), replies: vec![] };
+        let notices = std::mem::take(&mut notices);
+        let mut frame = pb::ServerFrame { notices, replies: vec![], durable: core.durable() };
         for out in batch.drain(..) {
             match out {
                 Out::Replies(replies) => frame.replies.extend(replies),
@@ -346,13 +388,13 @@ async fn end_of(ended: &mut watch::Receiver<bool>) {
 }
 
 fn frame_of(replies: Vec<pb::Reply>) -> pb::ServerFrame {
-    pb::ServerFrame { replies, notices: Vec::new() }
+    pb::ServerFrame { replies, ..Default::default() }
 }
 
 fn reply(id: u64, result: OpResult) -> pb::Reply {
     match result {
-        Ok(body) => pb::Reply { id, errno: 0, text: String::new(), body },
-        Err(e) => pb::Reply { id, errno: e.errno.0, text: e.text, body: None },
+        Ok(body) => pb::Reply { id, body, ..Default::default() },
+        Err(e) => pb::Reply { id, errno: e.errno.0, text: e.text, ..Default::default() },
     }
 }
 

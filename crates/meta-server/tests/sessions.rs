@@ -13,6 +13,9 @@ use std::time::Duration;
 
 fn hello(name: &str, incarnation: u64) -> pb::Hello {
     pb::Hello {
+        job: 0,
+        told_by: 0,
+        told: 0,
         protocol: ebb_wire::PROTOCOL,
         node: name.to_owned(),
         incarnation,

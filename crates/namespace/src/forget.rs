@@ -132,6 +132,13 @@ impl Namespace {
         kept.young.get(&ino).or_else(|| kept.old.get(&ino))
     }
 
+    /// True for a number that followed from an object of the backing and will not come back: when no
+    /// inode has it, that one was deleted.
+    #[must_use]
+    pub fn is_used_up(&self, ino: Ino) -> bool {
+        self.forgotten.used_up.contains(&ino)
+    }
+
     /// How many forgotten inodes could be found by number.
     #[must_use]
     pub fn places(&self) -> usize {

@@ -103,6 +103,21 @@ impl<'a> RequestWithSender<'a> {
             return Err(Errno::EIO);
         };
 
+        if let Some(errno) = filesystem.refuses() {
+            match op {
+                // These end what is there, or are not answered.
+                ll::Operation::Init(_)
+                | ll::Operation::Destroy(_)
+                | ll::Operation::Release(_)
+                | ll::Operation::ReleaseDir(_)
+                | ll::Operation::Interrupt(_)
+                | ll::Operation::Forget(_)
+                | ll::Operation::BatchForget(_) => {}
+                _ => return Err(errno),
+            }
+        }
+
+
         match op {
             // Filesystem initialization - should not happen after handshake completed
             ll::Operation::Init(_) => {

@@ -38,7 +38,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Attributes and names are asked for every time: what a node sees is decided by the model and
@@ -291,6 +291,10 @@ impl Filesystem for Adapter {
         passing::negotiate(&self.node, config);
         self.resends.store(ask_kernel(config), Release);
         Ok(())
+    }
+
+    fn refuses(&self) -> Option<fuser::Errno> {
+        self.node.is_out.load(Acquire).then(|| errno(Errno::ENOTCONN))
     }
 
     fn interrupt(&self, unique: RequestId) {

@@ -372,7 +372,7 @@ impl Node {
         }
         match self.meta.release(file.ino, settles).await {
             // It had no name left and this was the last who used it.
-            Err(Errno::ENOENT) => return self.discard(file.ino),
+            Err(Errno::ENOENT) => return self.discard_if_deleted(file.ino).await,
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),
             Ok(()) => {
                 let backing = file.state.write().backing.take();

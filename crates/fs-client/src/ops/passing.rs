@@ -4,7 +4,7 @@
 use crate::cache;
 use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
-use crate::node::Node;
+use crate::node::{Fate, Node};
 use crate::ops::fetch::{is_unknown, split};
 use crate::ops::room::Need;
 use crate::passing::{self, Door, MySeat, Opening, Passing, Stamp, Track};
@@ -511,7 +511,9 @@ impl Node {
                 self.note_written_now(file);
                 // Nobody could tell later which own bytes were written again. Of a file that is
                 // gone nobody wants to know.
-                if !matches!(e, Errno::ENOENT | Errno::ESTALE) {
+                if !matches!(e, Errno::ENOENT | Errno::ESTALE)
+                    || !matches!(self.fate(file.ino).await, Ok(Fate::Deleted | Fate::Nameless))
+                {
                     return false;
                 }
             }

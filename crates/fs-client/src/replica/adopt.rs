@@ -9,7 +9,7 @@
 
 use crate::cache;
 use crate::file::CachedFile;
-use crate::node::Node;
+use crate::node::{Fate, Node};
 use crate::replica::held::bytes;
 use ebb_meta_client::{Adopted, Place};
 use ebb_transport::CopySet;
@@ -77,7 +77,12 @@ impl Node {
                 match self.adopt_file(set, ino, &ranges).await {
                     Ok(()) => break,
                     // It has no name and no user any more.
-                    Err(Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL) => break,
+                    Err(Errno::ENOENT | Errno::ESTALE | Errno::EISDIR | Errno::EINVAL) => {
+                        match self.fate(ino).await {
+                            Ok(Fate::Deleted | Fate::Nameless) => break,
+                            fate => tracing::warn!(%ino, ?fate, "its copies are kept"),
+                        }
+                    }
                     // Its owner is back, or another set of its copies counts.
                     Err(Errno::EREMCHG) => return,
                     Err(e) => tracing::warn!(%ino, error = %e, "adopting again in a moment"),

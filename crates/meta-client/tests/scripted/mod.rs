@@ -121,9 +121,13 @@ impl Service {
     }
 }
 
+/// Whose service it is.
+const JOB: u64 = 9;
+
 /// With a lease so long that heartbeats do not get in the way.
 pub fn welcome(instance: u64) -> pb::Welcome {
-    pb::Welcome { node_id: 5, service_instance: instance, lease_ms: 600_000, ..Default::default() }
+    let (node_id, lease_ms) = (5, 600_000);
+    pb::Welcome { node_id, service_instance: instance, lease_ms, job: JOB, ..Default::default() }
 }
 
 pub fn attr(ino: u64) -> pb::Attr {
@@ -188,7 +192,7 @@ impl Peer {
     }
 
     pub async fn send(&self, replies: Vec<pb::Reply>) {
-        self.out.send(Ok(pb::ServerFrame { replies, notices: vec![] })).await.unwrap();
+        self.out.send(Ok(pb::ServerFrame { replies, ..Default::default() })).await.unwrap();
     }
 
     pub async fn reply(&self, id: u64, body: Body) {
@@ -200,11 +204,12 @@ impl Peer {
     }
 
     pub async fn refuse(&self, id: u64, errno: i32, text: &str) {
-        self.send(vec![pb::Reply { id, errno, text: text.into(), body: None }]).await;
+        let text = text.into();
+        self.send(vec![pb::Reply { id, errno, text, job: JOB, ..Default::default() }]).await;
     }
 
     pub async fn notice(&self, what: pb::notice::What) {
         let notices = vec![pb::Notice { what: Some(what) }];
-        self.out.send(Ok(pb::ServerFrame { replies: vec![], notices })).await.unwrap();
+        self.out.send(Ok(pb::ServerFrame { notices, ..Default::default() })).await.unwrap();
     }
 }

@@ -8,8 +8,11 @@ use ebb_journal::{
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"EBBJRNL1";
-/// Format 1 had neither boot nor marks, 1 and 2 no bodies in parts and fewer kinds of records.
-const FORMAT: u32 = 3;
+/// Format 1 had neither boot nor marks, 1 and 2 no bodies in parts, all before this one fewer kinds of
+/// records.
+const FORMAT: u32 = 4;
+/// The first one that has bodies in parts.
+const IN_PARTS: u32 = 3;
 const HEADER_BYTES_1: usize = 24;
 
 /// Length of a header.
@@ -81,7 +84,7 @@ fn header(path: &Path, bytes: &[u8]) -> Result<Header, JournalError> {
         }
     };
     let job = u64_at(bytes, 12);
-    let body_max = if format == Some(FORMAT) { BODY_BYTES_MAX } else { OLD_BODY_BYTES_MAX };
+    let body_max = if format >= Some(IN_PARTS) { BODY_BYTES_MAX } else { OLD_BODY_BYTES_MAX };
     let Some(sum) = u32_at(bytes, len - 4) else { return Err(wrong("cut header".to_owned())) };
     if sum != crc32c::crc32c(&bytes[..len - 4]) {
         return Err(wrong("damaged header".to_owned()));

@@ -272,6 +272,14 @@ impl Journal {
         wait(self.shared.synced.subscribe(), lsn).await
     }
 
+    /// Everything up to this record is on stable storage.
+    #[must_use]
+    pub fn synced_so_far(&self) -> Lsn {
+        let synced = *self.shared.synced.borrow();
+        // After a failed sync nobody knows.
+        if synced.failed { 0 } else { synced.lsn }
+    }
+
     /// From here on everything that waits for the journal fails.
     pub fn fail(&self) {
         self.shared.written.send_modify(|p| p.failed = true);

@@ -40,6 +40,21 @@ fn model_above(state: &State, ino: Ino) -> Option<String> {
 }
 
 impl Call {
+    pub(super) fn exists(&self, op: &pb::Exists) -> OpResult {
+        use pb::existence::What;
+        let state = self.core.state();
+        let ino = Ino(op.ino);
+        let what = match state.ns.get(ino) {
+            Some(_) => What::There,
+            // Forgotten, and found when it is asked for.
+            None if state.ns.place(ino).is_some() => What::There,
+            None if state.ns.is_used_up(ino) => What::Deleted,
+            None if state.lineage.has_made(ino, state.ns.next_ino()) => What::Deleted,
+            None => What::Unknown,
+        };
+        Ok(Some(Body::Existence(pb::Existence { what: what.into() })))
+    }
+
     pub(super) fn describe(&self, op: &pb::Describe) -> OpResult {
         let state = self.core.state();
         state.ns.inode(Ino(op.ino))?;

@@ -114,6 +114,7 @@ impl Call {
             Op::GetXattr(x) => self.get_xattr_fast(x),
             Op::Access(a) => Some(self.access(a)),
             Op::Describe(d) => Some(self.describe(d)),
+            Op::Exists(e) => Some(self.exists(e)),
             Op::SetXattr(x) if describe::is_model(&x.name) => {
                 Some(self.choose_model(Ino(x.ino), Some(&x.value)))
             }

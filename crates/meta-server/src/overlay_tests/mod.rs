@@ -14,7 +14,7 @@ use crate::ops::{Call, OpResult};
 use crate::sessions::{Line, Who};
 use crate::state::{self, Entry, NodeRecord, State};
 use acts::{Act, act, act_or_death, act_or_failure, component, populate, reference, tree};
-use ebb_namespace::{Home, Namespace, Under};
+use ebb_namespace::{Home, Namespace, Record, Under};
 use ebb_types::name::PART_PREFIX;
 use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId, Time};
 use ebb_wire::pb;
@@ -330,8 +330,13 @@ fn dummy() -> Arc<Core> {
     Arc::new(Core::open(&Config::new(dir.path(), dir.path().join("s"))).unwrap())
 }
 
+/// All but what each start of a service adds: itself, and the place of its inode numbers.
 fn snapshot(state: &State) -> Vec<u8> {
-    state::encode_snapshot(&state.snapshot())
+    let mut entries = state.snapshot();
+    entries.retain(|entry| {
+        !matches!(entry, Entry::Started(_) | Entry::Journalled(_) | Entry::Ns(Record::NextIno(_)))
+    });
+    state::encode_snapshot(&entries)
 }
 
 fn replay(dir: &Path) -> State {

@@ -113,6 +113,9 @@ impl Node {
         token: Option<&Token>,
     ) -> Result<Node, pb::Reply> {
         let hello = pb::Hello {
+            job: 0,
+            told_by: 0,
+            told: 0,
             protocol: ebb_wire::PROTOCOL,
             node: name.to_owned(),
             incarnation,
