@@ -25,7 +25,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
@@ -38,6 +38,9 @@ const HOLDS_MAX: usize = 64;
 
 /// Connections that are told politely that there is no room, at a time; more are just closed.
 const TURNED_AWAY_MAX: usize = 16;
+
+/// Connections beside the strangers that may still be on their way out.
+const SHUT_OUT_MAX: usize = 64;
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
@@ -159,12 +162,18 @@ struct Shared {
 async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
     let room = Arc::new(Semaphore::new(shared.options.connections_max));
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
+    // Who was shut out has a descriptor until its task has run: accepting must not run ahead of that.
+    let greeted = Arc::new(Semaphore::new(shared.options.strangers_max.max(1) + SHUT_OUT_MAX));
     // Ends with this task, and all connections with it.
     let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
+        // Never closed.
+        let Ok(greeting) = greeted.clone().acquire_owned().await else { return };
+        let accepted = loop {
+            tokio::select! {
+                accepted = listener.accept() => break accepted,
+                Some(_) = connections.join_next() => {}
+            }
         };
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
@@ -177,7 +186,9 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>) {
         };
         if room.available_permits() > 0 {
             let (shared, room) = (shared.clone(), room.clone());
-            connections.spawn(async move { serve_connection(stream, from, &shared, &room).await });
+            connections.spawn(async move {
+                serve_connection(stream, from, &shared, &room, greeting).await;
+            });
             continue;
         }
         add(&shared.cells.refused, 1);
@@ -202,8 +213,10 @@ async fn serve_connection(
     from: SocketAddr,
     shared: &Shared,
     room: &Arc<Semaphore>,
+    greeting: OwnedSemaphorePermit,
 ) {
     let greeted = greet(stream, from, shared).await;
+    drop(greeting);
     // Only who has proven itself takes a place from others.
     let placed = greeted.and_then(|stream| match room.clone().try_acquire_owned() {
         Ok(place) => Ok((stream, place)),
