@@ -102,6 +102,8 @@ pub struct Core {
     pub lease: Duration,
     /// Told apart from the service that was here before.
     pub instance: u64,
+    /// Held while a node is given up, and while one is welcomed: neither sees half of the other.
+    pub coming_and_going: Mutex<()>,
     /// The job: as old as the journal, not as this process.
     pub job: u64,
     /// So many records of this job are older than the journal's first one.
@@ -162,6 +164,7 @@ impl Core {
             stats: Stats::default(),
             lease: config.lease,
             instance,
+            coming_and_going: Mutex::default(),
             job,
             records_before,
         };

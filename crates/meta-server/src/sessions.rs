@@ -5,7 +5,7 @@ use crate::state::State;
 use ebb_consistency::StreamId;
 use ebb_locks::Mutex;
 use ebb_types::{Incarnation, Ino, NodeId};
-use ebb_wire::pb;
+use ebb_wire::{LEASES_UNTIL_GIVEN_UP, pb};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -218,7 +218,7 @@ impl Sessions {
                 session.alive = false;
                 silent.push(*node);
             }
-            if silence > lease * 3 && !session.expired {
+            if silence > lease * LEASES_UNTIL_GIVEN_UP && !session.expired {
                 session.expired = true;
                 lost.push(*node);
                 // What it has on the way must not be done: it comes back and is told first.

@@ -322,9 +322,12 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     }
     let (recalls, recalled) = mpsc::unbounded_channel();
     let (end, ended) = watch::channel(false);
-    core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
-    // After that: who is given up from now on loses this stream.
-    let expired = core.state().given_up.contains(&id);
+    let expired = {
+        // A node that comes back just then is not welcomed before its locks and opens are gone.
+        let _whole = core.coming_and_going.lock();
+        core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
+        core.state().given_up.contains(&id)
+    };
     tracing::debug!(node = %id, name = hello.node, resume = hello.resume, heir, "joined");
     let root = core.state().ns.get(ebb_types::Ino::ROOT).and_then(|r| r.seen);
     let welcome = pb::Welcome {

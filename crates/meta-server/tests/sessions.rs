@@ -207,3 +207,45 @@ async fn goodbye_gives_the_flushed_bytes_to_the_backing() {
     assert_eq!(errors.len(), 1, "bytes that are lost are named");
     assert_eq!(errors[0].path, b"lost");
 }
+
+/// Nodes that come back at the very moment at which they are given up: whoever is not told of it has its
+/// lock still.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_not_told_that_it_was_given_up_has_its_locks() {
+    const LEASE_MS: u64 = 60;
+    let s = std::sync::Arc::new(
+        Service::start_with(|c| c.lease = Duration::from_millis(LEASE_MS)).await,
+    );
+    let rounds = (0..8).map(|who: u64| {
+        let s = std::sync::Arc::clone(&s);
+        tokio::spawn(async move {
+            let (mut told, mut kept) = (0, 0);
+            let mut node = s.node(&format!("n{who}")).await;
+            let file = node.create(ROOT, &format!("f{who}")).await;
+            for round in 0..15 {
+                node.ask(Op::Heartbeat(pb::Heartbeat::default())).await.unwrap();
+                assert_eq!(node.ask(lock(file, 7, 1, false)).await, Ok(None));
+                // Around the third lease, in steps of a fifth of a millisecond.
+                tokio::time::sleep(Duration::from_millis(3 * LEASE_MS - 20)).await;
+                let mut other = s.node(&format!("o{who}")).await;
+                let rest = 10_000 + (round * 8 + who) * 37 % 120 * 200;
+                tokio::time::sleep(Duration::from_micros(rest)).await;
+                node = s.node(&format!("n{who}")).await;
+                // Numbers of requests that were answered before are not used again.
+                (node.next, other.next) = ((round + 2) * 100, (round + 2) * 100);
+                let is_free = other.ask(lock(file, 1, 1, false)).await.is_ok();
+                assert!(node.welcome.expired || !is_free, "round {round} of {who}");
+                told += u32::from(node.welcome.expired);
+                kept += u32::from(!is_free);
+                other.ask(lock(file, 1, 2, false)).await.unwrap();
+            }
+            (told, kept)
+        })
+    });
+    let (mut told, mut kept) = (0, 0);
+    for done in rounds.collect::<Vec<_>>() {
+        let (t, k) = done.await.unwrap();
+        (told, kept) = (told + t, kept + k);
+    }
+    assert!(told > 20 && kept > 20, "both happen: {told}, {kept}");
+}

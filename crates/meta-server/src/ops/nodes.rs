@@ -59,6 +59,7 @@ impl Core {
 
     /// Looks for nodes that were silent for too long.
     pub fn check_leases(&self) {
+        let _whole = self.coming_and_going.lock();
         let (silent, lost) = self.sessions.overdue(self.lease);
         for node in silent {
             tracing::warn!(%node, "no sign of life for a whole lease");
