@@ -6,7 +6,7 @@ use ebb_consistency::{LeaseSeq, Trust};
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Ino};
 use ebb_wire::pb::{self, request::Op};
-use ebb_wire::range_from_pb;
+use ebb_wire::{LEASES_UNTIL_GIVEN_UP, range_from_pb};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -37,9 +37,6 @@ pub struct PublishFor {
 /// Told that the service has given this node up, before anything is heard on the new connection. Must
 /// not wait.
 pub type OnGivenUp = Box<dyn Fn() + Send + Sync>;
-
-/// Leases of the session without a word until the service gives a node's locks and opens up.
-const LEASES_UNTIL_GIVEN_UP: u64 = 3;
 
 /// Milliseconds that pass also while the machine sleeps, and that leap when the time of day was set
 /// forward (see [`Leaps`]).
@@ -148,7 +145,7 @@ impl Trusting {
 
     /// The service said in which time it misses a node. The Hello that it answered was sent at `sent`.
     pub fn welcomed(&self, sent: u64, lease_ms: u32, given_up: bool) {
-        let until = u64::from(lease_ms) * LEASES_UNTIL_GIVEN_UP;
+        let until = u64::from(lease_ms) * u64::from(LEASES_UNTIL_GIVEN_UP);
         self.locks_for.store(until - until / 10, Relaxed);
         match self.on_given_up.get() {
             Some(tell) if given_up => tell(),

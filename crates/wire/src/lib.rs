@@ -14,5 +14,9 @@ pub use convert::{attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, time_fro
 /// Version of the protocol in `Hello`.
 pub const PROTOCOL: u32 = 1;
 
+/// So many leases without a word of a node until the service gives its locks and opens up. The node
+/// counts them too: it has to stop trusting its locks before.
+pub const LEASES_UNTIL_GIVEN_UP: u32 = 3;
+
 /// Largest message either side accepts: a full ownership map of a badly fragmented file.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
