@@ -39,6 +39,8 @@ pub async fn keep_few(node: Weak<Node>) {
 fn may_go(file: &CachedFile) -> Option<u64> {
     let state = file.state.read();
     let closed = state.opens == 0 && !state.registered && state.passing.is_none();
+    // Locks that are still to be given back are in its book.
+    let closed = closed && !file.is_guarded();
     let clean = state.view.unflushed_bytes() == 0 && state.mtime.is_none() && !state.orphan;
     (closed && clean).then(|| file.closed_at.load(Relaxed))
 }
