@@ -11,6 +11,7 @@ pub mod load;
 pub mod model;
 pub mod nodes;
 pub mod power;
+pub mod reboot;
 pub mod tools;
 pub mod tree;
 pub mod turns;

@@ -151,3 +151,13 @@ pub fn wait_until(limit: Duration, what: &str, mut done: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// All names in a directory, sorted, but what recoveries say to each other.
+#[must_use]
+pub fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("list").flatten();
+    let names = entries.map(|e| e.file_name().into_string().expect("a name"));
+    let mut names: Vec<_> = names.filter(|n| !n.starts_with(".ebb-part-recovery-")).collect();
+    names.sort();
+    names
+}

@@ -261,12 +261,8 @@ fn a_mount_that_ends_unasked_does_not_uncover_the_directory_below() {
     node.signal(Signal::STOP);
     let (point, cache) = (cluster.root().join("other"), cluster.root().join("other cache"));
     fs::create_dir(&point).expect("mkdir");
-    let name = node.name().to_owned();
     wait_until(LEASE, "another daemon takes the name", || {
-        let mut command = cluster.ebb();
-        command.args(["mount", "--consistency", "session", "--supervise", "off", "--node", &name]);
-        command.args(["--meta", cluster.meta_address().expect("a service")]);
-        command.arg("--cache").arg(&cache).arg(cluster.backing()).arg(&point);
+        let mut command = node.mount_command_at(&cache, &point, &["--supervise", "off"]);
         command.output().expect("ebb mount").status.success()
     });
     node.signal(Signal::CONT);

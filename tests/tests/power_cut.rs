@@ -7,6 +7,7 @@
 use ebb_testkit::power::Cut;
 use ebb_testkit::{Cluster, Node, PowerDisk, describe, mounts, random, skip_reason};
 use ebb_tests::power::{Books, Line, Verdict};
+use ebb_tests::reboot;
 use ebb_tests::tools::amount;
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -185,7 +186,7 @@ fn start(disk: PathBuf, plan: &Plan) -> Cluster {
 fn start_program(cluster: &Cluster, node: usize, seed: u64) -> Program {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ebb-power-load"))
         .arg(cluster.node(node).path(format!("p{node}")))
-        .arg((seed * 10 + node as u64).to_string())
+        .arg(seed.wrapping_mul(10).wrapping_add(node as u64).to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -249,32 +250,10 @@ fn end_everything(cluster: &mut Cluster, programs: Vec<Program>) -> Vec<Books> {
 
 /// The machine comes up: the same addresses, caches and state.
 fn begin_again(cluster: &mut Cluster) {
-    another_boot_of_the_service(&cluster.meta_state().join("journal"));
-    cluster.nodes().iter().for_each(|node| another_boot_of_a_node(&node.cache().join("journal")));
+    reboot::of_the_service(&cluster.meta_state().join("journal"));
+    cluster.nodes().iter().for_each(|node| reboot::of_a_node(&node.cache().join("journal")));
     cluster.restart_meta();
     cluster.nodes().iter().for_each(Node::mount);
-}
-
-/// The header: magic, format, job, boot, and the sum of these.
-fn another_boot_of_the_service(journal: &Path) {
-    let mut bytes = std::fs::read(journal).expect("the service's journal");
-    bytes[20] ^= 1;
-    let sum = crc32c::crc32c(&bytes[..28]);
-    bytes[28..32].copy_from_slice(&sum.to_le_bytes());
-    std::fs::write(journal, bytes).expect("write");
-}
-
-/// The boot is a text in the first record: length, sum, body.
-fn another_boot_of_a_node(journal: &Path) {
-    let mut bytes = std::fs::read(journal).expect("a node journal");
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot id");
-    let boot = boot.trim().as_bytes();
-    let at = bytes.windows(boot.len()).position(|w| w == boot).expect("the boot id");
-    bytes[at] = if bytes[at] == b'0' { b'1' } else { b'0' };
-    let len = u32::from_le_bytes(bytes[16..20].try_into().expect("4 bytes")) as usize;
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[16..20]), &bytes[24..24 + len]);
-    bytes[20..24].copy_from_slice(&sum.to_le_bytes());
-    std::fs::write(journal, bytes).expect("write");
 }
 
 /// Each program's files, on its own node.

@@ -4,6 +4,8 @@
 
 use ebb_testkit::{Cluster, Node, describe, mounts, random, skip_reason};
 use ebb_tests::content::same;
+use ebb_tests::reboot;
+use ebb_tests::tools::names;
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -54,15 +56,6 @@ fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("mkdir");
     let copy = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status();
     assert!(copy.expect("cp").success());
-}
-
-/// All names in a directory but what recoveries say to each other.
-fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).expect("list").flatten();
-    let names = entries.map(|e| e.file_name().into_string().expect("a name"));
-    let mut names: Vec<_> = names.filter(|n| !n.starts_with(".ebb-part-recovery-")).collect();
-    names.sort();
-    names
 }
 
 /// Every file below a directory, with its content and mtime.
@@ -380,21 +373,6 @@ fn a_mount_without_the_state_of_its_service_is_refused() {
     node.umount();
 }
 
-/// The journal as another boot of the machine would find it: what was not synced is not trusted.
-fn pretend_a_reboot(cache: &Path) {
-    let path = cache.join("journal");
-    let mut bytes = read(&path);
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot id");
-    let boot = boot.trim().as_bytes();
-    let at = bytes.windows(boot.len()).position(|w| w == boot).expect("the boot id");
-    bytes[at] = if bytes[at] == b'0' { b'1' } else { b'0' };
-    // Its record is the first one: length, sum, body.
-    let len = u32::from_le_bytes(bytes[16..20].try_into().expect("4 bytes")) as usize;
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[16..20]), &bytes[24..24 + len]);
-    bytes[20..24].copy_from_slice(&sum.to_le_bytes());
-    std::fs::write(&path, bytes).expect("write");
-}
-
 #[test]
 fn after_a_power_loss_what_was_synced_is_there_and_the_rest_is_no_zeros() {
     if skip_reason().is_some() {
@@ -413,7 +391,7 @@ fn after_a_power_loss_what_was_synced_is_there_and_the_rest_is_no_zeros() {
     node.kill9();
     drop((synced, unsynced));
     let _ = node.ebb("umount", &[], &[]);
-    pretend_a_reboot(node.cache());
+    reboot::of_a_node(&node.cache().join("journal"));
     node.mount();
     assert_eq!(read(node.path("synced")), [7; 100_000]);
     let lost = std::fs::read(node.path("unsynced")).expect_err("lost bytes are no zeros");

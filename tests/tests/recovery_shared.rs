@@ -4,6 +4,7 @@
 
 use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
 use ebb_tests::content::same;
+use ebb_tests::tools::names;
 use rand::Rng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -62,15 +63,6 @@ fn said(output: &Output) -> String {
 fn ended_with(output: &Output, status: i32, words: &[&str]) {
     assert_eq!(output.status.code(), Some(status), "{}", describe(output));
     words.iter().for_each(|w| assert!(said(output).contains(w), "no '{w}' in {}", said(output)));
-}
-
-/// All names on the backing but what recoveries say to each other.
-fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).expect("list").flatten();
-    let names = entries.map(|e| e.file_name().into_string().expect("a name"));
-    let mut names: Vec<_> = names.filter(|n| !n.starts_with(".ebb-part-recovery-")).collect();
-    names.sort();
-    names
 }
 
 /// Every node writes its records, fsyncs, closes; all have it open at the same time.

@@ -123,13 +123,19 @@ impl Node {
     /// `ebb mount` for this node with further options, not run yet.
     #[must_use]
     pub fn mount_command(&self, more: &[&str]) -> Command {
+        self.mount_command_at(&self.cache, &self.mountpoint, more)
+    }
+
+    /// The same with another cache, at another place.
+    #[must_use]
+    pub fn mount_command_at(&self, cache: &Path, mountpoint: &Path, more: &[&str]) -> Command {
         let mut command = ebb_command(&self.root);
         command.arg("mount").args(&self.options).args(more);
         if let (false, Some(address)) = (self.is_service, locked(&self.meta).as_ref()) {
             command.args(["--meta", address]);
         }
-        command.args(["--node", &self.name]).arg("--cache").arg(&self.cache);
-        command.arg(&self.backing).arg(&self.mountpoint);
+        command.args(["--node", &self.name]).arg("--cache").arg(cache);
+        command.arg(&self.backing).arg(mountpoint);
         if self.squashed {
             command = wrapped(&command, "setpriv", &SQUASHED);
         }
