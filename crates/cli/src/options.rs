@@ -92,6 +92,10 @@ pub struct MountOptions {
     /// [default: local]
     #[arg(long, value_name = "WHERE")]
     pub durability: Option<String>,
+    /// Keep sums of what is written into the cache, and look at them before it is flushed or lent:
+    /// on or off [default: on]
+    #[arg(long, value_name = "WHEN")]
+    pub checksums: Option<String>,
     /// Peer data plane: tcp, or rdma where built in [default: tcp]
     #[arg(long, value_name = "KIND")]
     pub transport: Option<String>,
@@ -187,6 +191,7 @@ impl MountOptions {
             ("inodes-max", self.inodes_max),
             ("files-max", self.files_max),
             ("durability", self.durability),
+            ("checksums", self.checksums),
             ("transport", self.transport),
             ("token-file", self.token_file),
             ("secure", self.secure),

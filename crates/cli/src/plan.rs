@@ -78,6 +78,7 @@ impl Plan {
             high_watermark: required(settings, "high-watermark")?,
             evict: from_word(&required::<String>(settings, "evict")?)?,
             durability: from_word(&required::<String>(settings, "durability")?)?,
+            checksums: required::<String>(settings, "checksums")? == "on",
             token_file: path(settings, "token-file")?,
             secure: required(settings, "secure")?,
             allow_other: required(settings, "allow-other")?,
@@ -222,6 +223,7 @@ mod tests {
             ("flush-bandwidth", "20MiB"),
             ("flush-io", "idle"),
             ("durability", "none"),
+            ("checksums", "off"),
             ("wait-interval", "adaptive:250ms"),
             ("jobs-hint", "7"),
             ("cache-size", "3GiB"),
@@ -230,6 +232,7 @@ mod tests {
         .unwrap();
         assert_eq!(p.config.flush, FlushPolicy::Watermark);
         assert_eq!(p.config.durability, Durability::None);
+        assert!(!p.config.checksums);
         assert_eq!((p.config.evict, p.config.flush_io), (EvictPolicy::Mru, FlushIo::Idle));
         assert_eq!(p.config.flush_bandwidth.map(|s| s.0), Some(20 << 20));
         assert_eq!(p.config.rules[0], Rule { glob: "a=b".into(), model: "posix".into() });

@@ -101,7 +101,7 @@ pub fn judge(what: &str, outcome: Outcome) -> Result<(u64, u64), Failure> {
 }
 
 /// One line for each path, and a sum.
-fn list(remaining: &[Remaining]) -> String {
+pub fn list(remaining: &[Remaining]) -> String {
     let mut lines: Vec<String> = remaining
         .iter()
         .take(PATHS_SHOWN)

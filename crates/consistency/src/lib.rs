@@ -41,4 +41,4 @@ pub use ownership::{FileState, MapAnswer, NotFlushed, Owned, Quiet, QuietState, 
 pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};
-pub use view::{Changes, FileView, Piece, Source};
+pub use view::{Changes, Damaged, FileView, Piece, Source};

@@ -264,3 +264,42 @@ fn many_runs_of_a_refused_claim_are_settled_at_once() {
     assert_eq!((rest.len(), rest[0]), (written.len(), ByteRange::at(1, 1)));
     assert_eq!(view.unattached(ByteRange::ALL), written);
 }
+
+#[test]
+fn damaged_bytes_that_nobody_else_has_are_lost_until_they_are_written_again() {
+    let mut service = FileState::new(0);
+    let mut view = FileView::new(ME);
+    let ask = |service: &FileState, view: &mut FileView| {
+        view.apply(&service.query(ByteRange::ALL, view.known_version()))
+    };
+    ask(&service, &mut view);
+    view.write(ByteRange::new(0, 30));
+    let taken = view.take_unattached(ByteRange::ALL);
+    let version = service.attach(ME, &taken);
+    view.attached(&taken, version, service.size());
+    view.flushed(&[(ByteRange::new(0, 10), version)]);
+    view.write(ByteRange::new(4, 5));
+    let taken = view.take_unattached(ByteRange::ALL);
+    let newer = service.attach(ME, &taken);
+    view.attached(&taken, newer, service.size());
+    view.write(ByteRange::new(25, 30));
+    let damaged = view.damaged(ByteRange::new(5, 30));
+    assert_eq!((damaged.flushed, damaged.lost), (all(5, 10), all(10, 25)), "dirty ones stay");
+    for _ in 0..2 {
+        let plan = view.plan_read(ByteRange::new(0, 30));
+        let sources: Vec<_> = plan.iter().map(|p| (p.range, p.source)).collect();
+        assert_eq!(sources[0], (ByteRange::new(0, 10), Source::Local));
+        assert!(matches!(sources[1], (r, Source::Peer { node: ME, .. }) if vec![r] == all(10, 25)));
+        assert_eq!(sources[2], (ByteRange::new(25, 30), Source::Local));
+        // The service says the same.
+        ask(&service, &mut view);
+    }
+    view.write(ByteRange::new(10, 12));
+    service.attach(A, &all(20, 25));
+    ask(&service, &mut view);
+    let plan = view.plan_read(ByteRange::new(10, 25));
+    let sources: Vec<_> = plan.iter().map(|p| (p.range, p.source)).collect();
+    assert_eq!(sources[0], (ByteRange::new(10, 12), Source::Local));
+    assert!(matches!(sources[1], (r, Source::Peer { node: ME, .. }) if vec![r] == all(12, 20)));
+    assert!(matches!(sources[2], (r, Source::Peer { node: A, .. }) if vec![r] == all(20, 25)));
+}

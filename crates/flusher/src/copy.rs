@@ -10,7 +10,6 @@ use crate::plan;
 use crate::source::{FlushError, Grant};
 use ebb_backend::{Access, Backend, BackingFile};
 use ebb_types::{Attr, ByteRange, Errno};
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -115,7 +114,7 @@ pub(crate) fn write_grant(
             return Err(Unmoved::Stopped);
         }
         let data = &mut buf[..piece.len() as usize];
-        read_cache(&grant.cache, data, piece.start())?;
+        read_cache(grant, data, piece.start())?;
         if how.verify.is_some() {
             sums.push(xxh3_64(data));
         }
@@ -177,10 +176,16 @@ fn span(pieces: &[ByteRange]) -> Option<ByteRange> {
 
 /// Fills `bytes` from the cache. A cache file that ends early is damage: zeros must not take
 /// the place of bytes that somebody wrote.
-fn read_cache(cache: &File, bytes: &mut [u8], offset: u64) -> Result<(), FlushError> {
-    cache
-        .read_exact_at(bytes, offset)
-        .map_err(|e| FlushError::Cache { offset, errno: Errno::from(&e) })
+fn read_cache(grant: &Grant, bytes: &mut [u8], offset: u64) -> Result<(), FlushError> {
+    let guard = grant.guard.as_ref();
+    if let Err(e) = grant.cache.read_exact_at(bytes, offset) {
+        guard.inspect(|guard| guard.is_unreadable());
+        return Err(FlushError::Cache { offset, errno: Errno::from(&e) });
+    }
+    match guard.is_none_or(|guard| guard.is_right(bytes, offset)) {
+        true => Ok(()),
+        false => Err(FlushError::Damaged { range: ByteRange::at(offset, bytes.len() as u64) }),
+    }
 }
 
 fn read_back(

@@ -34,6 +34,7 @@ impl Fixture {
             next: None,
             shape: None,
             cache: Arc::clone(&self.cache),
+            guard: None,
             backing_path: b"f".to_vec(),
             backing_ino: std::fs::metadata(self.dir.path().join("backing/f")).unwrap().ino(),
             owner: 0,

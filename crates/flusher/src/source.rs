@@ -48,6 +48,8 @@ pub struct Grant {
     pub shape: Option<Attr>,
     /// The cache file; the bytes have the same offsets as in the file itself.
     pub cache: Arc<File>,
+    /// Who knows what should be in it, if anybody does.
+    pub guard: Option<Arc<dyn Guard>>,
     /// Where to write, relative to the backing.
     pub backing_path: Vec<u8>,
     /// `st_ino` there.
@@ -56,6 +58,16 @@ pub struct Grant {
     pub owner: u32,
     /// The file's path for messages.
     pub label: String,
+}
+
+/// Knows what was written into a cache file, in some way.
+pub trait Guard: Send + Sync {
+    /// False when bytes that were read from it are not those that were written there. Called from the
+    /// flusher's threads.
+    fn is_right(&self, bytes: &[u8], offset: u64) -> bool;
+
+    /// It could not be read.
+    fn is_unreadable(&self);
 }
 
 /// What [`FlushSource::begin`] is asked.
@@ -132,6 +144,12 @@ pub enum FlushError {
         /// Why.
         errno: Errno,
     },
+    /// The cache does not give back what was written into it.
+    #[error("cache file: bytes {range} are not the ones that were written")]
+    Damaged {
+        /// Where.
+        range: ByteRange,
+    },
     /// What was read back is not what was written.
     #[error("verification: bytes {range} on the backing are not the ones that were written")]
     Mismatch {
@@ -171,7 +189,7 @@ impl FlushError {
                 operation
             }
             FlushError::Backing(e) => e.operation().name(),
-            FlushError::Cache { .. } => "read cache",
+            FlushError::Cache { .. } | FlushError::Damaged { .. } => "read cache",
             FlushError::Mismatch { .. } | FlushError::Short { .. } => "verify",
             FlushError::BadGrant { .. } => "grant",
         }
@@ -183,7 +201,9 @@ impl FlushError {
         match self {
             FlushError::Service { errno, .. } | FlushError::Cache { errno, .. } => *errno,
             FlushError::Backing(e) => e.errno(),
-            FlushError::Mismatch { .. } | FlushError::Short { .. } => Errno::EIO,
+            FlushError::Mismatch { .. } | FlushError::Short { .. } | FlushError::Damaged { .. } => {
+                Errno::EIO
+            }
             FlushError::Hanging { .. } => Errno::ETIMEDOUT,
             FlushError::BadGrant { .. } => Errno::EPROTO,
         }

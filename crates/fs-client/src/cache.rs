@@ -1,6 +1,7 @@
 //! The node-local buffer on disk: one sparse file per inode with the same offsets as the real
 //! file. What of it means something is known by the file's view, not by this.
 
+use crate::medium::Medium;
 use ebb_types::{ByteRange, Ino};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -18,6 +19,8 @@ pub struct CacheDir {
     data: PathBuf,
     /// The same directory, mounted once more for this process alone, without access times.
     timeless: OnceLock<OwnedFd>,
+    /// What is known of the disk below.
+    pub(crate) medium: Medium,
 }
 
 /// Where a cache file is in the directory.
@@ -44,7 +47,7 @@ impl CacheDir {
     }
 
     fn at(data: PathBuf) -> CacheDir {
-        CacheDir { data, timeless: OnceLock::new() }
+        CacheDir { data, timeless: OnceLock::new(), medium: Medium::default() }
     }
 
     /// Files that [`CacheDir::for_kernel`] opens from now on have no access times: looking whether one

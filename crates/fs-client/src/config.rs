@@ -185,9 +185,16 @@ pub struct MountConfig {
     /// Whether the kernel is asked to tell what is written past the daemon.
     #[serde(default)]
     pub tracker: TrackerMode,
+    /// Whether sums are kept of what is written into the cache, and looked at when it leaves.
+    #[serde(default = "yes")]
+    pub checksums: bool,
     /// On how many nodes unflushed bytes are: 1, or 2 (also with a partner).
     #[serde(default = "one")]
     pub replicas: u32,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one() -> u32 {

@@ -35,6 +35,8 @@ pub enum Request {
         /// Give up after so many milliseconds.
         timeout_ms: Option<u64>,
     },
+    /// Look whether what is in the buffer is what was written.
+    Scrub,
     /// End at once, for another daemon to go on.
     Restart,
     /// Drain (unless told not to), unmount, leave the job, stop.

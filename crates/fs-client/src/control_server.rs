@@ -144,6 +144,7 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
             let stage = Stage { node: Arc::clone(&daemon.node), progress };
             stage.run(&paths, timeout_ms.map(Duration::from_millis)).await
         }
+        Request::Scrub => scrub(&daemon, events.clone()).await,
         Request::Restart => daemon.make_way(),
         // Out of the job nothing can be drained any more, and the mount is of no use.
         Request::Unmount { .. } if daemon.node.is_out.load(Acquire) => daemon.unmount(false).await,
@@ -158,6 +159,35 @@ async fn answer(daemon: Arc<Daemon>, request: Request, events: mpsc::UnboundedSe
         }
     };
     let _ = events.send(Event::Done(outcome));
+}
+
+async fn scrub(daemon: &Daemon, events: mpsc::UnboundedSender<Event>) -> Outcome {
+    let (node, progress) = (&daemon.node, sender(events.clone()));
+    let (dirty, clean) = node.local_bytes();
+    let (files_total, bytes_total) = (node.all_files().len() as u64, dirty + clean);
+    let found = node.scrub(|so_far| {
+        progress(Event::Progress {
+            bytes_done: so_far.right + so_far.unknown + so_far.damaged,
+            bytes_total,
+            files_done: so_far.files,
+            files_total,
+            stage: "scrubbing".into(),
+        });
+    });
+    let found = found.await;
+    let body = serde_json::json!({
+        "files": found.files,
+        "right_bytes": found.right,
+        "unknown_bytes": found.unknown,
+        "damaged_bytes": found.damaged,
+        "lost_bytes": node.lost_bytes(),
+    });
+    let _ = events.send(Event::Reply { body });
+    let remaining = crate::drain::lost(node);
+    match remaining.is_empty() {
+        true => Outcome::Ok { bytes: found.right, files: found.files },
+        false => Outcome::Incomplete { remaining },
+    }
 }
 
 fn sender(events: mpsc::UnboundedSender<Event>) -> Progress {

@@ -293,6 +293,7 @@ fn start(
     let inherited = inheritance(heir.as_deref(), &config.cache, &mut left)?;
     let cache = CacheDir::open(&config.cache)
         .map_err(local(format!("cannot use the cache {}", config.cache.display())))?;
+    cache.medium.checksums.store(config.checksums, std::sync::atomic::Ordering::Relaxed);
     let backing: Arc<dyn Backend> =
         Arc::new(PosixDir::open_root(&config.backing).map_err(|e| RunError::Local {
             what: format!("cannot use the backing {}", config.backing.display()),
@@ -379,6 +380,7 @@ fn start(
     let _ = node.daemon.set(Arc::downgrade(&daemon));
     crate::watchdog::start(Arc::downgrade(&node));
     runtime.spawn(crate::ops::few::keep_few(Arc::downgrade(&node)));
+    runtime.spawn(crate::medium::watch(Arc::downgrade(&node)));
     match open_doors(runtime, &daemon, &mounted, inherited.is_some()) {
         Ok(()) => Ok((daemon, mounted)),
         // The supervisor tries once more.
@@ -624,6 +626,8 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
         tracing::warn!("a flush thread still waits for the backing");
     }
     let left = node.dirty_files();
+    // It is nowhere; but that it was there must not be forgotten with the journal.
+    let lost = node.lost();
     let waiting = runtime.block_on(node.waiting_copies());
     let refusal = node.meta.refusal();
     if let (true, Some(reason)) = (left.is_empty() && waiting.bytes == 0, &refusal) {
@@ -631,7 +635,7 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
         node.last_notes();
         return Err(RunError::Fenced(reason.clone()));
     }
-    if left.is_empty() && waiting.bytes == 0 {
+    if left.is_empty() && lost.is_empty() && waiting.bytes == 0 {
         runtime.block_on(node.tell_everything());
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {
             tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
@@ -640,8 +644,10 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
     }
     node.last_notes();
     Err(RunError::Undrained {
-        bytes: left.iter().map(|f| f.bytes).sum::<u64>() + waiting.bytes,
-        files: left.len() + waiting.sets,
+        bytes: left.iter().map(|f| f.bytes).sum::<u64>()
+            + lost.iter().map(|f| f.bytes).sum::<u64>()
+            + waiting.bytes,
+        files: left.len() + lost.len() + waiting.sets,
         cache: node.config.cache.clone(),
     })
 }
@@ -691,5 +697,6 @@ fn left_of(node: &Node) -> Vec<crate::control::Remaining> {
                 why: "kept in the cache".into(),
             })
         })
+        .chain(crate::drain::lost(node))
         .collect()
 }

@@ -2,6 +2,7 @@
 //! system is made of. Tells the truth about what did not get there.
 
 use crate::control::{Event, Outcome, Remaining};
+use crate::medium::LostBytes;
 use crate::node::Node;
 use crate::replica::Waiting;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
@@ -172,10 +173,12 @@ impl Drain {
                 stage: "namespace".into(),
             });
             let mine = step.unfinished.iter().filter(|u| u.node == self.node.me.0);
-            unfinished.extend(mine.map(|u| Remaining {
-                path: String::from_utf8_lossy(&u.path).into_owned(),
-                bytes: u.bytes,
-                why: "not flushed".into(),
+            let lost = self.node.lost();
+            unfinished.extend(mine.map(|u| {
+                let path = String::from_utf8_lossy(&u.path).into_owned();
+                let is_lost = lost.iter().any(|lost| lost.path == path);
+                let why = if is_lost { LOST } else { "not flushed" }.to_owned();
+                Remaining { path, bytes: u.bytes, why }
             }));
             let is_done = step.remaining == 0;
             if is_done || deadline.is_some_and(|d| Instant::now() >= d) {
@@ -200,6 +203,15 @@ impl Drain {
         }
         Ok(Some(files))
     }
+}
+
+/// Why bytes that the disk of the cache lost are not on the backing.
+const LOST: &str = "lost: the disk of the cache failed";
+
+/// What the disk of the cache has lost.
+pub(crate) fn lost(node: &Node) -> Vec<Remaining> {
+    let told = |lost: LostBytes| Remaining { path: lost.path, bytes: lost.bytes, why: LOST.into() };
+    node.lost().into_iter().map(told).collect()
 }
 
 /// What came of the names.

@@ -80,6 +80,19 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
             f64::from(u8::from(s.copies.degraded.is_some())),
         ),
         (
+            "medium_errors_total",
+            Counter,
+            "Times that the disk of the cache could not write something back",
+            s.medium.errors as f64,
+        ),
+        (
+            "damaged_blocks_total",
+            Counter,
+            "Blocks of the cache that were not what was written into them",
+            s.medium.damaged_blocks as f64,
+        ),
+        ("lost_bytes", Gauge, "Bytes that the disk of the cache lost", s.medium.lost_bytes as f64),
+        (
             "encrypted_sent_bytes_total",
             Counter,
             "Bytes sent encrypted to peers and the metadata service",

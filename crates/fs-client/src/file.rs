@@ -12,7 +12,9 @@ use crate::home::Whereabouts;
 use crate::journal::Home;
 use crate::leases::Published;
 use crate::lock_book::{LockBook, LockOwner};
+use crate::medium::has_sums;
 use crate::passing::Passing;
+use crate::sums::{Prepared, Sums};
 use bytes::Bytes;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileLease, FileView, Model, QuietWrites};
@@ -62,6 +64,10 @@ pub struct State {
     pub published: Published,
     /// The kernel reads and writes the cache file past the daemon.
     pub passing: Option<Passing>,
+    /// Of what the daemon has put into the cache file.
+    pub sums: Sums,
+    /// Bytes of the cache file that were found not to be what was put there.
+    pub damaged: Vec<ByteRange>,
 }
 
 /// One file of this node. Lives as long as it has local bytes or is open.
@@ -91,6 +97,16 @@ pub struct CachedFile {
     pub forgotten: AtomicBool,
     /// When it was closed last, or taken in, by [`now_ms`].
     pub closed_at: AtomicU64,
+    /// It was written since it was known to be on the disk.
+    pub unsettled: AtomicBool,
+    /// The disk has failed, and it was not looked through since.
+    pub failing: AtomicBool,
+    /// And the kernel said so: what has no sum is not trusted.
+    pub distrusted: AtomicBool,
+    /// Held by whoever syncs the cache file, and alone by whoever asks what came of that.
+    pub syncs: RwLock<()>,
+    /// Hears of errors in place of the descriptor below when that had to be closed.
+    witness: Mutex<Option<File>>,
     /// Somebody has it open here.
     in_use: AtomicBool,
     cache: Mutex<Option<Arc<File>>>,
@@ -199,6 +215,8 @@ impl CachedFile {
                 quiet: QuietWrites::default(),
                 published: Published::default(),
                 passing: None,
+                sums: Sums::default(),
+                damaged: Vec::new(),
             }),
             listed: AtomicBool::new(false),
             name_synced: AtomicBool::new(false),
@@ -210,6 +228,11 @@ impl CachedFile {
             held: Mutex::new(Vec::new()),
             forgotten: AtomicBool::new(false),
             closed_at: AtomicU64::new(now_ms()),
+            unsettled: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
+            distrusted: AtomicBool::new(false),
+            syncs: RwLock::new(()),
+            witness: Mutex::new(None),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),
         }
@@ -247,17 +270,49 @@ impl CachedFile {
     }
 
     /// The cache file; made when first needed. Its descriptor is kept while somebody has the file
-    /// open here, and no longer: a node can hold more files than descriptors.
+    /// open here, or what was written may not be on the disk, and no longer: a node can hold more
+    /// files than descriptors.
     pub fn cache(&self, dir: &CacheDir) -> Result<Arc<File>, Errno> {
         let mut kept = self.cache.lock();
         if let Some(file) = &*kept {
             return Ok(Arc::clone(file));
         }
         let file = Arc::new(dir.file(self.ino)?);
-        if self.in_use.load(Acquire) {
+        if self.is_in_use() || self.unsettled.load(Acquire) {
             *kept = Some(Arc::clone(&file));
         }
         Ok(file)
+    }
+
+    /// Somebody has it open here.
+    pub fn is_in_use(&self) -> bool {
+        self.in_use.load(Acquire)
+    }
+
+    /// The descriptor that is kept.
+    pub fn kept(&self) -> Option<Arc<File>> {
+        self.cache.lock().clone()
+    }
+
+    /// What else hears of errors.
+    pub fn ask_witness<T>(&self, ask: impl FnOnce(&File) -> T) -> Option<T> {
+        self.witness.lock().as_ref().map(ask)
+    }
+
+    /// Gives up the descriptors that nobody needs any more.
+    pub fn let_go(&self) {
+        let mut kept = self.cache.lock();
+        if !self.unsettled.load(Acquire) {
+            *self.witness.lock() = None;
+            if !self.is_in_use() {
+                *kept = None;
+            }
+        }
+    }
+
+    /// For how long nobody has had it open.
+    pub fn closed_for_ms(&self) -> u64 {
+        now_ms().saturating_sub(self.closed_at.load(Acquire))
     }
 
     /// Somebody has it open here now, or nobody any more.
@@ -266,7 +321,9 @@ impl CachedFile {
         self.in_use.store(in_use, Release);
         if !in_use {
             self.closed_at.store(now_ms(), Release);
-            *kept = None;
+            if !self.unsettled.load(Acquire) {
+                *kept = None;
+            }
         }
     }
 
@@ -279,14 +336,25 @@ impl CachedFile {
     /// while somebody of this daemon holds it. Called with the turn, so that nobody opens it.
     pub fn has_no_writers(&self, dir: &CacheDir) -> bool {
         let mut kept = self.cache.lock();
-        if let Some(ours) = kept.take()
-            && let Err(shared) = Arc::try_unwrap(ours)
-        {
-            *kept = Some(shared);
-            return false;
+        // Open before the other one is closed: one of them hears of every error.
+        let file = dir.read_only(self.ino);
+        if let Some(ours) = kept.take() {
+            if Arc::strong_count(&ours) == 1 {
+                self.hear_last(dir, &ours);
+            }
+            if let Err(shared) = Arc::try_unwrap(ours) {
+                *kept = Some(shared);
+                return false;
+            }
         }
-        match dir.read_only(self.ino) {
-            Ok(file) => cache::has_no_writers(&file).unwrap_or(false),
+        match file {
+            Ok(file) => {
+                let alone = cache::has_no_writers(&file).unwrap_or(false);
+                if self.unsettled.load(Acquire) {
+                    *self.witness.lock() = Some(file);
+                }
+                alone
+            }
             // Without a name it cannot be asked for; and nobody else will ever read it.
             Err(e) => e.kind() == std::io::ErrorKind::NotFound,
         }
@@ -338,7 +406,7 @@ impl CachedFile {
         data: &[u8],
         placed: impl Fn(ByteRange),
     ) -> Result<ByteRange, Errno> {
-        let cache = self.cache(dir)?;
+        let cache = self.cache_to_write(dir)?;
         let mut state = self.state.write();
         let offset = match place {
             Place::At(offset) => offset,
@@ -351,7 +419,7 @@ impl CachedFile {
         if place == Place::End {
             placed(range);
         }
-        let done = write_most(&cache, data, offset);
+        let done = self.put(dir, &cache, &mut state, data, offset);
         let stored = match done {
             (0, Some(e)) => {
                 placed(ByteRange::at(range.start(), 0));
@@ -371,8 +439,9 @@ impl CachedFile {
 
     /// Makes `range` zeros that this node has written.
     pub fn store_zeros(&self, dir: &CacheDir, range: ByteRange) -> Result<(), Errno> {
-        let cache = self.cache(dir)?;
+        let cache = self.cache_to_write(dir)?;
         let mut state = self.state.write();
+        state.sums.forget(range);
         cache::punch(&cache, range)?;
         // What is ours is in the cache file, zeros too: readers of it expect every byte.
         cache::extend(&cache, range.end())?;
@@ -390,7 +459,7 @@ impl CachedFile {
         as_of: Version,
         data: &[u8],
     ) -> Result<(), Errno> {
-        let cache = self.cache(dir)?;
+        let cache = self.cache_to_write(dir)?;
         // Nobody writes meanwhile; readers go on, as these bytes are not here yet.
         let state = self.state.upgradable_read();
         let at = |part: ByteRange| {
@@ -399,12 +468,29 @@ impl CachedFile {
         };
         let wanted = state.view.still_wanted(range, as_of);
         let is_tracked = state.passing.as_ref().is_some_and(|p| p.track.is_some());
+        let sums = has_sums(dir, &state);
+        let mut prepared: Vec<Prepared> = Vec::new();
+        let mut stored = Ok(());
         if !is_tracked {
             for part in &wanted {
-                cache.write_all_at(at(*part), part.start())?;
+                if sums {
+                    prepared.push(state.sums.prepare_after(
+                        prepared.last(),
+                        &cache,
+                        at(*part),
+                        part.start(),
+                    ));
+                }
+                stored = stored.and_then(|()| cache.write_all_at(at(*part), part.start()));
             }
         }
         let mut state = RwLockUpgradableReadGuard::upgrade(state);
+        for prepared in &prepared {
+            // Of a write that failed nobody knows how much there is of it.
+            let bytes = if stored.is_ok() { prepared.len() } else { 0 };
+            self.put_sums(dir, &mut state, prepared, bytes);
+        }
+        stored?;
         if let Some(Passing { track: Some(track), .. }) = &mut state.passing {
             for part in &wanted {
                 track.merge(&cache, part.start(), at(*part))?;

@@ -34,6 +34,12 @@ fn service(operation: &'static str, errno: Errno) -> FlushError {
     FlushError::Service { operation, errno, text: errno.to_string() }
 }
 
+/// What was written is not what is there, or may not be.
+fn failing() -> FlushError {
+    let text = "the disk of the cache failed; the file is looked through";
+    FlushError::Service { operation: "cache", errno: Errno::EIO, text: text.to_owned() }
+}
+
 impl FlushSource for NodeSource {
     fn dirty_files(&self) -> Vec<DirtyFile> {
         self.0.upgrade().map_or_else(Vec::new, |node| node.dirty_files())
@@ -111,6 +117,9 @@ impl Node {
         most: u64,
     ) -> Result<Option<Grant>, FlushError> {
         let Some(file) = self.file(ino) else { return Ok(None) };
+        if file.hear(&self.cache).is_err() {
+            return Err(failing());
+        }
         match self.publish(&file).await {
             Ok(()) => {}
             // Unlinked and nobody's any more: it never touches the backing.
@@ -149,6 +158,7 @@ impl Node {
             next,
             shape: granted.shape,
             cache,
+            guard: Some(Arc::new(Guard { node: self.me_arc(), file: Arc::clone(&file) })),
             backing_path: backing.path,
             backing_ino: backing.ino,
             owner: granted.owner,
@@ -165,6 +175,9 @@ impl Node {
             Ending::Done { shaped } => (true, shaped),
             Ending::GivenBack => (false, false),
         };
+        // What was read before the kernel knows of no error was right.
+        let heard = self.file(grant.ino).map_or(Ok(()), |file| file.hear(&self.cache));
+        let (done, failed) = (done && heard.is_ok(), done && heard.is_err());
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
         let file = self.file(grant.ino);
         if let Some(file) = &file
@@ -187,6 +200,7 @@ impl Node {
                 }
                 Ok(())
             }
+            Ok(_) if failed => Err(failing()),
             Ok(_) => Ok(()),
             // Unlinked under the flush: there is nothing to be safe any more. (ESTALE is not that:
             // the grant ended with the service's life or with our lease, and the bytes still count
@@ -241,6 +255,24 @@ impl Node {
                 node.discard_if_unlinked(ino).await;
             }
         });
+    }
+}
+
+/// Knows what was written into a cache file.
+struct Guard {
+    node: Option<Arc<Node>>,
+    file: Arc<CachedFile>,
+}
+
+impl ebb_flusher::Guard for Guard {
+    fn is_right(&self, bytes: &[u8], offset: u64) -> bool {
+        self.node.as_ref().is_none_or(|node| self.file.is_right(&node.cache, bytes, offset))
+    }
+
+    fn is_unreadable(&self) {
+        if let Some(node) = &self.node {
+            self.file.is_unreadable(&node.cache);
+        }
     }
 }
 

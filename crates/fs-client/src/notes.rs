@@ -222,6 +222,14 @@ impl Node {
         }
     }
 
+    /// The disk of the cache has lost these bytes.
+    pub(crate) fn note_damaged(&self, ino: Ino, ranges: &[ByteRange]) {
+        if let Some(journal) = self.journal() {
+            journal.push_if_known(ino, &Record::Damaged(ino, ranges.to_vec()));
+            self.try_write_notes();
+        }
+    }
+
     /// This node cut the file.
     pub(crate) fn note_cut(
         &self,

@@ -60,7 +60,7 @@ impl ByteSource for PeerSource {
     }
 
     fn still_here(&self, subject: Subject, ranges: &[ByteRange]) -> bool {
-        self.with(subject, ranges, |_| ()).is_some()
+        self.with(subject, ranges, |_| ()).is_some() && self.is_right(subject, ranges)
     }
 
     fn begin_copies(&self, set: CopySet) -> Result<(), Errno> {
@@ -94,5 +94,31 @@ impl ByteSource for PeerSource {
 
     fn drop_copies(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
         self.0.upgrade().ok_or(Errno::ESTALE)?.replicas.held.drop_ranges(set, ino, ranges)
+    }
+}
+
+/// So much is looked at at a time.
+const STEP: u64 = 256 << 10;
+
+impl PeerSource {
+    /// What was just sent is what was written here, as far as that is known.
+    fn is_right(&self, subject: Subject, ranges: &[ByteRange]) -> bool {
+        if subject.held.is_some() {
+            return true;
+        }
+        let Some((node, file)) = self.file(subject.ino) else { return false };
+        if file.hear(&node.cache).is_err() {
+            return false;
+        }
+        if file.state.read().sums.is_empty() {
+            return true;
+        }
+        let Ok(cache) = file.cache(&node.cache) else { return false };
+        let mut bytes = Vec::new();
+        ebb_types::in_steps(ranges, STEP, 1).into_iter().flatten().all(|part| {
+            bytes.resize(part.len() as usize, 0);
+            let read = crate::cache::read_padded(&cache, &mut bytes, part.start());
+            read.is_ok() && file.is_right(&node.cache, &bytes, part.start())
+        })
     }
 }

@@ -9,7 +9,7 @@
 //!   gives this node up when that takes longer than its trust lasts.
 
 use crate::cache::{self, CacheDir};
-use crate::file::{CachedFile, Place, State, checked_range, write_most};
+use crate::file::{CachedFile, Place, State, checked_range};
 use crate::node::Node;
 use ebb_consistency::{Asked, Held, LeaseSeq, SyncEvent, Untold};
 use ebb_locks::Mutex;
@@ -58,7 +58,7 @@ impl CachedFile {
         allowed: impl Fn(&State, ByteRange) -> bool,
         placed: impl Fn(ByteRange),
     ) -> Result<Option<Stored>, Errno> {
-        let cache = self.cache(dir)?;
+        let cache = self.cache_to_write(dir)?;
         let mut state = self.state.write();
         let appends = place == Place::End;
         let offset = match place {
@@ -72,7 +72,7 @@ impl CachedFile {
         if appends {
             placed(range);
         }
-        let stored = match write_most(&cache, data, offset) {
+        let stored = match self.put(dir, &cache, &mut state, data, offset) {
             (0, Some(e)) => {
                 if appends {
                     placed(ByteRange::at(offset, 0));
@@ -85,6 +85,7 @@ impl CachedFile {
         if !still && appends {
             // Others may have put something at this place meanwhile.
             placed(ByteRange::at(offset, 0));
+            state.sums.forget(stored);
             cache::punch(&cache, stored)?;
             return Ok(None);
         }

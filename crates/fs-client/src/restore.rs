@@ -28,8 +28,8 @@
 //! What was flushed and perhaps written again past the daemon is attached again where it is this node's
 //! still, and owned then: the flush may have been of what was there before.
 //!
-//! "Not held" is also what the journal says was held and nothing shows that the device has it:
-//! after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
+//! "Not held" is also what the journal says was held and nothing shows that the device has it: what the
+//! disk was found to have lost, and after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
 //! Owned zeros are bytes of an append that was never answered.
 
 use crate::cache;
@@ -87,7 +87,7 @@ struct Case {
 
 fn verdict(held: Option<Held>, today: Today, case: &Case) -> Verdict {
     let mine = today.owner == case.me;
-    let trusted = held.filter(|h| h.durable || !case.rebooted);
+    let trusted = held.filter(|h| (h.durable || !case.rebooted) && !h.damaged);
     match trusted.map(|h| h.kept) {
         Some(Kept::Owned(v) | Kept::Again(v)) if v > case.file => Verdict::Dirty,
         Some(Kept::Owned(_) | Kept::Again(_) | Kept::Attaching) if mine && !today.flushed => {
@@ -428,6 +428,7 @@ async fn one(
         state.orphan = nameless;
     }
     let file = Arc::new(file);
+    file.goes_on(&node.cache)?;
     node.adopt(Arc::clone(&file));
     if seated {
         {

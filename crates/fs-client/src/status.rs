@@ -57,6 +57,7 @@ pub struct Status {
     pub rpc: BTreeMap<String, u64>,
     pub leases: Leases,
     pub copies: CopyStatus,
+    pub medium: Medium,
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
@@ -67,6 +68,30 @@ pub struct Status {
     pub flush: Flush,
     pub dirty_files: Vec<DirtyEntry>,
     pub dirty_files_total: usize,
+}
+
+/// What is known of the disk of the cache.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs)]
+pub struct Medium {
+    /// Sums are kept of what is written.
+    pub checksums: bool,
+    /// How often the kernel told that something could not be written back.
+    pub errors: u64,
+    /// How often a block was found that is not what was written into it.
+    pub damaged_blocks: u64,
+    /// Bytes that are nowhere any more.
+    pub lost_bytes: u64,
+}
+
+fn medium(node: &Node) -> Medium {
+    let medium = &node.cache.medium;
+    Medium {
+        checksums: medium.checksums.load(Relaxed),
+        errors: medium.errors.load(Relaxed),
+        damaged_blocks: medium.damaged.load(Relaxed),
+        lost_bytes: node.lost_bytes(),
+    }
 }
 
 /// What went encrypted between this node and others, and the metadata service.
@@ -289,7 +314,15 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         });
     }
     errors.extend(node.room.refused_since().map(|since| full_cache(node, since)));
+    errors.extend(node.lost().into_iter().map(|lost| StatusError {
+        path: lost.path,
+        operation: "cache".into(),
+        errno: libc::EIO,
+        text: format!("{} bytes are lost: the disk of the cache failed", lost.bytes),
+        since: lost.since,
+    }));
     Status {
+        medium: medium(node),
         copies,
         node: node.config.node.clone(),
         number: node.me.0,

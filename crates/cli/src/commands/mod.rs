@@ -10,6 +10,7 @@ pub mod ost_load;
 pub mod recover;
 pub mod restart;
 pub mod run;
+pub mod scrub;
 pub mod stage_in;
 pub mod stats;
 pub mod status;

@@ -60,10 +60,11 @@ const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRACKER: &[&str] = &["auto", "on", "off"];
 const SUPERVISE: &[&str] = &["auto", "off"];
 const TRANSPORT: &[&str] = &["tcp", "rdma"];
+const CHECKSUMS: &[&str] = &["on", "off"];
 const SECURE: &[&str] = &["on", "loopback", "off"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 38] = [
+pub static KEYS: [Key; 39] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),
@@ -86,6 +87,7 @@ pub static KEYS: [Key; 38] = [
     key("inodes-max", Form::Count(1000, 1_000_000_000), "500000"),
     key("files-max", Form::Count(100, 1_000_000_000), "100000"),
     key("durability", Form::Word(DURABILITY), "local"),
+    key("checksums", Form::Word(CHECKSUMS), "on"),
     key("transport", Form::Word(TRANSPORT), "tcp"),
     computed("token-file", Form::Path, "no token: only loopback is served"),
     key("secure", Form::Word(SECURE), "loopback"),

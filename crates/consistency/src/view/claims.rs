@@ -1,8 +1,9 @@
 //! A file that is written past the daemon: what the cache file shows becomes bytes that this node
 //! has written, as far as that can be told. The rules are in [`crate::claim`].
 
+use super::known::Fact;
 use super::local::{Class, Local};
-use super::{Changes, FileView, bytes};
+use super::{Changes, Damaged, FileView, bytes};
 use ebb_types::{ByteRange, Version, split_by};
 
 impl FileView {
@@ -77,6 +78,41 @@ impl FileView {
     #[must_use]
     pub fn clean(&self, within: ByteRange) -> Vec<ByteRange> {
         self.local.of_class(Class::Clean, within)
+    }
+
+    /// Bytes that are in the cache file, neighbours of one class as one.
+    #[must_use]
+    pub fn present(&self, within: ByteRange) -> Vec<ByteRange> {
+        self.local.overlapping(within).map(|(range, _)| range).collect()
+    }
+
+    /// The first byte at or behind `offset` that is in the cache file.
+    #[must_use]
+    pub fn next_present(&self, offset: u64) -> Option<u64> {
+        self.local.next_from(offset)
+    }
+
+    /// What is in the cache file of `range` is not what was put there. Owned bytes that nobody else has are
+    /// lost from now on: reads of them say so. Returns these, and those that are flushed, which the
+    /// caller has to give back; of dirty ones nothing changes, they have to be published first.
+    pub fn damaged(&mut self, range: ByteRange) -> Damaged {
+        let lost = self.local.of_class(Class::Unflushed, range);
+        for range in &lost {
+            let owned: Vec<_> = self.local.overlapping(*range).collect();
+            for (bytes, state) in owned {
+                if let Local::Owned { last, .. } = state {
+                    let older: Vec<_> =
+                        self.known.facts(bytes).filter(|(_, f)| f.version <= last).collect();
+                    for (range, fact) in older {
+                        let as_of = fact.as_of.max(last);
+                        let mine = Fact { owner: self.me, version: last, as_of };
+                        self.known.learn(range, mine);
+                    }
+                }
+            }
+            self.local.set(*range, None);
+        }
+        Damaged { lost, flushed: self.local.of_class(Class::Flushed, range) }
     }
 
     /// The service attached owned bytes anew at `version`.

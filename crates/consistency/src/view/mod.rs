@@ -102,6 +102,15 @@ pub struct Changes {
     pub doubtful: Vec<ByteRange>,
 }
 
+/// Owned bytes that are not in the cache file as they should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Damaged {
+    /// They are nowhere any more.
+    pub lost: Vec<ByteRange>,
+    /// The backing has them.
+    pub flushed: Vec<ByteRange>,
+}
+
 /// A node's view of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FileView {

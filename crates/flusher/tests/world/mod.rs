@@ -256,6 +256,7 @@ impl World {
             ranges: list,
             next,
             cache: Arc::clone(&file.cache),
+            guard: None,
             backing_path: World::name(ino).into_bytes(),
             backing_ino,
             owner: 0,

@@ -29,8 +29,8 @@ pub(crate) const NAME: &str = "journal";
 
 const MAGIC: &[u8; 8] = b"EBBNODE1";
 /// Format 1 had no files without names, 2 no bytes that were written past the daemon, 3 no windows
-/// of quiet writes, 4 no seats, 5 nothing of who else has a file.
-const FORMAT: u32 = 6;
+/// of quiet writes, 4 no seats, 5 nothing of who else has a file, 6 no damaged bytes.
+const FORMAT: u32 = 7;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.
@@ -118,6 +118,7 @@ fn halves(record: &Record) -> Vec<Record> {
         Record::Extents(i, r, v, p) => {
             make(&|a, b| Record::Extents(*i, r[a..b].to_vec(), *v, *p), r.len())
         }
+        Record::Damaged(i, r) => make(&|a, b| Record::Damaged(*i, r[a..b].to_vec()), r.len()),
         Record::Home(i, r) => make(&|a, b| Record::Home(*i, r[a..b].to_vec()), r.len()),
         // A path has at most a few thousand bytes, a configuration some tens of thousands.
         _ => {

@@ -105,6 +105,8 @@ pub struct Held {
     /// They are parts of blocks that were written past the daemon: which of their zeros were
     /// written is not known. When others have them as well, theirs count.
     pub guessed: bool,
+    /// The disk lost them: they are nowhere any more.
+    pub damaged: bool,
 }
 
 /// [`Held`] in a journal: formats 1 and 2 had a bool in place of the bits.
@@ -116,11 +118,13 @@ struct Stored {
 
 const DURABLE: u8 = 1;
 const GUESSED: u8 = 2;
+const DAMAGED: u8 = 4;
 
 impl From<Held> for Stored {
     fn from(held: Held) -> Stored {
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };
-        Stored { kept: held.kept, bits: bit(held.durable, DURABLE) | bit(held.guessed, GUESSED) }
+        let bits = bit(held.durable, DURABLE) | bit(held.guessed, GUESSED);
+        Stored { kept: held.kept, bits: bits | bit(held.damaged, DAMAGED) }
     }
 }
 
@@ -130,7 +134,12 @@ impl TryFrom<Stored> for Held {
     fn try_from(stored: Stored) -> Result<Held, &'static str> {
         let is = |bit| stored.bits & bit != 0;
         match stored.bits {
-            0..=3 => Ok(Held { kept: stored.kept, durable: is(DURABLE), guessed: is(GUESSED) }),
+            0..=7 => Ok(Held {
+                kept: stored.kept,
+                durable: is(DURABLE),
+                guessed: is(GUESSED),
+                damaged: is(DAMAGED),
+            }),
             _ => Err("unknown bits"),
         }
     }
@@ -140,7 +149,7 @@ impl Held {
     /// Bytes known to be written, and not synced yet.
     #[must_use]
     pub fn new(kept: Kept) -> Held {
-        Held { kept, durable: false, guessed: false }
+        Held { kept, durable: false, guessed: false, damaged: false }
     }
 
     fn is_published(&self) -> bool {
@@ -201,6 +210,8 @@ pub enum Record {
     Cuts(Ino, Vec<(u64, Version)>),
     /// Part of a snapshot: bytes that this node has flushed to where the file is on the backing.
     Home(Ino, Vec<(ByteRange, Version)>),
+    /// The disk lost these bytes, which are held.
+    Damaged(Ino, Vec<ByteRange>),
 }
 
 /// Largest offset of a file.
@@ -222,6 +233,7 @@ impl Record {
             | Record::Lost(_, r)
             | Record::Again(_, r, _)
             | Record::Refused(_, r)
+            | Record::Damaged(_, r)
             | Record::Durable(_, r) => r.iter().all(|r| sound(*r)),
             Record::Guessed(_, r, kept, ..) => {
                 matches!(kept, Kept::Written | Kept::Attaching) && r.iter().all(|r| sound(*r))
@@ -262,6 +274,7 @@ impl Record {
             | Record::Alone(ino, _)
             | Record::Cuts(ino, _)
             | Record::Home(ino, _)
+            | Record::Damaged(ino, _)
             | Record::Refused(ino, _) => Some(*ino),
         }
     }
@@ -449,7 +462,7 @@ impl Note {
     }
 
     fn put(&mut self, ranges: &[ByteRange], kept: Kept, guessed: bool) {
-        let held = |durable| Some(Held { kept, durable, guessed });
+        let held = |durable| Some(Held { kept, durable, guessed, damaged: false });
         let before = self.held.within(ranges).into_iter();
         let durable: Vec<_> =
             before.filter(|(_, h)| h.durable).map(|(part, _)| (part, held(true))).collect();
@@ -670,6 +683,9 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         }
         Record::Durable(_, ranges) => {
             note.change(ranges, |h| Some(Held { durable: true, ..h }));
+        }
+        Record::Damaged(_, ranges) => {
+            note.change(ranges, |h| Some(Held { durable: false, damaged: true, ..h }));
         }
         Record::Extents(_, extents, known, appending) => {
             note.known = note.known.max(*known);

@@ -44,6 +44,7 @@ fn record() -> impl Strategy<Value = Record> {
         1 => ranges().prop_map(|r| Record::Lost(INO, r)),
         1 => (0..N, version()).prop_map(|(l, v)| Record::Cut(INO, l, v)),
         2 => ranges().prop_map(|r| Record::Durable(INO, r)),
+        1 => ranges().prop_map(|r| Record::Damaged(INO, r)),
         1 => any::<bool>().prop_map(|alone| Record::Alone(INO, alone)),
         1 => Just(Record::Gone(INO)),
         2 => Just(Record::File(INO, Box::new(header("d/f")))),
@@ -53,12 +54,12 @@ fn record() -> impl Strategy<Value = Record> {
 /// The same rules for one byte.
 fn step(old: Option<Held>, hit: bool, record: &Record, at: u64) -> Option<Held> {
     let durable = old.is_some_and(|h| h.durable);
-    let by_name = |kept| Some(Held { kept, durable, guessed: false });
+    let by_name = |kept| Some(Held { kept, durable, guessed: false, damaged: false });
     match record {
         Record::Written(..) if hit => by_name(Kept::Written),
         Record::Attaching(..) if hit => by_name(Kept::Attaching),
         Record::Guessed(_, _, kept, ..) if hit => {
-            Some(Held { kept: *kept, durable, guessed: true })
+            Some(Held { kept: *kept, durable, guessed: true, damaged: false })
         }
         Record::Again(_, _, v) if hit => match old {
             None => by_name(Kept::Again(*v)),
@@ -78,6 +79,7 @@ fn step(old: Option<Held>, hit: bool, record: &Record, at: u64) -> Option<Held> 
             old.filter(|h| !matches!(h.kept, Kept::Owned(_) | Kept::Again(_)))
         }
         Record::Durable(..) if hit => old.map(|h| Held { durable: true, ..h }),
+        Record::Damaged(..) if hit => old.map(|h| Held { durable: false, damaged: true, ..h }),
         Record::Cut(_, len, _) if at >= *len => None,
         Record::Flushed(_, ranges) => {
             let upto = ranges.iter().filter(|(r, _)| r.contains_offset(at)).map(|p| p.1).max();
@@ -96,6 +98,7 @@ fn hits(record: &Record, at: u64) -> bool {
         | Record::Guessed(_, r, ..)
         | Record::Again(_, r, _)
         | Record::Refused(_, r)
+        | Record::Damaged(_, r)
         | Record::Durable(_, r) => r.iter().any(|r| r.contains_offset(at)),
         Record::Appended(_, r, ..) => r.contains_offset(at),
         _ => false,
@@ -191,10 +194,13 @@ fn held_bytes_of_older_formats_are_understood() {
     for durable in [false, true] {
         let old = postcard::to_stdvec(&(Kept::Owned(Version(300)), durable)).unwrap();
         let held: Held = postcard::from_bytes(&old).unwrap();
-        assert_eq!(held, Held { kept: Kept::Owned(Version(300)), durable, guessed: false });
+        assert_eq!(
+            held,
+            Held { kept: Kept::Owned(Version(300)), durable, guessed: false, damaged: false }
+        );
         assert_eq!(postcard::to_stdvec(&held).unwrap(), old);
     }
-    let unknown = postcard::to_stdvec(&(Kept::Written, 4u8)).unwrap();
+    let unknown = postcard::to_stdvec(&(Kept::Written, 8u8)).unwrap();
     assert!(postcard::from_bytes::<Held>(&unknown).is_err());
 }
 

@@ -12,7 +12,6 @@ use crate::quiet::Stored;
 use bytes::Bytes;
 use ebb_consistency::{Scope, Source, SyncEvent};
 use ebb_types::{ByteRange, Errno, NodeId, Time};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -211,12 +210,12 @@ impl Node {
         }
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
         let range = checked_range(start, data.len() as u64)?;
-        let cache = file.cache(&self.cache)?;
+        let cache = file.cache_to_write(&self.cache)?;
         if ebb_meta_client::caller().is_some_and(|c| c.again) {
             // The daemon that asked first may have gone on after the answer: published anew.
-            cache.write_all_at(data, start)?;
             {
                 let mut state = file.state.write();
+                all_of(file.put(&self.cache, &cache, &mut state, data, start))?;
                 state.view.write(range);
                 state.mtime = Some(now);
             }
@@ -227,10 +226,11 @@ impl Node {
         let stored = {
             let mut state = file.state.write();
             // The range is this node's by now: where the bytes do not fit it is zeros.
-            let stored = match cache.write_all_at(data, start) {
-                Ok(()) => Ok(()),
-                Err(e) => zeros_instead(&cache, range).and(Err(Errno::from(e))),
-            };
+            let stored = all_of(file.put(&self.cache, &cache, &mut state, data, start));
+            let stored = stored.or_else(|e| {
+                state.sums.forget(range);
+                zeros_instead(&cache, range).and(Err(e))
+            });
             state.view.write(range);
             let changes = state.view.appended(range, done.version, done.size);
             self.attr_published(&mut state, done.size, Some(now));
@@ -303,6 +303,9 @@ impl Node {
         if let Some(n) = self.read_passed(&handle.file, offset, buffer)? {
             return Ok(Some(n));
         }
+        if handle.file.is_failing() {
+            return Ok(None);
+        }
         let range = ByteRange::at(offset, buffer.len() as u64);
         let state = handle.file.state.read();
         if state.model.on(SyncEvent::Read).query.is_some() && !self.map_is_leased(&state) {
@@ -343,6 +346,7 @@ impl Node {
                 return Ok(passed.into());
             }
         }
+        self.wait_for_the_disk(&handle.file).await?;
         let range = ByteRange::at(offset, size as u64);
         self.event(&handle.file, SyncEvent::Read, range, false).await?;
         let end = handle.file.state.read().view.size();
@@ -377,6 +381,11 @@ impl Node {
         }
         Ok(done as u32)
     }
+}
+
+/// An error when not all was written.
+fn all_of((_, stopped): (usize, Option<std::io::Error>)) -> Result<(), Errno> {
+    stopped.map_or(Ok(()), |e| Err(Errno::from(e)))
 }
 
 /// A hole, which needs no room.

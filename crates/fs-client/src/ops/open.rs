@@ -365,6 +365,9 @@ impl Node {
         if last {
             file.set_in_use(false);
             self.let_go(file.ino);
+            if let Some(node) = self.me_arc() {
+                node.settle_if_many(file).await;
+            }
         }
         let settles = last && self.close_quiet_in_turn(file).await;
         if !registered {

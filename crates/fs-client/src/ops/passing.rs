@@ -159,7 +159,9 @@ impl Node {
         state: &mut State,
         door: &dyn Door,
     ) -> io::Result<()> {
-        let cache = file.cache(&self.cache)?;
+        let cache = file.cache_to_write(&self.cache)?;
+        // Nobody tells what is written there from now on.
+        state.sums = crate::sums::Sums::default();
         let size = state.view.size();
         // Freeing the space of lost bytes can have failed before.
         for hole in state.view.absent(ByteRange::new(0, size)) {

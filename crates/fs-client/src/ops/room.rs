@@ -464,6 +464,7 @@ impl Node {
         let freed = state.view.drop_clean(chunk.range()).iter().map(|r| r.len()).sum();
         // With what lies between the bytes: blocks may have been taken ahead there.
         for part in state.view.vacant(chunk.range()) {
+            state.sums.forget(part);
             if let Err(e) = cache::punch(&cache, part) {
                 tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
             }

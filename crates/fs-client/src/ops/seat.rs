@@ -257,7 +257,7 @@ impl Node {
 
     /// Appends to the cache file, into which applications may append at the same time.
     fn append_here(&self, file: &CachedFile, data: &[u8]) -> Result<ByteRange, Errno> {
-        let cache = cache::reopened_for_appending(&*file.cache(&self.cache)?)?;
+        let cache = cache::reopened_for_appending(&*file.cache_to_write(&self.cache)?)?;
         let mut state = file.state.write();
         let range = cache::append(&cache, data)?;
         checked_range(range.start(), range.len())?;

@@ -52,7 +52,7 @@ impl Node {
     /// What becomes of bytes in the cache file that an answer took away.
     fn take_away(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
         if state.passing.is_none() {
-            return self.free_lost(file, changes);
+            return self.free_lost(file, state, changes);
         }
         if let Err(e) = self.replace_lost(file, state, changes) {
             tracing::error!(ino = %file.ino, error = %e, "a cache file that is passed through is not up to date");
@@ -61,13 +61,14 @@ impl Node {
 
     /// Frees the cache space of bytes that an answer took away. The caller holds the state, so
     /// that nobody writes there meanwhile.
-    fn free_lost(&self, file: &CachedFile, changes: &Changes) {
+    fn free_lost(&self, file: &CachedFile, state: &mut State, changes: &Changes) {
         // Not before it is written that they are lost: nobody must take the holes for bytes.
         if !changes.overtaken.is_empty() && self.write_notes().is_err() {
             return;
         }
         let lost = changes.stale.iter().chain(&changes.overtaken);
         for range in lost {
+            state.sums.forget(*range);
             let freed = file.cache(&self.cache).and_then(|c| Ok(cache::punch(&c, *range)?));
             if let Err(e) = freed {
                 tracing::warn!(ino = %file.ino, error = %e, "cannot free cache space");
@@ -105,7 +106,10 @@ impl Node {
         }
         if let Ok(cache) = file.cache(&self.cache)
             && cache.metadata().is_ok_and(|m| m.len() > size)
-            && let Err(e) = cache.set_len(size)
+            && let Err(e) = {
+                state.sums.forget(ByteRange::from(size));
+                cache.set_len(size)
+            }
         {
             tracing::warn!(ino = %file.ino, error = %e, "cannot shorten a cache file");
         }
@@ -371,7 +375,7 @@ impl Node {
         let changes = state.view.not_attached(&sending.exact);
         self.note_not_attached(file, &changes.overtaken);
         self.try_write_notes();
-        self.free_lost(file, &changes);
+        self.free_lost(file, &mut state, &changes);
         if !state.view.has_unattached() {
             state.mtime = None;
         }
@@ -518,9 +522,10 @@ impl Node {
         Ok(())
     }
 
-    async fn sync_cache(&self, file: &CachedFile) -> Result<(), Errno> {
-        let cache = file.cache(&self.cache)?;
-        tokio::task::spawn_blocking(move || cache.sync_data()).await.map_err(|_| Errno::EIO)??;
+    async fn sync_cache(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
+        let (node, synced) = (self.me_arc().ok_or(Errno::EIO)?, Arc::clone(file));
+        let sync = move || synced.sync_data(&node.cache, &*synced.cache(&node.cache)?);
+        tokio::task::spawn_blocking(sync).await.map_err(|_| Errno::EIO)??;
         if !file.name_synced.load(Acquire) {
             let (node, ino) = (self.me_arc().ok_or(Errno::EIO)?, file.ino);
             let named = move || node.cache.sync_name(ino);

@@ -180,7 +180,7 @@ impl Node {
         adopted: &Adopted,
     ) -> Result<(), Errno> {
         let copies = self.replicas.held.open(set, file.ino, &[range]).ok_or(Errno::EIO)?;
-        let cache = file.cache(&self.cache)?;
+        let cache = file.cache_to_write(&self.cache)?;
         let mut state = file.state.write();
         // What was written here since is newer.
         let written = state.view.unattached(range);
@@ -192,6 +192,7 @@ impl Node {
         }
         parts.push(ByteRange::new(at, range.end()));
         parts.retain(|part| !part.is_empty());
+        parts.iter().for_each(|part| state.sums.forget(*part));
         cache::copy(&copies, &cache, &parts)?;
         for part in parts {
             state.view.write(part);

@@ -34,7 +34,8 @@ impl Node {
                 Some(note) => note,
                 None => note.insert(Note::new(self.introduced(ino, path).await?)),
             };
-            let held = |v| Held { kept: Kept::Owned(v), durable: false, guessed: false };
+            let held =
+                |v| Held { kept: Kept::Owned(v), durable: false, guessed: false, damaged: false };
             let more = ours.into_iter().map(|(range, version)| (range, held(version)));
             note.set_held(note.held().chain(more).collect::<Vec<_>>());
         }
@@ -134,8 +135,19 @@ mod tests {
         };
         let mut note = Note::new(header);
         note.set_held([
-            (range(2, 4), Held { kept: Kept::Written, durable: false, guessed: false }),
-            (range(30, 40), Held { kept: Kept::Owned(Version(9)), durable: false, guessed: false }),
+            (
+                range(2, 4),
+                Held { kept: Kept::Written, durable: false, guessed: false, damaged: false },
+            ),
+            (
+                range(30, 40),
+                Held {
+                    kept: Kept::Owned(Version(9)),
+                    durable: false,
+                    guessed: false,
+                    damaged: false,
+                },
+            ),
         ]);
         assert_eq!(mine(Some(&note), &all, &answer(), ME), [v9(0, 2), v9(4, 10)]);
     }

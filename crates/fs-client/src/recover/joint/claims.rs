@@ -61,7 +61,7 @@ pub(super) fn claims(
             claim(version_of(&held, &note).0, version_of(&held, &note).1, Fate::Lost),
         );
     }
-    for (range, held) in note.held().filter(|(_, h)| h.durable || !rebooted) {
+    for (range, held) in note.held().filter(|(_, h)| (h.durable || !rebooted) && !h.damaged) {
         let (version, kind) = version_of(&held, &note);
         let exact = match (&file, held.guessed) {
             (Some(file), true) => written_runs(file, &[range])?,
