@@ -278,7 +278,7 @@ pub(crate) fn has_sums(dir: &CacheDir, state: &State) -> bool {
 }
 
 /// Asks whether a page could not be written back, without waiting for any.
-fn told(file: &File) -> io::Result<()> {
+pub(crate) fn told(file: &File) -> io::Result<()> {
     // Behind the end of every file: there are no pages to wait for.
     range_synced(file, i64::MAX - 4095, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
 }

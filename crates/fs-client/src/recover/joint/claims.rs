@@ -52,6 +52,8 @@ pub(super) fn claims(
     let had: Vec<_> = note.held().collect();
     note.trim(cache.len(ino)?);
     let file = if note.is_empty() { None } else { Some(cache.read_only(ino)?) };
+    // An error of write-back that nobody was told of.
+    file.as_ref().map_or(Ok(()), crate::medium::told)?;
     let mut claims: Extents<Claim> = Extents::new();
     let claim = |version, kind, fate| Claim { key: Key { version, kind }, fate };
     // Nothing is in a cache file that is shorter than it was.
