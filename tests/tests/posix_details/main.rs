@@ -11,6 +11,7 @@ mod mapped;
 mod names;
 mod shared;
 mod special;
+mod xattrs;
 
 use ebb_testkit::Cluster;
 use std::ffi::CString;
