@@ -19,6 +19,7 @@ mod exposition;
 mod file;
 mod flush_source;
 mod fuse;
+mod gone;
 mod handles;
 pub mod hash;
 pub mod heir;

@@ -5,6 +5,7 @@ use crate::config::{Durability, MountConfig};
 use crate::daemon::Daemon;
 use crate::dirty::DirtyList;
 use crate::file::CachedFile;
+use crate::gone::Gone;
 use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
@@ -74,6 +75,8 @@ pub struct Node {
     pub leases: LeaseCounts,
     /// Names and attributes that need not be asked for.
     pub known: KnownNames,
+    /// What is no more and still known to the kernel.
+    pub gone: Gone,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -168,6 +171,7 @@ impl Node {
             metrics: Metrics::default(),
             leases: LeaseCounts::default(),
             known: KnownNames::default(),
+            gone: Gone::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),

@@ -9,6 +9,7 @@ mod lock_owners;
 mod locks;
 mod mapped;
 mod names;
+mod removed;
 mod shared;
 mod special;
 mod xattrs;

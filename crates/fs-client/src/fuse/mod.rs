@@ -182,8 +182,9 @@ fn entry(reply: ReplyEntry) -> impl FnOnce(Result<ebb_types::Attr, Errno>) + Sen
 }
 
 /// A listing with attributes is a look-up of every name but the dots.
-fn note_listed(places: &Places, parent: Ino, name: &[u8], attr: &ebb_types::Attr) {
+fn note_listed(node: &Node, places: &Places, parent: Ino, name: &[u8], attr: &ebb_types::Attr) {
     if let (FileKind::Directory, Ok(name)) = (attr.kind, Name::new(name)) {
+        node.gone.saw(attr);
         places.note(attr.ino, parent, &name);
     }
 }
@@ -326,6 +327,7 @@ impl Filesystem for Adapter {
             async move {
                 let found = node.lookup(parent, &name).await?;
                 if found.kind == FileKind::Directory {
+                    node.gone.saw(&found);
                     places.found(found.ino, parent, &name).await;
                 }
                 Ok(found)
@@ -336,6 +338,7 @@ impl Filesystem for Adapter {
 
     fn forget(&self, _req: &Request, inode: INodeNo, _nlookup: u64) {
         self.places.forget(ino(inode));
+        self.node.gone.forget(ino(inode));
         self.node.forget(ino(inode));
     }
 
@@ -443,6 +446,7 @@ impl Filesystem for Adapter {
             req,
             async move {
                 let made = node.make(parent, &name, args).await?;
+                node.gone.saw(&made);
                 places.note(made.ino, parent, &name);
                 Ok(made)
             },
@@ -820,12 +824,13 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let (node, places, parent) = (Arc::clone(&self.node), Arc::clone(&self.places), ino(i));
-        let work = async move { node.list(&dir, offset).await };
+        let lister = Arc::clone(&node);
+        let work = async move { lister.list(&dir, offset).await };
         self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
             Ok(items) => {
                 for item in behind(&items, offset) {
                     let name = OsStr::from_bytes(&item.name);
-                    note_listed(&places, parent, &item.name, &item.attr);
+                    note_listed(&node, &places, parent, &item.name, &item.attr);
                     if reply.add(
                         INodeNo(item.attr.ino.0),
                         item.position,

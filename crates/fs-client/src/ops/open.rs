@@ -324,7 +324,7 @@ impl Node {
             changing.told(new.told.iter().cloned());
         }
         changing.end();
-        match made {
+        match self.in_dirs(&[parent], made).await {
             Ok(Made::Made(..)) => Err(Errno::EPROTO),
             Ok(Made::Opened(opened, _)) => {
                 let attr = opened.attr;
