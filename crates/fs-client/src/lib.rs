@@ -26,6 +26,7 @@ pub mod heir;
 mod home;
 mod interrupt;
 pub mod journal;
+mod kernel;
 mod known;
 mod leases;
 pub mod ledger;

@@ -49,7 +49,7 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     config.acl = if node.config.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(node.config.fuse_threads.max(1));
     config.clone_fd = true;
-    let adapter = Adapter::new(node);
+    let adapter = Adapter::new(Arc::clone(&node));
     let (places, resends) = (adapter.places(), adapter.resends());
     let inherited = heir.as_ref().map(|h| h.take_devices()).unwrap_or_default();
     let goes_on = !inherited.is_empty();
@@ -59,6 +59,10 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     };
     let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     places.connect(session.notifier());
+    node.kernel.connect(session.notifier());
+    if goes_on {
+        node.kernel_forgets_all();
+    }
     match &heir {
         Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
         Some(heir) if resends.load(Acquire) => {
