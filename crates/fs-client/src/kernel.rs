@@ -48,20 +48,24 @@ impl Kernel {
 }
 
 /// Errors mean that the kernel does not know the inode.
-fn drop_pages(kernel: &Notifier, ino: Ino) {
-    let _ = kernel.inval_inode(INodeNo(ino.0), 0, 0);
+fn drop_pages(kernel: &Notifier, ino: Ino, from: i64) {
+    let _ = kernel.inval_inode(INodeNo(ino.0), from, 0);
 }
 
 impl Node {
     /// The kernel gives up pages and size of a file.
     pub(crate) async fn kernel_forgets(&self, file: &CachedFile) {
-        let (ino, appends) = (file.ino, file.appends.load(Relaxed));
+        let ino = file.ino;
+        let (paged, appends) = (file.paged.load(Relaxed), file.appends.load(Relaxed));
         let tell = move |kernel: &Notifier| {
-            drop_pages(kernel, ino);
+            if paged {
+                drop_pages(kernel, ino, 0);
+            }
             // Positions after appends follow from the size that the kernel knows.
             if !appends {
                 let _ = kernel.store(INodeNo(ino.0), FAR, &[0]);
-                drop_pages(kernel, ino);
+                // What came in between with the size of before goes as well.
+                drop_pages(kernel, ino, if paged { 0 } else { FAR as i64 });
             }
         };
         self.kernel.tell(ino, tell).await;
@@ -83,7 +87,7 @@ impl Node {
     pub(crate) async fn kernel_writes_back(&self, file: &CachedFile) {
         if file.paged.load(Relaxed) {
             let ino = file.ino;
-            self.kernel.tell(ino, move |kernel| drop_pages(kernel, ino)).await;
+            self.kernel.tell(ino, move |kernel| drop_pages(kernel, ino, 0)).await;
         }
     }
 

@@ -108,6 +108,10 @@ pub struct Node {
     pub replicas: Replicas,
     /// This node is out of the job; its mount answers errors only.
     pub(crate) is_out: AtomicBool,
+    /// The mount was taken away; what other mount namespaces still ask is answered with errors.
+    pub(crate) is_ending: AtomicBool,
+    /// Who waits for the end of the mount hears of it.
+    pub(crate) mount_moments: OnceLock<std::sync::mpsc::Sender<crate::fuse::Moment>>,
     /// Calls of the backing, of which there may be only so many.
     pub(crate) backing_calls: Arc<tokio::sync::Semaphore>,
     /// Files that may have bytes which are not on the backing.
@@ -187,6 +191,8 @@ impl Node {
             seats: Seats::default(),
             begun: watch::Sender::new(false),
             is_out: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            mount_moments: OnceLock::new(),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: DirtyList::default(),

@@ -7,7 +7,7 @@ mod mount;
 mod passing;
 mod places;
 
-pub use mount::{MountError, Mounted, mount, unmount};
+pub use mount::{Moment, MountError, Mounted, mount, unmount};
 
 use crate::handles::{DirHandle, OpenFile};
 use crate::heir::AGAIN;
@@ -295,7 +295,8 @@ impl Filesystem for Adapter {
     }
 
     fn refuses(&self) -> Option<fuser::Errno> {
-        self.node.is_out.load(Acquire).then(|| errno(Errno::ENOTCONN))
+        let out = self.node.is_out.load(Acquire) || self.node.is_ending.load(Acquire);
+        out.then(|| errno(Errno::ENOTCONN))
     }
 
     fn interrupt(&self, unique: RequestId) {
