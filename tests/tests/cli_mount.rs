@@ -4,8 +4,8 @@
 use ebb_testkit::{Cluster, Node, describe, mounts, skip_reason};
 use rustix::process::Signal;
 use std::path::Path;
-use std::process::Output;
-use std::time::Duration;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -302,4 +302,53 @@ fn when_the_starter_is_killed_nothing_is_mounted() {
         let gone = || processes_with(&point).is_empty() && !mounts::is_mounted(node.mountpoint());
         assert!(mounts::wait_until(SOON, gone), "after {wait_ms} ms something is left");
     }
+}
+
+/// A container, or anything with mount namespaces of its own, has a copy of every mount there is.
+#[test]
+fn umount_does_not_wait_for_other_mount_namespaces() {
+    if skip_reason().is_some() {
+        return;
+    }
+    for supervised in ["off", "on"] {
+        let builder = Cluster::builder().flush("end");
+        let builder = if supervised == "on" { builder.supervised() } else { builder };
+        let cluster = builder.start();
+        let node = cluster.node(0);
+        std::fs::write(node.path("f"), supervised).expect("write");
+        let script = format!("exec 3<{0}/f; exec sleep 1000", node.mountpoint().display());
+        let mut other = match Command::new("unshare").args(["-m", "sh", "-c", &script]).spawn() {
+            Ok(child) => child,
+            Err(e) => return println!("SKIPPED: unshare: {e}"),
+        };
+        let inside = format!("/proc/{}/root{}/f", other.id(), node.mountpoint().display());
+        let own = || std::fs::read_link(format!("/proc/{}/ns/mnt", other.id())).ok();
+        let here = std::fs::read_link("/proc/self/ns/mnt").ok();
+        if !mounts::wait_until(Duration::from_secs(10), || own().is_some_and(|n| Some(n) != here)) {
+            other.kill().and_then(|()| other.wait()).expect("an end");
+            return println!("SKIPPED: no mount namespaces here");
+        }
+        assert_eq!(std::fs::read_to_string(&inside).expect("read there"), supervised);
+        let start = Instant::now();
+        let output = node.ebb("umount", &["--timeout", "10s"], &[]);
+        let took = start.elapsed();
+        assert!(output.status.success(), "{}", describe(&output));
+        assert!(took < Duration::from_secs(5), "{supervised}: {took:?}");
+        assert_eq!(std::fs::read_to_string(cluster.backing().join("f")).expect("read"), supervised);
+        // It is dead there, not stuck, and its daemon is gone.
+        std::fs::read_to_string(&inside).expect_err("the mount has ended");
+        nothing_is_left(&cluster, node);
+        other.kill().and_then(|()| other.wait()).expect("an end");
+    }
+}
+
+#[test]
+fn a_clean_end_warns_of_nothing() {
+    let Some(cluster) = one() else { return };
+    let node = cluster.node(0);
+    std::fs::write(node.path("f"), "x").expect("write");
+    node.umount();
+    let log = node.log();
+    let bad: Vec<_> = log.lines().filter(|l| l.contains("WARN") || l.contains("ERROR")).collect();
+    assert!(bad.is_empty(), "{bad:#?}");
 }

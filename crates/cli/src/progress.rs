@@ -124,8 +124,16 @@ fn advice(remaining: &[Remaining]) -> impl Iterator<Item = String> {
         (Errno::EACCES, "the backing refuses this user: have the permission given"),
         (Errno::EROFS, "the backing is mounted read-only: have that changed"),
     ];
-    let is_why = |errno: &Errno| remaining.iter().any(|r| r.why.contains(&errno.to_string()));
-    let found: Vec<_> = ADVICE.into_iter().filter(|(errno, _)| is_why(errno)).collect();
+    // Whoever lacks an attribute lacks nothing else.
+    const ATTRIBUTE: &str = "extended attribute";
+    let (attributes, others): (Vec<&Remaining>, Vec<&Remaining>) =
+        remaining.iter().partition(|r| r.why.contains(ATTRIBUTE));
+    let is_why = |errno: &Errno| others.iter().any(|r| r.why.contains(&errno.to_string()));
+    let mut found: Vec<_> = ADVICE.into_iter().filter(|(errno, _)| is_why(errno)).collect();
+    if !attributes.is_empty() {
+        let text = "the backing does not take an attribute: remove it (setfattr -x FILE)";
+        found.push((Errno::EIO, text));
+    }
     found.into_iter().map(|(_, text)| format!("  {text}, then do this again; nothing is lost"))
 }
 
@@ -160,6 +168,10 @@ mod tests {
         assert_eq!((text.matches("inodes").count(), text.matches("again").count()), (1, 1));
         assert!(list(&[r(Errno::EDQUOT)]).contains("quota"));
         assert!(!list(&[r(Errno::EIO)]).contains("again"));
+        let why =
+            format!("set extended attribute user.a (published without it): {}", Errno::ENOSPC);
+        let text = list(&[Remaining { path: "p".into(), bytes: 0, why }]);
+        assert!(text.contains("setfattr") && !text.contains("df"), "{text}");
     }
 
     #[test]

@@ -178,6 +178,13 @@ impl Daemon {
         outcome.ok().flatten().unwrap_or(Outcome::Failed { text: "the daemon ended".into() })
     }
 
+    fn mount_was_taken_away(&self) {
+        if let Some(tell) = self.node.mount_moments.get() {
+            // Nobody waits when it has ended already.
+            let _ = tell.send(fuse::Moment::TakenAway);
+        }
+    }
+
     async fn take_mount_away(&self) -> Result<(), String> {
         let shown = self.mountpoint.display();
         let until = Instant::now() + UNSEEN_USERS_LEAVE_WITHIN;
@@ -185,7 +192,10 @@ impl Daemon {
             let at = self.mountpoint.clone();
             let unmounted = tokio::task::spawn_blocking(move || fuse::unmount(&at, false)).await;
             match unmounted.map_err(|e| e.to_string())? {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.mount_was_taken_away();
+                    return Ok(());
+                }
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(format!("cannot unmount {shown}: {e}")),
             }
@@ -255,7 +265,7 @@ fn run_on(
         watch_supervisor(heir);
     }
     on_ready(&ready);
-    if let Err(e) = mounted.wait() {
+    if let Err(e) = mounted.wait(&daemon.node) {
         tracing::warn!(error = %e, "the mount ended with an error");
     }
     if let Some(heir) = &heir {
@@ -389,8 +399,10 @@ fn start(
             if let Some(heir) = &heir {
                 heir.say(&Word::Leaving);
             }
-            let _ = fuse::unmount(&daemon.mountpoint, true);
-            let _ = mounted.wait();
+            if fuse::unmount(&daemon.mountpoint, true).is_ok() {
+                daemon.mount_was_taken_away();
+            }
+            let _ = mounted.wait(&daemon.node);
             Err(e)
         }
     }

@@ -189,16 +189,17 @@ impl Node {
             return false;
         }
         let Some(file) = self.file(ino) else { return true };
-        let tells = {
+        let waits = {
             let mut state = file.state.write();
             state.lease.recall(seq);
             state.quiet.recall(seq);
-            state.quiet.has_untold()
+            // The kernel must let go of what it keeps.
+            state.quiet.has_untold() || state.opens > 0
         };
-        if tells {
+        if waits {
             self.return_once_told(file, seq);
         }
-        !tells
+        !waits
     }
 
     /// A file is forgotten here: its lease is of no use.

@@ -5,10 +5,12 @@ use crate::config::{Durability, MountConfig};
 use crate::daemon::Daemon;
 use crate::dirty::DirtyList;
 use crate::file::CachedFile;
+use crate::gone::Gone;
 use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
+use crate::kernel::Kernel;
 use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
@@ -74,6 +76,10 @@ pub struct Node {
     pub leases: LeaseCounts,
     /// Names and attributes that need not be asked for.
     pub known: KnownNames,
+    /// What the kernel keeps is given up through this.
+    pub kernel: Kernel,
+    /// What is no more and still known to the kernel.
+    pub gone: Gone,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -102,6 +108,10 @@ pub struct Node {
     pub replicas: Replicas,
     /// This node is out of the job; its mount answers errors only.
     pub(crate) is_out: AtomicBool,
+    /// The mount was taken away; what other mount namespaces still ask is answered with errors.
+    pub(crate) is_ending: AtomicBool,
+    /// Who waits for the end of the mount hears of it.
+    pub(crate) mount_moments: OnceLock<std::sync::mpsc::Sender<crate::fuse::Moment>>,
     /// Calls of the backing, of which there may be only so many.
     pub(crate) backing_calls: Arc<tokio::sync::Semaphore>,
     /// Files that may have bytes which are not on the backing.
@@ -168,6 +178,8 @@ impl Node {
             metrics: Metrics::default(),
             leases: LeaseCounts::default(),
             known: KnownNames::default(),
+            kernel: Kernel::default(),
+            gone: Gone::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
@@ -179,6 +191,8 @@ impl Node {
             seats: Seats::default(),
             begun: watch::Sender::new(false),
             is_out: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            mount_moments: OnceLock::new(),
             daemon: OnceLock::new(),
             capacity: OnceLock::new(),
             dirty: DirtyList::default(),

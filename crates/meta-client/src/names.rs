@@ -123,8 +123,8 @@ pub struct LookedUp {
 pub struct Renamed {
     /// Everything that was told under a lease.
     pub told: Vec<Told>,
-    /// The inode whose last name it was, when it is no more.
-    pub gone: Option<Ino>,
+    /// The inode whose last name it was, when it is no more; as it was before.
+    pub gone: Option<Attr>,
 }
 
 /// What [`MetaClient::make`] gives.
@@ -188,6 +188,10 @@ pub(crate) fn attr_of(attr: Option<pb::Attr>) -> Result<Attr, Errno> {
 /// The attributes of `ino`, when they are those of `ino`.
 pub(crate) fn attr_for(ino: Ino, attr: Option<pb::Attr>) -> Result<Attr, Errno> {
     attr_of(attr).and_then(|attr| if attr.ino == ino { Ok(attr) } else { Err(Errno::EPROTO) })
+}
+
+fn gone(ino: u64, attr: Option<pb::Attr>) -> Result<Option<Attr>, Errno> {
+    if ino == 0 { Ok(None) } else { attr_for(Ino(ino), attr).map(Some) }
 }
 
 fn name_pb(name: &Name) -> Vec<u8> {
@@ -355,7 +359,7 @@ impl MetaClient {
             None => Ok(Renamed::default()),
             Some(Body::Entry(entry)) => {
                 let told = told_dir(parent, name, false, entry.dir)?.into_iter().collect();
-                Ok(Renamed { told, gone: (entry.gone != 0).then_some(Ino(entry.gone)) })
+                Ok(Renamed { told, gone: gone(entry.gone, entry.attr)? })
             }
             _ => Err(Errno::EPROTO),
         }
@@ -397,7 +401,7 @@ impl MetaClient {
                 let (dir, new_dir) = (entry.dir, entry.new_dir);
                 let old = told_dir(from.0, from.1, false, dir)?;
                 let new = told_dir(to.0, to.1, false, new_dir)?;
-                let gone = (entry.gone != 0).then_some(Ino(entry.gone));
+                let gone = gone(entry.gone, entry.attr)?;
                 Ok(Renamed { told: old.into_iter().chain(new).collect(), gone })
             }
             _ => Err(Errno::EPROTO),

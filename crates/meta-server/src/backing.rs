@@ -5,9 +5,12 @@
 use crate::late::UnderWay;
 use ebb_backend::lustre;
 use ebb_locks::Mutex;
-use ebb_namespace::{BackingKey, BackingPath, DirStamp, Effect, Found, Record, Restat, Seen};
+use ebb_namespace::{
+    BackingKey, BackingPath, DirStamp, Effect, Found, Record, Restat, Seen, XattrTrial,
+};
+use ebb_types::name::PART_PREFIX;
 use ebb_types::{Errno, FileKind, Name, Time};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, Stat, XattrFlags};
 use rustix::io::Errno as Os;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -220,6 +223,25 @@ impl Backing {
         Ok(names.filter(|n| !hidden(n)).map(<[u8]>::to_vec).collect())
     }
 
+    /// Whether a new object there could hold these attributes: an error says why not. What else is
+    /// in the way of a new object says nothing about them.
+    pub fn try_xattrs(&self, trial: &XattrTrial) -> Res<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let made = self.beneath(trial.dir.names(), flags).and_then(|dir| trial_file(&dir));
+        let file = match made {
+            Ok(file) => file,
+            Err(errno) => {
+                tracing::debug!(dir = %trial.dir, ?errno, "attributes are not tried");
+                return Ok(());
+            }
+        };
+        for (name, value) in &trial.xattrs {
+            let name = OsStr::from_bytes(name);
+            rustix::fs::fsetxattr(&file, name, value, XattrFlags::empty()).map_err(errno)?;
+        }
+        Ok(())
+    }
+
     /// Room and inodes of the backing file system.
     pub fn stat_fs(&self) -> Res<rustix::fs::StatVfs> {
         rustix::fs::fstatvfs(&self.root).map_err(errno)
@@ -301,6 +323,21 @@ impl Backing {
         let proc = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         Ok((fd, proc))
     }
+}
+
+/// A file of our own that nobody will find.
+fn trial_file(dir: &OwnedFd) -> Res<OwnedFd> {
+    let (flags, mode) = (OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    if let Ok(file) = rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode) {
+        return Ok(file);
+    }
+    // Not every file system has files without names.
+    let prefix = String::from_utf8_lossy(PART_PREFIX);
+    let name = format!("{prefix}try-{:016x}", crate::core::random());
+    let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(dir, &*name, flags, mode).map_err(errno)?;
+    rustix::fs::unlinkat(dir, &*name, AtFlags::empty()).map_err(errno)?;
+    Ok(file)
 }
 
 fn time(sec: i64, nsec: i64) -> Time {

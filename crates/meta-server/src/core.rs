@@ -90,6 +90,8 @@ pub struct Core {
     /// What may be on the backing without a note of it, because the service before this one died.
     /// A leaf as well.
     in_doubt: Mutex<HashSet<Ino>>,
+    /// Why the backing did not take extended attributes the last time. A leaf as well.
+    pub refused: Mutex<HashMap<Ino, Errno>>,
     /// Who has copies of unowned bytes. A leaf as well.
     pub copies: Mutex<Copies>,
     /// How new files are spread, when there is a choice.
@@ -149,6 +151,7 @@ impl Core {
             backing: Arc::new(backing),
             rounds: Rounds::default(),
             in_doubt,
+            refused: Mutex::default(),
             copies: Mutex::default(),
             grants: Mutex::default(),
             grants_changed: Notify::new(),
@@ -199,6 +202,7 @@ impl Core {
             }
             if let Entry::Ns(Record::Free { ino } | Record::Forget { ino }) = entry {
                 self.copies.lock().forget(*ino);
+                self.refused.lock().remove(ino);
                 self.quiet_grants.lock().remove(ino);
                 let mut checked = self.checked.lock();
                 checked.remove(&(*ino, Checked::Attributes));

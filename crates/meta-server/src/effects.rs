@@ -17,15 +17,15 @@ type Res<T> = Result<T, Errno>;
 
 impl Backing {
     /// Carries out the effects of a step: all of them or, where one fails, none that shows. Gives
-    /// the objects whose owner could not be set. `wanted`: whether anybody waits for it; what was
+    /// what its objects lack. `wanted`: whether anybody waits for it; what was
     /// given up between two effects is taken back.
     pub fn effects(
         &self,
         effects: &[Effect],
         known: &Known,
         wanted: impl Fn() -> bool,
-    ) -> Res<Vec<BackingPath>> {
-        let mut hands = Hands { known: known.clone(), unowned: Vec::new() };
+    ) -> Res<Vec<Lack>> {
+        let mut hands = Hands { known: known.clone(), lacks: Vec::new() };
         for (i, effect) in effects.iter().enumerate() {
             let result = match wanted() {
                 true => self.effect_by(effect, &mut hands),
@@ -42,7 +42,7 @@ impl Backing {
             self.take_back(&effects[..i], &hands.known);
             return Err(errno);
         }
-        Ok(hands.unowned)
+        Ok(hands.lacks)
     }
 
     /// Removes what could not be removed when it had become useless.
@@ -71,7 +71,7 @@ impl Backing {
 
     /// Carries out one effect.
     pub fn effect(&self, effect: &Effect, known: &Known) -> Res<()> {
-        self.effect_by(effect, &mut Hands { known: known.clone(), unowned: Vec::new() })
+        self.effect_by(effect, &mut Hands { known: known.clone(), lacks: Vec::new() })
     }
 
     fn effect_by(&self, effect: &Effect, hands: &mut Hands) -> Res<()> {
@@ -112,7 +112,7 @@ impl Backing {
             Effect::Chmod { path, perm } => {
                 let (_fd, proc) = self.checked_object(path, hands)?;
                 // Whose it is decides who may read it.
-                let perm = if hands.unowned.contains(path) { perm & 0o700 } else { *perm };
+                let perm = if hands.is_unowned(path) { perm & 0o700 } else { *perm };
                 match rustix::fs::chmod(&proc, Mode::from_raw_mode(perm)) {
                     // Somebody who may has done it.
                     Err(Os::PERM) if self.stat(path)?.perm == perm => Ok(()),
@@ -124,7 +124,11 @@ impl Backing {
                 match result {
                     Err(Errno::EPERM) if !strict => {
                         tracing::warn!(%path, ?uid, ?gid, "the service may not set the owner");
-                        hands.unowned.push(path.clone());
+                        hands.lacks.push(Lack {
+                            path: path.clone(),
+                            what: What::Owner,
+                            errno: Errno::EPERM,
+                        });
                         Ok(())
                     }
                     other => other,
@@ -132,13 +136,17 @@ impl Backing {
             }
             Effect::Utimens { path, atime, mtime } => self.utimens(path, *atime, *mtime, hands),
             Effect::SetXattr { path, name, value, mode } => {
-                let (_fd, proc) = self.checked_object(path, hands)?;
-                let flags = match mode {
-                    XattrMode::Either => XattrFlags::empty(),
-                    XattrMode::Create => XattrFlags::CREATE,
-                    XattrMode::Replace => XattrFlags::REPLACE,
-                };
-                rustix::fs::setxattr(&proc, OsStr::from_bytes(name), value, flags).map_err(errno)
+                let set = self.set_xattr(path, name, value, *mode, hands);
+                match set {
+                    Err(errno) if *mode == XattrMode::Offer && errno != Errno::ESTALE => {
+                        let shown = String::from_utf8_lossy(name);
+                        tracing::warn!(%path, attribute = %shown, ?errno, "not set on the backing");
+                        let what = What::Xattr(name.clone(), value.clone());
+                        hands.lacks.push(Lack { path: path.clone(), what, errno });
+                        Ok(())
+                    }
+                    other => other,
+                }
             }
             Effect::RemoveXattr { path, name } => {
                 let (_fd, proc) = self.checked_object(path, hands)?;
@@ -334,6 +342,23 @@ impl Backing {
         if hands.knows(path, st.st_ino) { Ok((fd, proc)) } else { Err(swapped(path)) }
     }
 
+    fn set_xattr(
+        &self,
+        path: &BackingPath,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        hands: &Hands,
+    ) -> Res<()> {
+        let (_fd, proc) = self.checked_object(path, hands)?;
+        let flags = match mode {
+            XattrMode::Either | XattrMode::Offer => XattrFlags::empty(),
+            XattrMode::Create => XattrFlags::CREATE,
+            XattrMode::Replace => XattrFlags::REPLACE,
+        };
+        rustix::fs::setxattr(&proc, OsStr::from_bytes(name), value, flags).map_err(errno)
+    }
+
     fn chown(
         &self,
         path: &BackingPath,
@@ -373,14 +398,37 @@ impl Backing {
     }
 }
 
+/// What an object on the backing was to get and did not: the rest of it matters more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// The object.
+    pub path: BackingPath,
+    /// What it lacks.
+    pub what: What,
+    /// Why.
+    pub errno: Errno,
+}
+
+/// What an object can lack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Its owner and group.
+    Owner,
+    /// An extended attribute, by name and value.
+    Xattr(Box<[u8]>, Box<[u8]>),
+}
+
 /// What is known while a list of effects is carried out.
 struct Hands {
     known: Known,
-    /// Whose owner could not be set.
-    unowned: Vec<BackingPath>,
+    lacks: Vec<Lack>,
 }
 
 impl Hands {
+    fn is_unowned(&self, path: &BackingPath) -> bool {
+        self.lacks.iter().any(|l| l.what == What::Owner && l.path == *path)
+    }
+
     /// What was made or linked under a reserved name.
     fn note(&mut self, path: &BackingPath, key: BackingKey) {
         if path.split().is_some_and(|(_, name)| name.is_reserved()) {

@@ -9,6 +9,7 @@
 use crate::backing::{Listing, Look};
 use crate::begun::Begun;
 use crate::core::{Checked, Core, Turn};
+use crate::effects::{Lack, What};
 use crate::state::{Entry, State};
 use ebb_namespace::{Absence, BackingPath, Home, Inode, Link, Plan, Record, Step};
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
@@ -377,26 +378,34 @@ impl Core {
         let begun = self.backing.under_way.begin(&[&step.effects]).await?.pop();
         let Some((going, _waiting)) = begun else { return Err(Errno::EIO) };
         let work = move |b: &crate::backing::Backing| {
-            let unowned = b.effects(&step.effects, &known, || going.is_wanted())?;
+            let lacks = b.effects(&step.effects, &known, || going.is_wanted())?;
             let seen = b.look_at(&step.restat);
             #[cfg(test)]
             b.death.may_come()?;
-            Ok((seen, unowned))
+            Ok((seen, lacks))
         };
         let done = self.backing.run(work).await;
         #[cfg(test)]
         self.backing.death.stop_here(&done).await;
-        let (mut records, unowned) = done?;
-        records.extend(self.without_owner(&unowned));
+        let (mut records, lacks) = done?;
+        records.extend(self.lacking(&lacks));
         Ok(records)
     }
 
-    /// What to note of objects whose owner could not be set: they are not on the backing as they
-    /// should be.
-    pub fn without_owner(&self, unowned: &[BackingPath]) -> Vec<Record> {
+    /// What to note of objects that are not on the backing as they should be.
+    pub fn lacking(&self, lacks: &[Lack]) -> Vec<Record> {
         let state = self.state();
-        let inos = unowned.iter().filter_map(|path| state.ns.at_path(path));
-        inos.map(|ino| Record::Owed { ino, owed: true }).collect()
+        let mut records = Vec::new();
+        for Lack { path, what, errno } in lacks {
+            let Some(ino) = state.ns.at_path(path) else { continue };
+            records.push(Record::Owed { ino, owed: true });
+            if let What::Xattr(name, value) = what {
+                self.refused.lock().insert(ino, *errno);
+                let (name, value) = (name.clone(), Some(value.clone()));
+                records.push(Record::Xattr { ino, name, value });
+            }
+        }
+        records
     }
 
     /// A change of names: makes sure that the names are known, plans, carries out. When the

@@ -10,6 +10,7 @@
 
 use crate::backing::{Backing, DEADLINE};
 use crate::core::{Core, Turn};
+use crate::effects::Lack;
 use crate::late;
 use crate::state::State;
 use ebb_locks::Mutex;
@@ -72,7 +73,7 @@ struct Doing {
     sync: BTreeSet<BackingPath>,
     restat: Vec<Restat>,
     records: Vec<Record>,
-    /// Of objects whose owner could not be set.
+    /// Of objects that lack something.
     owed: Vec<Record>,
 }
 
@@ -146,9 +147,9 @@ impl Core {
         let mut done = Vec::with_capacity(doing.len());
         for (i, step) in doing.into_iter().enumerate() {
             match work.outcome(i) {
-                Ok(unowned) => {
+                Ok(lacks) => {
                     let mut step: Doing = step;
-                    step.owed = self.without_owner(&unowned);
+                    step.owed = self.lacking(&lacks);
                     done.push((i, step));
                 }
                 Err(errno) => end(step.going.tell, Err(errno)),
@@ -288,7 +289,7 @@ struct Work {
     known: Vec<Known>,
     /// Taken by the thread that carries the list out.
     going: Vec<Mutex<Option<late::Going>>>,
-    outcomes: Vec<OnceLock<Result<Vec<BackingPath>, Errno>>>,
+    outcomes: Vec<OnceLock<Result<Vec<Lack>, Errno>>>,
     next: AtomicUsize,
     /// Nobody waits any more.
     over: AtomicBool,
@@ -314,7 +315,7 @@ impl Work {
     }
 
     /// How a list ended.
-    fn outcome(&self, i: usize) -> Result<Vec<BackingPath>, Errno> {
+    fn outcome(&self, i: usize) -> Result<Vec<Lack>, Errno> {
         self.outcomes.get(i).and_then(|o| o.get()).cloned().unwrap_or(Err(Errno::ETIMEDOUT))
     }
 }

@@ -146,7 +146,7 @@ pub struct Inode {
     pub ctime: Time,
     /// Target of a symbolic link.
     pub target: Option<Box<[u8]>>,
-    /// Extended attributes that the backing does not have yet.
+    /// Extended attributes that the backing does not have (yet).
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
     /// Its names.
     pub links: SmallVec<[Link; 1]>,
@@ -157,7 +157,8 @@ pub struct Inode {
     /// The backing object exists, but its times (and a file's size) are not yet what they
     /// should be.
     pub due: bool,
-    /// The backing object has not the owner that it should have, and is closed to everybody else.
+    /// The backing object has not the owner that it should have, and is closed to everybody else;
+    /// or it lacks `xattrs`.
     pub owed: bool,
     /// When `seen` was last recorded, by [`crate::Namespace::now_seen`].
     pub(crate) seen_at: u64,

@@ -40,4 +40,4 @@ pub use plan::{Plan, Restat, Step};
 pub use record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 pub use rename::RenameMode;
 pub use tree::{Absence, Namespace, ReplayError};
-pub use xattr::{XattrMode, XattrSource};
+pub use xattr::{XattrMode, XattrSource, XattrTrial};

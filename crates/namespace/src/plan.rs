@@ -3,6 +3,7 @@
 use crate::inode::{Home, Inode, Under};
 use crate::record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 use crate::tree::Namespace;
+use crate::xattr::XattrMode;
 use ebb_types::{Errno, FileKind, Ino, Name, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -191,20 +192,21 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
+    /// What the backing lacks of the extended attributes. One that it does not take must not hold
+    /// back the rest.
+    pub fn offer_xattrs(&mut self, inode: &Inode, path: &BackingPath) {
+        for (name, value) in &inode.xattrs {
+            let (path, name, value) = (path.clone(), name.clone(), value.clone());
+            self.effect(Effect::SetXattr { path, name, value, mode: XattrMode::Offer });
+        }
+    }
+
     /// Gives a new object of the backing the attributes of its inode. Times come last.
     pub fn attributes(&mut self, inode: &Inode, path: &BackingPath) {
         let path = || path.clone();
         let (uid, gid) = (Some(inode.uid), Some(inode.gid));
         self.effect(Effect::Chown { path: path(), uid, gid, strict: false });
-        for (name, value) in &inode.xattrs {
-            let (name, value) = (name.clone(), value.clone());
-            self.effect(Effect::SetXattr {
-                path: path(),
-                name,
-                value,
-                mode: crate::XattrMode::Either,
-            });
-        }
+        self.offer_xattrs(inode, &path());
         if inode.kind != FileKind::Symlink {
             self.effect(Effect::Chmod { path: path(), perm: inode.perm });
         }

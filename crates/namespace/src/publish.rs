@@ -102,7 +102,11 @@ fn settle(p: &mut Planner<'_>, inode: &Inode, size: u64) -> Result<(), Errno> {
     if inode.owed {
         let (uid, gid) = (Some(inode.uid), Some(inode.gid));
         p.effect(Effect::Chown { path: path.clone(), uid, gid, strict: false });
-        p.effect(Effect::Chmod { path: path.clone(), perm: inode.perm });
+        p.offer_xattrs(inode, &path);
+        if inode.kind != FileKind::Symlink {
+            p.effect(Effect::Chmod { path: path.clone(), perm: inode.perm });
+        }
+        p.record(Record::XattrsMoved { ino: inode.ino });
         p.record(Record::Owed { ino: inode.ino, owed: false });
     }
     let (atime, mtime) = (Some(inode.atime), Some(inode.mtime));

@@ -342,7 +342,8 @@ pub enum Record {
         secret: [u8; 16],
         from: Ino,
     },
-    /// The backing object has not the owner that it should have: the service may not set it.
+    /// The backing object has not the owner or the extended attributes that it should have: the
+    /// service may not set them.
     Owed {
         ino: Ino,
         owed: bool,

@@ -7,6 +7,7 @@ use crate::record::{BackingPath, Effect, Record};
 use crate::tree::Namespace;
 use ebb_types::{Errno, FileKind, Ino, Time};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65_536;
@@ -22,6 +23,8 @@ pub enum XattrMode {
     Create,
     /// ENODATA when it is not.
     Replace,
+    /// Of a new object: where the backing does not take it, it is kept here and the rest goes on.
+    Offer,
 }
 
 /// Where to read an extended attribute.
@@ -31,6 +34,16 @@ pub enum XattrSource<T> {
     Here(T),
     /// Ask the backing.
     Backing(BackingPath),
+}
+
+/// What a new object on the backing would have to hold: tried on another one, because an inode
+/// that the job alone has may not get there for a long time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XattrTrial {
+    /// The directory that the object would be in, or the nearest one above it that is there.
+    pub dir: BackingPath,
+    /// Names and values.
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
 }
 
 fn check_name(name: &[u8]) -> Result<(), Errno> {
@@ -61,7 +74,7 @@ impl Namespace {
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<XattrSource<&[u8]>, Errno> {
         let inode = self.inode(ino)?;
         check_name(name)?;
-        if inode.home == Home::Own {
+        if inode.home == Home::Own && !inode.xattrs.contains_key(name) {
             return Ok(XattrSource::Backing(self.path(ino).ok_or(Errno::ENOENT)?));
         }
         inode.xattrs.get(name).map(|v| XattrSource::Here(&**v)).ok_or(Errno::ENODATA)
@@ -74,6 +87,26 @@ impl Namespace {
             return Ok(XattrSource::Backing(self.path(ino).ok_or(Errno::ENOENT)?));
         }
         Ok(XattrSource::Here(inode.xattrs.keys().cloned().collect()))
+    }
+
+    /// The names of attributes that are here because the backing did not take them.
+    #[must_use]
+    pub fn xattrs_kept(&self, ino: Ino) -> Vec<Box<[u8]>> {
+        self.get(ino).map_or_else(Vec::new, |i| i.xattrs.keys().cloned().collect())
+    }
+
+    /// What is to be tried on the backing before one more attribute is taken in; `None` where the
+    /// backing is asked itself, or never will be.
+    #[must_use]
+    pub fn xattr_trial(&self, ino: Ino, name: &[u8], value: &[u8]) -> Option<XattrTrial> {
+        let inode = self.get(ino).filter(|i| i.home != Home::Own)?;
+        let mut dir = inode.links.first()?.parent;
+        while self.get(dir)?.home != Home::Own {
+            dir = self.get(dir)?.links.first()?.parent;
+        }
+        let mut xattrs = inode.xattrs.clone();
+        xattrs.insert(name.into(), value.into());
+        Some(XattrTrial { dir: self.path(dir)?, xattrs })
     }
 
     /// setxattr(2).
@@ -95,7 +128,13 @@ impl Namespace {
         let mut p = Planner::new(self, now);
         if inode.home == Home::Own {
             let path = p.path(ino)?;
-            p.effect(Effect::SetXattr { path: path.clone(), name, value, mode });
+            let mode = match (inode.xattrs.contains_key(&name), mode) {
+                (true, XattrMode::Create) => return Err(Errno::EEXIST),
+                (true, _) => XattrMode::Either,
+                (false, mode) => mode,
+            };
+            p.effect(Effect::SetXattr { path: path.clone(), name: name.clone(), value, mode });
+            no_longer_kept(&mut p, inode, &name);
             p.restat(ino, path);
         } else {
             check_local(inode, &name, &value, mode)?;
@@ -111,17 +150,23 @@ impl Namespace {
         check_name(name)?;
         check_kind(inode, name)?;
         let mut p = Planner::new(self, now);
-        if inode.home == Home::Own {
+        if inode.home == Home::Own && !inode.xattrs.contains_key(name) {
             let path = p.path(ino)?;
             p.effect(Effect::RemoveXattr { path: path.clone(), name: name.into() });
             p.restat(ino, path);
         } else if inode.xattrs.contains_key(name) {
-            p.record(Record::Xattr { ino, name: name.into(), value: None });
+            no_longer_kept(&mut p, inode, name);
         } else {
             return Err(Errno::ENODATA);
         }
         p.ctime(ino);
         Ok(p.finish(Some(ino)))
+    }
+}
+
+fn no_longer_kept(p: &mut Planner<'_>, inode: &Inode, name: &[u8]) {
+    if inode.xattrs.contains_key(name) {
+        p.record(Record::Xattr { ino: inode.ino, name: name.into(), value: None });
     }
 }
 

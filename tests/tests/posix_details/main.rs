@@ -9,8 +9,10 @@ mod lock_owners;
 mod locks;
 mod mapped;
 mod names;
+mod removed;
 mod shared;
 mod special;
+mod xattrs;
 
 use ebb_testkit::Cluster;
 use std::ffi::CString;

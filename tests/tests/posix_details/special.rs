@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-fn attr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
+pub fn attr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
     let (path, name) = (c(path), CString::new(name).expect("name"));
     let mut value = vec![0u8; 65_536];
     let at = value.as_mut_ptr().cast();
@@ -22,14 +22,14 @@ fn attr(path: &Path, name: &str) -> io::Result<Vec<u8>> {
     Ok(value)
 }
 
-fn set_attr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Result<i64> {
+pub fn set_attr(path: &Path, name: &str, value: &[u8], flags: i32) -> io::Result<i64> {
     let (path, name) = (c(path), CString::new(name).expect("name"));
     let (at, len) = (value.as_ptr().cast(), value.len());
     // SAFETY: all pointers live through the call.
     checked(unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), at, len, flags) })
 }
 
-fn attr_names(path: &Path) -> Vec<String> {
+pub fn attr_names(path: &Path) -> Vec<String> {
     let path = c(path);
     let mut list = vec![0u8; 65_536];
     // SAFETY: all pointers live through the call.
@@ -42,6 +42,12 @@ fn attr_names(path: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+pub fn remove_attr(path: &Path, name: &str) -> io::Result<i64> {
+    let (path, name) = (c(path), CString::new(name).expect("name"));
+    // SAFETY: both strings live through the call.
+    checked(unsafe { libc::lremovexattr(path.as_ptr(), name.as_ptr()) })
 }
 
 #[test]
@@ -59,9 +65,7 @@ fn extended_attributes_are_the_same_everywhere() {
     assert_eq!(errno(set_attr(&b, "user.two", b"2", libc::XATTR_REPLACE)), libc::ENODATA);
     assert_eq!(errno(attr(&b, "user.none")), libc::ENODATA);
     set_attr(&b, "user.one", b"changed", libc::XATTR_REPLACE).expect("set");
-    let (path, name) = (c(&b), CString::new("user.empty").expect("name"));
-    // SAFETY: both strings live through the call.
-    checked(unsafe { libc::lremovexattr(path.as_ptr(), name.as_ptr()) }).expect("remove");
+    remove_attr(&b, "user.empty").expect("remove");
     assert_eq!(attr_names(&a), ["user.large", "user.one"]);
     cluster.node(0).drain();
     let drained = cluster.backing().join("f");

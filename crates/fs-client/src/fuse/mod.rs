@@ -7,7 +7,7 @@ mod mount;
 mod passing;
 mod places;
 
-pub use mount::{MountError, Mounted, mount, unmount};
+pub use mount::{Moment, MountError, Mounted, mount, unmount};
 
 use crate::handles::{DirHandle, OpenFile};
 use crate::heir::AGAIN;
@@ -182,8 +182,9 @@ fn entry(reply: ReplyEntry) -> impl FnOnce(Result<ebb_types::Attr, Errno>) + Sen
 }
 
 /// A listing with attributes is a look-up of every name but the dots.
-fn note_listed(places: &Places, parent: Ino, name: &[u8], attr: &ebb_types::Attr) {
+fn note_listed(node: &Node, places: &Places, parent: Ino, name: &[u8], attr: &ebb_types::Attr) {
     if let (FileKind::Directory, Ok(name)) = (attr.kind, Name::new(name)) {
+        node.gone.saw(attr);
         places.note(attr.ino, parent, &name);
     }
 }
@@ -294,7 +295,8 @@ impl Filesystem for Adapter {
     }
 
     fn refuses(&self) -> Option<fuser::Errno> {
-        self.node.is_out.load(Acquire).then(|| errno(Errno::ENOTCONN))
+        let out = self.node.is_out.load(Acquire) || self.node.is_ending.load(Acquire);
+        out.then(|| errno(Errno::ENOTCONN))
     }
 
     fn interrupt(&self, unique: RequestId) {
@@ -321,21 +323,27 @@ impl Filesystem for Adapter {
             return entry(reply)(known);
         }
         let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
+        let giver = Arc::clone(&self.node);
         self.spawn(
             Operation::Lookup,
             async move {
                 let found = node.lookup(parent, &name).await?;
                 if found.kind == FileKind::Directory {
+                    node.gone.saw(&found);
                     places.found(found.ino, parent, &name).await;
                 }
                 Ok(found)
             },
-            entry(reply),
+            move |found| {
+                entry(reply)(found);
+                found.iter().for_each(|attr| giver.gave_size(attr.ino));
+            },
         );
     }
 
     fn forget(&self, _req: &Request, inode: INodeNo, _nlookup: u64) {
         self.places.forget(ino(inode));
+        self.node.gone.forget(ino(inode));
         self.node.forget(ino(inode));
     }
 
@@ -348,10 +356,12 @@ impl Filesystem for Adapter {
             self.node.metrics.finished(Operation::GetAttr, start);
             return reply.attr(&TTL, &attr(&found));
         }
-        let node = Arc::clone(&self.node);
-        let i = ino(i);
+        let (node, giver, i) = (Arc::clone(&self.node), Arc::clone(&self.node), ino(i));
         let work = async move { node.getattr(i).await };
-        self.spawn_waiting(Operation::GetAttr, req, work, attributes(reply));
+        self.spawn_waiting(Operation::GetAttr, req, work, move |got| {
+            attributes(reply)(got);
+            giver.gave_size(i);
+        });
     }
 
     fn setattr(
@@ -443,6 +453,7 @@ impl Filesystem for Adapter {
             req,
             async move {
                 let made = node.make(parent, &name, args).await?;
+                node.gone.saw(&made);
                 places.note(made.ino, parent, &name);
                 Ok(made)
             },
@@ -627,6 +638,8 @@ impl Filesystem for Adapter {
         let handle = handle!(self, fh, reply);
         locks_hold!(self, handle, owner.map(|o| o.0), reply);
         let start = Instant::now();
+        // Reads of processes have an owner; others fill pages.
+        let paged = owner.is_none().then(|| Arc::clone(&handle.file));
         let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         let answered = READ_BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(size as usize), 0);
@@ -636,18 +649,23 @@ impl Filesystem for Adapter {
         match answered {
             Ok(Some(n)) => {
                 self.node.metrics.finished(Operation::Read, start);
-                return READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
+                READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
+                paged.iter().for_each(|file| self.node.gave_page(file));
+                return;
             }
             Ok(None) => {}
             Err(e) => return reply.error(errno(e)),
         }
-        let node = Arc::clone(&self.node);
+        let (node, giver) = (Arc::clone(&self.node), Arc::clone(&self.node));
         self.spawn_waiting(
             Operation::Read,
             req,
             async move { node.read(&handle, offset, size as usize).await },
             move |r| match r {
-                Ok(bytes) => reply.data(&bytes),
+                Ok(bytes) => {
+                    reply.data(&bytes);
+                    paged.iter().for_each(|file| giver.gave_page(file));
+                }
                 Err(e) => reply.error(errno(e)),
             },
         );
@@ -673,6 +691,15 @@ impl Filesystem for Adapter {
         // Pages of a mapping carry their own offset whatever the open flags say.
         let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = flags.0 & libc::O_APPEND != 0 && !mapped;
+        let whole = data.len() as u32;
+        let data = match mapped {
+            true => &data[..self.node.within_file(&handle.file, offset, data.len())],
+            false => data,
+        };
+        let len = data.len();
+        if mapped && len == 0 {
+            return reply.written(whole);
+        }
         let caller = caller(req);
         let placed = if append && caller.again { self.placed(caller.number) } else { None };
         let (offset, append) = placed.map_or((offset, append), |at| (at, false));
@@ -685,7 +712,7 @@ impl Filesystem for Adapter {
                 // The node can have been silent in between.
                 locks_hold!(self, handle, owner, reply);
                 self.node.metrics.finished(Operation::Write, start);
-                reply.written(n);
+                reply.written(if n as usize == len { whole } else { n });
             }
             Ok(Written::Then(rest)) => {
                 let node = Arc::clone(&self.node);
@@ -694,7 +721,8 @@ impl Filesystem for Adapter {
                     req,
                     async move {
                         let n = node.finish_write(&handle, rest).await?;
-                        node.locks_hold(&handle, owner).map(|()| n)
+                        node.locks_hold(&handle, owner)?;
+                        Ok(if n as usize == len { whole } else { n })
                     },
                     move |r| match r {
                         Ok(n) => reply.written(n),
@@ -820,12 +848,13 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EBADF));
         };
         let (node, places, parent) = (Arc::clone(&self.node), Arc::clone(&self.places), ino(i));
-        let work = async move { node.list(&dir, offset).await };
+        let lister = Arc::clone(&node);
+        let work = async move { lister.list(&dir, offset).await };
         self.spawn_waiting(Operation::ReadDir, req, work, move |r| match r {
             Ok(items) => {
                 for item in behind(&items, offset) {
                     let name = OsStr::from_bytes(&item.name);
-                    note_listed(&places, parent, &item.name, &item.attr);
+                    note_listed(&node, &places, parent, &item.name, &item.attr);
                     if reply.add(
                         INodeNo(item.attr.ino.0),
                         item.position,
@@ -969,15 +998,7 @@ impl Filesystem for Adapter {
         let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
         let node = Arc::clone(&self.node);
         let unique = req.unique().0;
-        let places = Arc::clone(&self.places);
-        let work = async move {
-            node.set_lock(&handle, lock, sleep, unique).await?;
-            // Past the daemon the kernel has no pages of its own.
-            if typ != libc::F_UNLCK && handle.file.state.read().passing.is_none() {
-                places.refresh(handle.file.ino).await;
-            }
-            Ok(())
-        };
+        let work = async move { node.set_lock(&handle, lock, sleep, unique).await };
         self.spawn(Operation::Lock, work, empty(reply));
     }
 

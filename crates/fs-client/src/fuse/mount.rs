@@ -6,9 +6,10 @@ use fuser::{Config, MountOption, Session, SessionACL};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Why a mount did not come up.
 #[derive(Debug, thiserror::Error)]
@@ -25,10 +26,24 @@ pub enum MountError {
     },
 }
 
+/// What other mount namespaces (containers) may take to let go of a mount that was taken away here. The
+/// kernel ends the event loops at once where there are none.
+const OTHERS_LET_GO_WITHIN: Duration = Duration::from_millis(300);
+
 /// A mount whose event loops run.
 pub struct Mounted {
     loops: JoinHandle<io::Result<()>>,
     device: OwnedFd,
+    moments: mpsc::Receiver<Moment>,
+}
+
+/// What happens to a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// It was taken away in the mount namespace of this daemon.
+    TakenAway,
+    /// The kernel has ended it.
+    Ended,
 }
 
 /// Mounts `node` where its configuration says, or goes on with the mount of a dead daemon;
@@ -49,7 +64,7 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     config.acl = if node.config.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(node.config.fuse_threads.max(1));
     config.clone_fd = true;
-    let adapter = Adapter::new(node);
+    let adapter = Adapter::new(Arc::clone(&node));
     let (places, resends) = (adapter.places(), adapter.resends());
     let inherited = heir.as_ref().map(|h| h.take_devices()).unwrap_or_default();
     let goes_on = !inherited.is_empty();
@@ -59,6 +74,10 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     };
     let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     places.connect(session.notifier());
+    node.kernel.connect(session.notifier());
+    if goes_on {
+        node.kernel_forgets_all();
+    }
     match &heir {
         Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
         Some(heir) if resends.load(Acquire) => {
@@ -74,11 +93,18 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     if heir.is_some_and(|h| h.is_handed_over()) {
         end_with_a_loop();
     }
+    let (tell, moments) = mpsc::channel();
+    let _ = node.mount_moments.set(tell.clone());
     let loops = std::thread::Builder::new()
         .name("fuse".into())
-        .spawn(move || session.run())
+        .spawn(move || {
+            let ended = session.run();
+            // Nobody waits for it when the daemon has ended before.
+            let _ = tell.send(Moment::Ended);
+            ended
+        })
         .map_err(failed)?;
-    Ok(Mounted { loops, device })
+    Ok(Mounted { loops, device, moments })
 }
 
 /// An event loop that panics leaves requests that nobody answers: the next daemon is asked again.
@@ -111,8 +137,15 @@ impl Mounted {
         super::passing::probe(node, &self.device);
     }
 
-    /// Waits until the mount is gone.
-    pub fn wait(self) -> io::Result<()> {
+    /// Waits until the mount is gone. What processes in other mount namespaces still do there fails from
+    /// then on: nothing that they would write could come to the backing any more.
+    pub fn wait(self, node: &Node) -> io::Result<()> {
+        let taken_away = self.moments.recv() == Ok(Moment::TakenAway);
+        if taken_away && self.moments.recv_timeout(OTHERS_LET_GO_WITHIN).is_err() {
+            node.is_ending.store(true, Release);
+            tracing::info!("other mount namespaces still have the mount; it is dead there now");
+            return Ok(());
+        }
         self.loops.join().unwrap_or_else(|_| Err(io::Error::other("an event loop panicked")))
     }
 }

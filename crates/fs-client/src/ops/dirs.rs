@@ -20,7 +20,11 @@ impl Node {
         {
             return Ok(Arc::clone(known));
         }
-        let mut all = self.list_all(dir.ino).await?;
+        let mut all = match self.list_all(dir.ino).await {
+            // Not even the dots are in one that is no more.
+            Err(e) if self.gone(dir.ino, e).await.is_some() => Vec::new(),
+            listed => listed?,
+        };
         place(&mut all);
         let fresh = Arc::new(all);
         *listing = Some(Arc::clone(&fresh));
@@ -32,6 +36,9 @@ impl Node {
             return self.list_virtual(ino).await;
         }
         let own = self.getattr(ino).await?;
+        if own.nlink == 0 {
+            return Err(Errno::ESTALE);
+        }
         let mut items = vec![DirItem { name: b".".to_vec(), attr: own, position: 0 }];
         let mut after = None;
         let first = self.asking();

@@ -58,7 +58,8 @@ impl Node {
             return known;
         }
         let asked = self.published_so_far();
-        self.seen(asked, self.ask_name(parent, name).await?).await
+        let found = self.ask_name(parent, name).await;
+        self.seen(asked, self.in_dirs(&[parent], found).await?).await
     }
 
     /// The attributes of an inode.
@@ -67,13 +68,23 @@ impl Node {
             Some(attr) => Ok(attr),
             None => {
                 let asked = self.published_so_far();
-                self.seen(asked, self.ask_attr(ino).await?).await
+                match self.ask_attr(ino).await {
+                    Ok(attr) => self.seen(asked, attr).await,
+                    Err(e) => self.gone(ino, e).await.ok_or(e),
+                }
             }
         }
     }
 
     /// Changes attributes; a new size is published at once in every model.
-    pub async fn setattr(&self, ino: Ino, mut args: SetAttr) -> Result<Attr, Errno> {
+    pub async fn setattr(&self, ino: Ino, args: SetAttr) -> Result<Attr, Errno> {
+        match self.set_attr_there(ino, args).await {
+            Err(e) => self.change_gone(ino, &args, e).await,
+            done => done,
+        }
+    }
+
+    async fn set_attr_there(&self, ino: Ino, mut args: SetAttr) -> Result<Attr, Errno> {
         if args.size.is_some_and(|s| s > crate::file::SIZE_MAX) {
             return Err(Errno::EFBIG);
         }
@@ -165,7 +176,7 @@ impl Node {
         let mut changing = self.changing(&[(parent, name)], &[]);
         let made = self.meta.make(&args.request(parent, name, false, changing.wish())?).await;
         changing.heard(&made);
-        match made? {
+        match self.in_dirs(&[parent], made).await? {
             Made::Made(attr, new) => {
                 let asked = changing.asked();
                 changing.told(new.told);
@@ -191,15 +202,22 @@ impl Node {
         let mut changing = self.changing(&[(parent, name)], believed.as_slice());
         let done = self.meta.remove(parent, name, dir, changing.wish(), believed).await;
         changing.heard(&done);
-        let done = done?;
+        let done = self.in_dirs(&[parent], done).await?;
         changing.told(done.told);
         changing.end();
-        // It was the last name, and nobody has it open.
-        done.gone.into_iter().for_each(|ino| self.discard(ino));
+        self.is_gone(done.gone);
         if !dir {
             self.names_changed(&[name]).await;
         }
         Ok(())
+    }
+
+    /// It was the last name of this, and nobody has it open.
+    fn is_gone(&self, gone: Option<Attr>) {
+        if let Some(attr) = gone {
+            self.gone.removed(&attr);
+            self.discard(attr.ino);
+        }
     }
 
     /// Moves a name.
@@ -222,10 +240,10 @@ impl Node {
         let mut changing = self.changing(&[from, to], &inos);
         let done = self.meta.rename_leased(from, to, flags, changing.wish(), believed).await;
         changing.heard(&done);
-        let done = done?;
+        let done = self.in_dirs(&[parent, new_parent], done).await?;
         changing.told(done.told);
         changing.end();
-        done.gone.into_iter().for_each(|ino| self.discard(ino));
+        self.is_gone(done.gone);
         self.names_changed(&[name, new_name]).await;
         Ok(())
     }
@@ -236,7 +254,7 @@ impl Node {
         let mut changing = self.changing(&[(new_parent, new_name)], &[ino]);
         let linked = self.meta.link_leased(ino, new_parent, new_name, changing.wish()).await;
         changing.heard(&linked);
-        let (attr, told) = linked?;
+        let (attr, told) = self.in_dirs(&[new_parent], linked).await?;
         changing.told(told);
         changing.end();
         self.seen(asked, attr).await

@@ -21,7 +21,10 @@ impl Node {
             STATE => self.state_text(ino).await.map(String::into_bytes),
             CONSISTENCY => self.model_name(ino).await.map(String::into_bytes),
             n if is_ours(n) => Err(Errno::ENODATA),
-            _ => self.meta.getxattr(ino, &name).await,
+            _ => match self.meta.getxattr(ino, &name).await {
+                Err(e) if self.gone(ino, e).await.is_some() => Err(Errno::ENODATA),
+                got => got,
+            },
         }
     }
 
@@ -49,7 +52,10 @@ impl Node {
         if crate::virtual_files::is_virtual(ino) {
             return Ok(Vec::new());
         }
-        let names = self.meta.listxattr(ino).await?;
+        let names = match self.meta.listxattr(ino).await {
+            Err(e) if self.gone(ino, e).await.is_some() => Vec::new(),
+            listed => listed?,
+        };
         let shown = names.iter().filter(|n| !is_ours(n));
         Ok(shown.flat_map(|n| n.iter().copied().chain(std::iter::once(0))).collect())
     }

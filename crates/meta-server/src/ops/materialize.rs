@@ -77,13 +77,27 @@ const OWNER: &str = "set owner and group (published for the service's user alone
 /// what was deleted meanwhile is none: nothing is missing.
 async fn publish(core: Arc<Core>, ino: Ino) -> Result<bool, Option<pb::Failure>> {
     let published = core.publish(ino).await;
-    let failed = |operation, errno| {
+    let failed = |operation: &str, errno| {
         let path = core.state().ns.path(ino)?;
         Some(failure(&path.to_bytes(), operation, errno))
     };
     let done = published.map_err(|errno| failed("materialize", errno))?;
-    let owed = core.state().ns.get(ino).is_some_and(|i| i.owed);
-    if owed { Err(failed(OWNER, Errno::EPERM)) } else { Ok(done) }
+    match lacking(&core, ino) {
+        Some((operation, errno)) => Err(failed(&operation, errno)),
+        None => Ok(done),
+    }
+}
+
+/// What an object on the backing still lacks, and why.
+fn lacking(core: &Core, ino: Ino) -> Option<(String, Errno)> {
+    let state = core.state();
+    let inode = state.ns.get(ino).filter(|i| i.owed)?;
+    if inode.xattrs.is_empty() {
+        return Some((OWNER.to_string(), Errno::EPERM));
+    }
+    let names: Vec<_> = inode.xattrs.keys().map(|n| String::from_utf8_lossy(n)).collect();
+    let errno = core.refused.lock().get(&ino).copied().unwrap_or(Errno::EIO);
+    Some((format!("set extended attribute {} (published without it)", names.join(", ")), errno))
 }
 
 /// Whose caches have bytes of this file that the backing lacks.

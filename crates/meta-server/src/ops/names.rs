@@ -3,8 +3,9 @@
 use super::{Call, OpError, OpResult, name};
 use crate::core::Checked;
 use crate::state::{Outcome, State};
+use ebb_locks::Mutex;
 use ebb_namespace::{Absence, Home, New, Plan, RenameMode};
-use ebb_types::{Errno, FileKind, Ino, Name, Time};
+use ebb_types::{Attr, Errno, FileKind, Ino, Name, Time};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 
@@ -72,18 +73,25 @@ impl Call {
     }
 
     /// The answer to a change of names; empty for who wants no lease.
-    fn changed(&self, names: [(Ino, Option<&Name>); 2], gone: u64, wish: u32) -> OpResult {
-        if wish == 0 {
+    /// `victim`: what had a name that was taken away.
+    fn changed(
+        &self,
+        names: [(Ino, Option<&Name>); 2],
+        victim: Option<Attr>,
+        wish: u32,
+    ) -> OpResult {
+        let state = self.core.state();
+        let gone = victim.filter(|victim| state.ns.get(victim.ino).is_none());
+        if wish == 0 && gone.is_none() {
             return Ok(None);
         }
-        let state = self.core.state();
-        let gone = if state.ns.get(Ino(gone)).is_none() { gone } else { 0 };
         let told = |(dir, name): (Ino, Option<&Name>)| {
             name.and_then(|name| self.told(&state, dir, Some(name), wish, true))
         };
-        let dir = told(names[0]);
-        let new_dir = told(names[1]);
-        Ok(Some(Body::Entry(pb::Entry { dir, new_dir, gone, ..Default::default() })))
+        let [dir, new_dir] = if wish == 0 { [None, None] } else { names.map(told) };
+        let attr = gone.as_ref().map(ebb_wire::attr_to_pb);
+        let gone = gone.map_or(0, |gone| gone.ino.0);
+        Ok(Some(Body::Entry(pb::Entry { attr, dir, new_dir, gone, ..Default::default() })))
     }
 
     /// In a directory of which the name is known to be free nothing but memory is needed, unless
@@ -171,7 +179,7 @@ impl Call {
         if !plan.is_local() {
             return None;
         }
-        let removed = state.ns.dentry(parent, &gone).ok().flatten().map_or(0, |d| d.ino.0);
+        let removed = attr_of(&state, parent, &gone);
         let done = self.local(&mut state, plan);
         drop(state);
         Some(
@@ -191,14 +199,15 @@ impl Call {
                 self.core.learn_all(dir).await?;
             }
         }
+        let removed = Mutex::new(None);
         let plan = |state: &State| {
             keeps_bytes(state, parent, &gone)?;
+            *removed.lock() = attr_of(state, parent, &gone);
             state.ns.plan_remove(parent, &gone, op.dir, Time::now())
         };
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[(parent, &gone)], plan, done).await?;
-        // What the node believes is enough: it asks for nothing else.
-        self.changed([(parent, Some(&gone)), (parent, None)], op.ino, op.lease)
+        self.changed([(parent, Some(&gone)), (parent, None)], removed.into_inner(), op.lease)
     }
 
     pub(super) async fn rename(&self, op: &pb::Rename) -> OpResult {
@@ -218,15 +227,18 @@ impl Call {
         {
             self.core.learn_all(d.ino).await?;
         }
+        let replaced = Mutex::new(None);
         let plan = |state: &State| {
             if mode == RenameMode::Replace {
                 keeps_bytes(state, to.0, to.1)?;
             }
+            *replaced.lock() = attr_of(state, to.0, to.1);
             state.ns.plan_rename(from, to, mode, Time::now())
         };
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[from, to], plan, done).await?;
-        self.changed([(from.0, Some(from.1)), (to.0, Some(to.1))], op.new_ino, op.lease)
+        let names = [(from.0, Some(from.1)), (to.0, Some(to.1))];
+        self.changed(names, replaced.into_inner(), op.lease)
     }
 
     pub(super) async fn link(&self, op: &pb::Link) -> OpResult {
@@ -239,6 +251,11 @@ impl Call {
         let linked = pb::Entry { dir, ..self.entry_leased(&state, ino, op.lease)? };
         Ok(Some(Body::Entry(linked)))
     }
+}
+
+fn attr_of(state: &State, parent: Ino, name: &Name) -> Option<Attr> {
+    let dentry = state.ns.dentry(parent, name).ok().flatten()?;
+    state.attr(dentry.ino).ok()
 }
 
 /// The last name that is known of a file must not go while bytes of it are unflushed and the
