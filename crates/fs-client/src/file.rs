@@ -110,7 +110,7 @@ pub struct CachedFile {
     /// And the kernel said so: what has no sum is not trusted.
     pub distrusted: AtomicBool,
     /// Held by whoever syncs the cache file, and alone by whoever asks what came of that.
-    pub syncs: RwLock<()>,
+    pub syncs: RwLock<Syncs>,
     /// Hears of errors in place of the descriptor below when that had to be closed.
     witness: Mutex<Option<File>>,
     /// Somebody has it open here.
@@ -122,6 +122,10 @@ struct InFlight {
     range: ByteRange,
     done: watch::Receiver<Option<Fetched>>,
 }
+
+/// What a lock of this stands for: the cache file is being synced.
+#[derive(Debug)]
+pub struct Syncs;
 
 /// What a fetch brought.
 #[derive(Clone, Debug)]
@@ -240,7 +244,7 @@ impl CachedFile {
             unsettled: AtomicBool::new(false),
             failing: AtomicBool::new(false),
             distrusted: AtomicBool::new(false),
-            syncs: RwLock::new(()),
+            syncs: RwLock::new(Syncs),
             witness: Mutex::new(None),
             in_use: AtomicBool::new(false),
             cache: Mutex::new(None),

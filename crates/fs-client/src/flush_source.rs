@@ -117,7 +117,7 @@ impl Node {
         most: u64,
     ) -> Result<Option<Grant>, FlushError> {
         let Some(file) = self.file(ino) else { return Ok(None) };
-        if file.hear(&self.cache).is_err() {
+        if file.hear_now(&self.cache).is_err() {
             return Err(failing());
         }
         match self.publish(&file).await {
@@ -176,8 +176,8 @@ impl Node {
             Ending::GivenBack => (false, false),
         };
         // What was read before the kernel knows of no error was right.
-        let heard = self.file(grant.ino).map_or(Ok(()), |file| file.hear(&self.cache));
-        let (done, failed) = (done && heard.is_ok(), done && heard.is_err());
+        let failed = done && !self.is_heard_well_of(grant.ino).await;
+        let done = done && !failed;
         let ended = self.patient_meta().flush_end(grant.ino, grant.id, done, shaped).await;
         let file = self.file(grant.ino);
         if let Some(file) = &file
@@ -208,6 +208,13 @@ impl Node {
             Err(e) if e.errno == Errno::ENOENT => Ok(()),
             Err(e) => Err(explained("flush_end", &e)),
         }
+    }
+
+    /// True when the kernel knows of no error of the cache file.
+    async fn is_heard_well_of(&self, ino: Ino) -> bool {
+        let (Some(node), Some(file)) = (self.me_arc(), self.file(ino)) else { return true };
+        let hear = move || file.hear(&node.cache).is_ok();
+        tokio::task::spawn_blocking(hear).await.unwrap_or(false)
     }
 
     /// The service says that there is no such file. If it proves that the file has no name left, its

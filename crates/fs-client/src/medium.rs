@@ -183,17 +183,32 @@ impl CachedFile {
         self.fails(dir, "it cannot be read");
     }
 
+    /// The same as [`CachedFile::hear`] without waiting: what a sync that is under way will be told of is not
+    /// known yet.
+    pub fn hear_now(&self, dir: &CacheDir) -> Result<(), Errno> {
+        if let Some(cache) = self.kept()
+            && let Some(_whole) = self.syncs.try_write()
+        {
+            self.ask_all(dir, &cache);
+        }
+        self.unless_failing()
+    }
+
     /// EIO when something that was written could not be written back, or is not what it was. All that was
-    /// read before an Ok was right, as far as the kernel knows.
+    /// read before an Ok was right, as far as the kernel knows. Waits for a sync that is under way.
     pub fn hear(&self, dir: &CacheDir) -> Result<(), Errno> {
         if let Some(cache) = self.kept() {
             let _whole = self.syncs.write();
-            self.hear_last(dir, &cache);
-            if let Some(Err(e)) = self.ask_witness(told) {
-                self.is_told(dir, &e);
-            }
+            self.ask_all(dir, &cache);
         }
         self.unless_failing()
+    }
+
+    fn ask_all(&self, dir: &CacheDir, cache: &File) {
+        self.hear_last(dir, cache);
+        if let Some(Err(e)) = self.ask_witness(told) {
+            self.is_told(dir, &e);
+        }
     }
 
     /// The same of a descriptor that is about to be closed.

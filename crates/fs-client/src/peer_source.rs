@@ -107,7 +107,7 @@ impl PeerSource {
             return true;
         }
         let Some((node, file)) = self.file(subject.ino) else { return false };
-        if file.hear(&node.cache).is_err() {
+        if file.hear_now(&node.cache).is_err() {
             return false;
         }
         if file.state.read().sums.is_empty() {

@@ -124,6 +124,14 @@ impl<T> RwLock<T> {
     take!(read, RwLockReadGuard);
     take!(write, RwLockWriteGuard);
     take!(upgradable_read, RwLockUpgradableReadGuard);
+
+    /// Takes it if nobody has it. Who does not wait makes no circle.
+    #[track_caller]
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        let guard = self.0.try_write()?;
+        let having = order::after(type_name::<T>(), address(self), Location::caller());
+        Some(RwLockWriteGuard { guard, having })
+    }
 }
 
 impl<T: fmt::Debug> fmt::Debug for RwLock<T> {

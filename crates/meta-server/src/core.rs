@@ -57,6 +57,10 @@ pub type Turn<'a> = tokio::sync::MutexGuard<'a, ()>;
 /// How a waiting lock request ends.
 pub type LockResult = Result<(), Errno>;
 
+/// What the lock of this stands for: a node is given up, or welcomed.
+#[derive(Debug, Default)]
+pub struct ComingAndGoing;
+
 /// Everything that operations work on.
 pub struct Core {
     state: Mutex<State>,
@@ -105,7 +109,7 @@ pub struct Core {
     /// Told apart from the service that was here before.
     pub instance: u64,
     /// Held while a node is given up, and while one is welcomed: neither sees half of the other.
-    pub coming_and_going: Mutex<()>,
+    pub coming_and_going: Mutex<ComingAndGoing>,
     /// The job: as old as the journal, not as this process.
     pub job: u64,
     /// So many records of this job are older than the journal's first one.
