@@ -5,5 +5,6 @@
 mod copies;
 mod kills;
 mod load;
+mod mapped;
 mod single;
 mod stuck;
