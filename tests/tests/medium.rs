@@ -60,7 +60,7 @@ fn write_back(disk: &Disk) {
 /// What is in memory of the cache files, and on the disk, is given up.
 fn drop_pages(node: &Node) {
     for path in cache_files(node) {
-        fadvise(&File::open(path).expect("open"), 0, None, Advice::DontNeed).expect("fadvise");
+        fadvise(File::open(path).expect("open"), 0, None, Advice::DontNeed).expect("fadvise");
     }
 }
 

@@ -5,6 +5,7 @@ use ebb_backend::faulty::Faults;
 use ebb_backend::{BackendError, Faulty, PosixDir};
 use ebb_types::{FileKind, Ino, Version};
 use proptest::prelude::*;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 struct Fixture {
