@@ -9,23 +9,16 @@
 //! a mapping beyond the end does not make a file longer: [`Node::within_file`].
 //!
 //! Called with no lock and no turn: the kernel first writes back what was stored to mappings. It can
-//! also wait for a read that waits for other nodes; so this waits for it only so long. Nor can a
-//! thread that waits there be killed before somebody answers, and when the daemon is dead
-//! that is the next one. So such threads have nothing that the next one needs: descriptors of
-//! their own, of which they keep only the device.
+//! also wait for a read that waits for other nodes; so this waits for it only so long.
 
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
-use ebb_locks::Mutex;
 use ebb_types::Ino;
 use fuser::{INodeNo, Notifier};
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::oneshot;
 
 /// How long anybody waits for the kernel to let go.
 const LET_GO_WAIT: Duration = Duration::from_millis(100);
@@ -34,71 +27,22 @@ const LET_GO_WAIT: Duration = Duration::from_millis(100);
 /// as read.
 const FAR: u64 = (1 << 50) + 1;
 
-/// Threads that speak to the kernel: one that waits must not keep all others.
-const THREADS: usize = 4;
-
-type Speak = Box<dyn FnOnce(&Notifier) + Send>;
-
-/// What is to be said, and who waits for it.
-type Word = (Speak, oneshot::Sender<()>);
-
 /// The way to the kernel; there once it is mounted.
 #[derive(Default)]
-pub struct Kernel(OnceLock<mpsc::Sender<Word>>);
+pub struct Kernel(OnceLock<Arc<Notifier>>);
 
 impl Kernel {
-    /// From now on the kernel can be told, through this device.
-    pub fn connect(&self, kernel: impl Fn() -> Notifier, device: BorrowedFd<'_>) -> io::Result<()> {
-        let (tell, words) = mpsc::channel::<Word>();
-        let (said, done) = mpsc::channel();
-        let words = Arc::new(Mutex::new(words));
-        let device = device.as_raw_fd();
-        let thread = || std::thread::Builder::new().name("ebb-kernel".into());
-        for _ in 0..THREADS {
-            let (kernel, words, said) = (kernel(), Arc::clone(&words), said.clone());
-            thread().spawn(move || {
-                keep_only(device);
-                loop {
-                    let Ok((speak, waiting)) = words.lock().recv() else { return };
-                    speak(&kernel);
-                    let _ = said.send(waiting);
-                }
-            })?;
-        }
-        // Waking the runtime takes a descriptor, which these threads do not have.
-        thread().spawn(move || {
-            for waiting in done {
-                // Nobody waits any more when it took too long.
-                let _ = oneshot::Sender::send(waiting, ());
-            }
-        })?;
+    /// From now on the kernel can be told.
+    pub fn connect(&self, kernel: Notifier) {
         // There is one mount for one node.
-        let _ = self.0.set(tell);
-        Ok(())
+        let _ = self.0.set(Arc::new(kernel));
     }
 
-    async fn tell(&self, ino: Ino, speak: impl FnOnce(&Notifier) + Send + 'static) {
-        let Some(words) = self.0.get() else { return };
-        let (done, told) = oneshot::channel();
-        let sent = words.send((Box::new(speak), done)).is_ok();
-        if !sent || tokio::time::timeout(LET_GO_WAIT, told).await.is_err() {
+    async fn tell(&self, ino: Ino, tell: impl FnOnce(&Notifier) + Send + 'static) {
+        let Some(kernel) = self.0.get().cloned() else { return };
+        let told = tokio::task::spawn_blocking(move || tell(&kernel));
+        if tokio::time::timeout(LET_GO_WAIT, told).await.is_err() {
             tracing::debug!(%ino, "the kernel is still busy with pages of a file");
-        }
-    }
-}
-
-/// From now on this thread has descriptors of its own, and of these only one. (Where that is
-/// forbidden, as in some containers, it goes on with all.)
-fn keep_only(device: RawFd) {
-    // SAFETY: no memory is involved; no other thread's descriptors are closed, because they are not
-    // shared any more. What this thread does needs no other one.
-    unsafe {
-        if libc::unshare(libc::CLONE_FILES) == 0 {
-            let device = device.cast_unsigned();
-            if device > 0 {
-                libc::close_range(0, device - 1, 0);
-            }
-            libc::close_range(device + 1, libc::c_uint::MAX, 0);
         }
     }
 }
@@ -184,13 +128,9 @@ impl Node {
         }
     }
 
-    /// The kernel is about to be given a page of a file.
-    pub(crate) fn gives_page(&self, file: &CachedFile) {
-        file.paged.store(true, Relaxed);
-    }
-
-    /// It was given the page.
+    /// The kernel was given a page of a file.
     pub(crate) fn gave_page(&self, file: &Arc<CachedFile>) {
+        file.paged.store(true, Relaxed);
         self.gave(file);
     }
 

@@ -5,6 +5,5 @@
 mod copies;
 mod kills;
 mod load;
-mod mapped;
 mod single;
 mod stuck;

@@ -176,17 +176,6 @@ impl Keeper {
             let wake = wake::wait(&running.ended, &running.line, &self.signals, waits);
             match wake.or_failed("waiting for the daemon")? {
                 Wake::Ended => return self.ended(running),
-                // A thread of it waits for an answer to its own mount, which the next one gives.
-                Wake::Stuck => {
-                    kill(&running.child, Signal::KILL);
-                    self.listen(&mut running);
-                    let ends = wake::ends_within(&running.ended, wake::CLOSED_ENDS_WITHIN);
-                    if running.leaving || ends {
-                        return self.ended(running);
-                    }
-                    self.judge(&running);
-                    return Ok(End::Sudden("it was killed and does not come to its end".into()));
-                }
                 Wake::Said => {
                     self.listen(&mut running);
                     if running.up.is_some()
@@ -297,20 +286,16 @@ impl Keeper {
         }
     }
 
-    fn judge(&mut self, running: &Running) {
-        self.served = running.up.is_some();
-        if running.up.is_some_and(|since| since.elapsed() >= WELL) {
-            self.row = 0;
-        }
-    }
-
     fn ended(&mut self, mut running: Running) -> Result<End, Failure> {
         self.listen(&mut running);
         let status = running.child.wait().or_failed("waiting for the daemon")?;
         if running.leaving || self.devices.is_empty() {
             return Ok(End::Final(status));
         }
-        self.judge(&running);
+        self.served = running.up.is_some();
+        if running.up.is_some_and(|since| since.elapsed() >= WELL) {
+            self.row = 0;
+        }
         let how = match status.signal() {
             Some(signal) => format!("killed by signal {signal}"),
             None => format!("exit status {}", status.code().unwrap_or(0)),

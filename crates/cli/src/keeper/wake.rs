@@ -15,12 +15,7 @@ pub enum Wake {
     Said,
     Signal(Signal),
     Late,
-    /// It has closed everything, and does not come to its end.
-    Stuck,
 }
-
-/// What has closed everything ends within this time, unless a thread of it cannot.
-pub const CLOSED_ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Signals that are passed on, or mean something, instead of ending the process.
 pub struct Signals(OwnedFd);
@@ -111,9 +106,28 @@ pub fn wait(
             // that hangs up cannot be polled without waking up all the time.
             listens = false;
             if said.contains(PollFlags::HUP) {
-                let ends = ends_within(ended, CLOSED_ENDS_WITHIN);
-                return Ok(if ends { Wake::Ended } else { Wake::Stuck });
+                let rest = until.map(|t| t.saturating_duration_since(Instant::now()));
+                return wait_without(ended, signals, rest);
             }
+        }
+    }
+}
+
+/// The same when there is no line any more.
+fn wait_without(ended: &OwnedFd, signals: &Signals, left: Option<Duration>) -> io::Result<Wake> {
+    let mut fds = [PollFd::new(&signals.0, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, timespec(left).as_ref()) {
+            Ok(0) => return Ok(Wake::Late),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(e.into()),
+        }
+        if fds[1].revents().contains(PollFlags::IN) {
+            return Ok(Wake::Ended);
+        }
+        if let Some(signal) = signals.next() {
+            return Ok(Wake::Signal(signal));
         }
     }
 }

@@ -640,7 +640,6 @@ impl Filesystem for Adapter {
         let start = Instant::now();
         // Reads of processes have an owner; others fill pages.
         let paged = owner.is_none().then(|| Arc::clone(&handle.file));
-        paged.iter().for_each(|file| self.node.gives_page(file));
         let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         let answered = READ_BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(size as usize), 0);

@@ -74,7 +74,7 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     };
     let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     places.connect(session.notifier());
-    node.kernel.connect(|| session.notifier(), session.as_fd()).map_err(failed)?;
+    node.kernel.connect(session.notifier());
     if goes_on {
         node.kernel_forgets_all();
     }
