@@ -95,12 +95,6 @@ pub struct CachedFile {
     /// The kernel let go of it while it was still open here: whoever releases it last looks
     /// whether it has a name.
     pub forgotten: AtomicBool,
-    /// The kernel was given pages of it.
-    pub paged: AtomicBool,
-    /// A look-up has brought what the kernel may not know.
-    pub outdated: AtomicBool,
-    /// Somebody has it open for appending here.
-    pub appends: AtomicBool,
     /// When it was closed last, or taken in, by [`now_ms`].
     pub closed_at: AtomicU64,
     /// It was written since it was known to be on the disk.
@@ -237,9 +231,6 @@ impl CachedFile {
             fetching: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
             forgotten: AtomicBool::new(false),
-            paged: AtomicBool::new(false),
-            outdated: AtomicBool::new(false),
-            appends: AtomicBool::new(false),
             closed_at: AtomicU64::new(now_ms()),
             unsettled: AtomicBool::new(false),
             failing: AtomicBool::new(false),
@@ -333,8 +324,6 @@ impl CachedFile {
         let mut kept = self.cache.lock();
         self.in_use.store(in_use, Release);
         if !in_use {
-            self.paged.store(false, Release);
-            self.appends.store(false, Release);
             self.closed_at.store(now_ms(), Release);
             if !self.unsettled.load(Acquire) {
                 *kept = None;

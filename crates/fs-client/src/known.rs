@@ -72,11 +72,6 @@ impl KnownNames {
         self.table.lock().attr(ino, Some(epoch), now_ms(), FRESH_MS)
     }
 
-    /// The size that goes with what is known of an inode.
-    pub(crate) fn size(&self, ino: Ino, epoch: u64) -> Option<u64> {
-        self.attr(ino, epoch).map(|attr| attr.size)
-    }
-
     fn missed(&self, dir: Ino, asked: Asked) -> bool {
         self.table.lock().missed(dir, Some(asked.epoch()))
     }

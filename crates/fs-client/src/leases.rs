@@ -189,17 +189,16 @@ impl Node {
             return false;
         }
         let Some(file) = self.file(ino) else { return true };
-        let waits = {
+        let tells = {
             let mut state = file.state.write();
             state.lease.recall(seq);
             state.quiet.recall(seq);
-            // The kernel must let go of what it keeps.
-            state.quiet.has_untold() || state.opens > 0
+            state.quiet.has_untold()
         };
-        if waits {
+        if tells {
             self.return_once_told(file, seq);
         }
-        !waits
+        !tells
     }
 
     /// A file is forgotten here: its lease is of no use.

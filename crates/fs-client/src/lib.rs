@@ -26,7 +26,6 @@ pub mod heir;
 mod home;
 mod interrupt;
 pub mod journal;
-mod kernel;
 mod known;
 mod leases;
 pub mod ledger;

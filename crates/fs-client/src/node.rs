@@ -10,7 +10,6 @@ use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
-use crate::kernel::Kernel;
 use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
@@ -76,8 +75,6 @@ pub struct Node {
     pub leases: LeaseCounts,
     /// Names and attributes that need not be asked for.
     pub known: KnownNames,
-    /// What the kernel keeps is given up through this.
-    pub kernel: Kernel,
     /// What is no more and still known to the kernel.
     pub gone: Gone,
     /// Where waiting work runs.
@@ -178,7 +175,6 @@ impl Node {
             metrics: Metrics::default(),
             leases: LeaseCounts::default(),
             known: KnownNames::default(),
-            kernel: Kernel::default(),
             gone: Gone::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),

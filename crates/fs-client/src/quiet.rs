@@ -259,9 +259,6 @@ impl Node {
                 }
                 tokio::time::sleep(PAUSE).await;
             }
-            if file.state.read().opens > 0 {
-                node.kernel_forgets(&file).await;
-            }
             node.meta.return_recalled(connection, file.ino, seq);
         });
     }

@@ -8,13 +8,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 /// A mapping of a file from its start.
-pub struct Map {
+struct Map {
     at: *mut u8,
     len: usize,
 }
 
 impl Map {
-    pub fn new(file: &File, len: usize, protection: i32, sharing: i32) -> Map {
+    fn new(file: &File, len: usize, protection: i32, sharing: i32) -> Map {
         // SAFETY: a fresh mapping of an open descriptor.
         let at = unsafe {
             libc::mmap(std::ptr::null_mut(), len, protection, sharing, file.as_raw_fd(), 0)
@@ -23,13 +23,13 @@ impl Map {
         Map { at: at.cast(), len }
     }
 
-    pub fn store(&self, offset: usize, data: &[u8]) {
+    fn store(&self, offset: usize, data: &[u8]) {
         assert!(offset + data.len() <= self.len);
         // SAFETY: inside the mapping, which is writable.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.at.add(offset), data.len()) }
     }
 
-    pub fn load(&self, offset: usize, len: usize) -> Vec<u8> {
+    fn load(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len);
         let mut got = vec![0; len];
         // SAFETY: inside the mapping.
@@ -37,7 +37,7 @@ impl Map {
         got
     }
 
-    pub fn sync(&self) {
+    fn sync(&self) {
         // SAFETY: this very mapping.
         let done = unsafe { libc::msync(self.at.cast(), self.len, libc::MS_SYNC) };
         assert_eq!(done, 0, "msync: {}", io::Error::last_os_error());

@@ -323,7 +323,6 @@ impl Filesystem for Adapter {
             return entry(reply)(known);
         }
         let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
-        let giver = Arc::clone(&self.node);
         self.spawn(
             Operation::Lookup,
             async move {
@@ -334,10 +333,7 @@ impl Filesystem for Adapter {
                 }
                 Ok(found)
             },
-            move |found| {
-                entry(reply)(found);
-                found.iter().for_each(|attr| giver.gave_size(attr.ino));
-            },
+            entry(reply),
         );
     }
 
@@ -356,12 +352,10 @@ impl Filesystem for Adapter {
             self.node.metrics.finished(Operation::GetAttr, start);
             return reply.attr(&TTL, &attr(&found));
         }
-        let (node, giver, i) = (Arc::clone(&self.node), Arc::clone(&self.node), ino(i));
+        let node = Arc::clone(&self.node);
+        let i = ino(i);
         let work = async move { node.getattr(i).await };
-        self.spawn_waiting(Operation::GetAttr, req, work, move |got| {
-            attributes(reply)(got);
-            giver.gave_size(i);
-        });
+        self.spawn_waiting(Operation::GetAttr, req, work, attributes(reply));
     }
 
     fn setattr(
@@ -638,8 +632,6 @@ impl Filesystem for Adapter {
         let handle = handle!(self, fh, reply);
         locks_hold!(self, handle, owner.map(|o| o.0), reply);
         let start = Instant::now();
-        // Reads of processes have an owner; others fill pages.
-        let paged = owner.is_none().then(|| Arc::clone(&handle.file));
         let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         let answered = READ_BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(size as usize), 0);
@@ -649,23 +641,18 @@ impl Filesystem for Adapter {
         match answered {
             Ok(Some(n)) => {
                 self.node.metrics.finished(Operation::Read, start);
-                READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
-                paged.iter().for_each(|file| self.node.gave_page(file));
-                return;
+                return READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
             }
             Ok(None) => {}
             Err(e) => return reply.error(errno(e)),
         }
-        let (node, giver) = (Arc::clone(&self.node), Arc::clone(&self.node));
+        let node = Arc::clone(&self.node);
         self.spawn_waiting(
             Operation::Read,
             req,
             async move { node.read(&handle, offset, size as usize).await },
             move |r| match r {
-                Ok(bytes) => {
-                    reply.data(&bytes);
-                    paged.iter().for_each(|file| giver.gave_page(file));
-                }
+                Ok(bytes) => reply.data(&bytes),
                 Err(e) => reply.error(errno(e)),
             },
         );
@@ -691,15 +678,6 @@ impl Filesystem for Adapter {
         // Pages of a mapping carry their own offset whatever the open flags say.
         let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = flags.0 & libc::O_APPEND != 0 && !mapped;
-        let whole = data.len() as u32;
-        let data = match mapped {
-            true => &data[..self.node.within_file(&handle.file, offset, data.len())],
-            false => data,
-        };
-        let len = data.len();
-        if mapped && len == 0 {
-            return reply.written(whole);
-        }
         let caller = caller(req);
         let placed = if append && caller.again { self.placed(caller.number) } else { None };
         let (offset, append) = placed.map_or((offset, append), |at| (at, false));
@@ -712,7 +690,7 @@ impl Filesystem for Adapter {
                 // The node can have been silent in between.
                 locks_hold!(self, handle, owner, reply);
                 self.node.metrics.finished(Operation::Write, start);
-                reply.written(if n as usize == len { whole } else { n });
+                reply.written(n);
             }
             Ok(Written::Then(rest)) => {
                 let node = Arc::clone(&self.node);
@@ -721,8 +699,7 @@ impl Filesystem for Adapter {
                     req,
                     async move {
                         let n = node.finish_write(&handle, rest).await?;
-                        node.locks_hold(&handle, owner)?;
-                        Ok(if n as usize == len { whole } else { n })
+                        node.locks_hold(&handle, owner).map(|()| n)
                     },
                     move |r| match r {
                         Ok(n) => reply.written(n),
@@ -998,7 +975,15 @@ impl Filesystem for Adapter {
         let lock = LockRequest { ino: ino(i), owner: owner.0, pid, start, end, typ, flock };
         let node = Arc::clone(&self.node);
         let unique = req.unique().0;
-        let work = async move { node.set_lock(&handle, lock, sleep, unique).await };
+        let places = Arc::clone(&self.places);
+        let work = async move {
+            node.set_lock(&handle, lock, sleep, unique).await?;
+            // Past the daemon the kernel has no pages of its own.
+            if typ != libc::F_UNLCK && handle.file.state.read().passing.is_none() {
+                places.refresh(handle.file.ino).await;
+            }
+            Ok(())
+        };
         self.spawn(Operation::Lock, work, empty(reply));
     }
 

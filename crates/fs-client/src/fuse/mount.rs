@@ -74,10 +74,6 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     };
     let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
     places.connect(session.notifier());
-    node.kernel.connect(session.notifier());
-    if goes_on {
-        node.kernel_forgets_all();
-    }
     match &heir {
         Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
         Some(heir) if resends.load(Acquire) => {

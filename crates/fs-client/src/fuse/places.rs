@@ -102,6 +102,21 @@ impl Places {
         }
     }
 
+    /// Somebody has locked a file: what the kernel kept of its bytes (for mappings and splice) is
+    /// dropped. Bounded in time: a page can be locked by a read that waits for other nodes.
+    pub async fn refresh(self: &Arc<Places>, ino: Ino) {
+        let places = Arc::clone(self);
+        let tell = tokio::task::spawn_blocking(move || {
+            if let Some(kernel) = places.kernel.get() {
+                // ENOENT: the kernel does not know the inode.
+                let _ = kernel.inval_inode(INodeNo(ino.0), 0, 0);
+            }
+        });
+        if tokio::time::timeout(LET_GO_WAIT, tell).await.is_err() {
+            tracing::debug!(%ino, "the kernel is still busy with pages of a file");
+        }
+    }
+
     /// A rename through this mount has been done.
     pub fn renamed(&self, from: (Ino, &Name), to: (Ino, &Name), exchange: bool) {
         let place = |(parent, name): (Ino, &Name)| (parent, name.clone());

@@ -100,9 +100,6 @@ impl Node {
         self.locks_hold(handle, (!lock.flock).then_some(lock.owner))?;
         // Where writes publish there is nothing left to be published.
         wanted.publish = !file.state.read().model.writes_publish();
-        // What was stored to a mapping before an unlock belongs to what it publishes, and must not be
-        // taken for newer than what a lock looks up.
-        self.kernel_writes_back(file).await;
         if wanted.kind == LockKind::Unlock {
             let asked = file.locks.lock().asked(owner);
             let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
@@ -124,7 +121,6 @@ impl Node {
         file.change_locks(|book| book.answered(owner, handle.fh, refused));
         answer?;
         self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await?;
-        self.kernel_learns(file).await;
         // The node can have been given up while the answer was on its way.
         self.locks_hold(handle, (!lock.flock).then_some(lock.owner))
     }

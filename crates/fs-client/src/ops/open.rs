@@ -77,21 +77,6 @@ impl Node {
         uid: u32,
         door: &dyn Door,
     ) -> Result<Opening, Errno> {
-        let shown = self.size_shown(ino);
-        let opening = self.open_in_turn(ino, flags, uid, door).await?;
-        if let Some(handle) = self.handles.file(opening.fh) {
-            self.kernel_opens(&handle.file, shown).await;
-        }
-        Ok(opening)
-    }
-
-    async fn open_in_turn(
-        &self,
-        ino: Ino,
-        flags: i32,
-        uid: u32,
-        door: &dyn Door,
-    ) -> Result<Opening, Errno> {
         let mut truncate = flags & libc::O_TRUNC != 0;
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.file_or_new(ino, self.rules.job());

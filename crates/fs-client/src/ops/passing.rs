@@ -40,8 +40,6 @@ pub(crate) struct Asked {
     pub privileged: bool,
     /// This open made the file, or emptied it.
     pub fresh: bool,
-    /// Writes go to the end.
-    pub appends: bool,
     /// From now on the file sits here.
     pub seat: Option<MySeat>,
 }
@@ -51,8 +49,7 @@ impl Asked {
     pub(crate) fn new(flags: i32, sole: bool, attr: Option<&Attr>) -> Asked {
         let access = Asked::access_of(flags);
         let privileged = attr.is_some_and(|a| a.perm & 0o6000 != 0);
-        let (fresh, appends) = (flags & libc::O_TRUNC != 0, flags & libc::O_APPEND != 0);
-        Asked { access, sole, privileged, fresh, appends, seat: None }
+        Asked { access, sole, privileged, fresh: flags & libc::O_TRUNC != 0, seat: None }
     }
 
     /// The same, where the service was asked for this seat, and said so.
@@ -87,7 +84,6 @@ impl Node {
         door: &dyn Door,
     ) -> Result<Opening, Errno> {
         let (path, id) = self.choose(file, asked, door)?;
-        file.appends.fetch_or(asked.appends, Relaxed);
         self.paths.count(path);
         let fh = self.enter_handle(Arc::clone(file), path);
         if file.is_tracked() {

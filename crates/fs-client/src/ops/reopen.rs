@@ -14,7 +14,6 @@ use ebb_meta_client::Wish;
 use ebb_types::{Errno, Ino, Version};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Files asked for at once.
 const STEP: usize = 128;
@@ -55,9 +54,6 @@ impl Node {
         }
         file.state.write().opens += handles.len() as u32 - 1;
         file.inherit_locks(&handles);
-        // What the kernel has of it, and how it was opened, nobody told this daemon.
-        file.paged.store(true, Relaxed);
-        file.appends.store(true, Relaxed);
         let count = handles.len();
         for handle in handles {
             let open = OpenFile {

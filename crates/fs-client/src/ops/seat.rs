@@ -217,22 +217,6 @@ impl Node {
         match work {
             SeatWork::Look => return Ok(()),
             SeatWork::Sync => return self.fsync_file(&file).await,
-            _ => self.change_at_seat(&file, work, ranges, bytes).await?,
-        }
-        // The kernel has not seen the change.
-        self.kernel_forgets(&file).await;
-        Ok(())
-    }
-
-    async fn change_at_seat(
-        &self,
-        file: &Arc<CachedFile>,
-        work: SeatWork,
-        ranges: &[ByteRange],
-        bytes: &[u8],
-    ) -> Result<(), Errno> {
-        let ino = file.ino;
-        match work {
             SeatWork::Cut => {
                 let size = ranges.first().ok_or(Errno::EINVAL)?.end();
                 let args = SetAttr { size: Some(size), ..SetAttr::default() };
@@ -242,7 +226,7 @@ impl Node {
                 let size = ranges.first().ok_or(Errno::EINVAL)?.end();
                 return self.grow(ino, size, false).await;
             }
-            _ => {}
+            SeatWork::Write { .. } | SeatWork::Append { .. } => {}
         }
         if self.is_over_capacity() {
             self.make_room(Need::Share).await?;
@@ -256,18 +240,18 @@ impl Node {
             let part = bytes.get(at..at + range.len() as usize).ok_or(Errno::EPROTO)?;
             at += part.len();
             let stored = match work {
-                SeatWork::Append { .. } => self.append_here(file, part)?,
+                SeatWork::Append { .. } => self.append_here(&file, part)?,
                 _ => file.store(&self.cache, Place::At(range.start()), part, |_| {})?,
             };
             self.note_taken();
-            self.note_stored(file, stored);
-            self.list_dirty(file);
+            self.note_stored(&file, stored);
+            self.list_dirty(&file);
             if stored.len() != part.len() as u64 {
                 return Err(Errno::ENOSPC);
             }
         }
         // Done here it is, so that nobody may take it for not done and do it again.
-        let published = self.attach(file, ByteRange::ALL, false, false).await;
+        let published = self.attach(&file, ByteRange::ALL, false, false).await;
         published.map_err(|e| if is_gone(e) { Errno::EIO } else { e })
     }
 

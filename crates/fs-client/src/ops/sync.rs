@@ -39,9 +39,6 @@ impl Node {
         grant: Option<Grant>,
     ) -> bool {
         let mut state = file.state.write();
-        if answer.version > state.view.known_version() {
-            file.outdated.store(true, Relaxed);
-        }
         let changes = state.view.apply(answer);
         self.note_changes(file, &changes);
         self.take_away(file, &mut state, &changes);
@@ -498,9 +495,7 @@ impl Node {
 
     /// `fsync`: what the model says, and the durability that was asked for.
     pub async fn fsync(&self, handle: &OpenFile) -> Result<(), Errno> {
-        self.fsync_file(&handle.file).await?;
-        self.kernel_learns(&handle.file).await;
-        Ok(())
+        self.fsync_file(&handle.file).await
     }
 
     pub(crate) async fn fsync_file(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
