@@ -12,6 +12,7 @@ pub mod model;
 pub mod nodes;
 pub mod power;
 pub mod reboot;
+pub mod recoveries;
 pub mod tools;
 pub mod tree;
 pub mod turns;

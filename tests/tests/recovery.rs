@@ -527,6 +527,8 @@ fn a_damaged_journal_never_leads_to_wrong_bytes() {
         let _ = recover_at(&cluster, &cache, backing, &options);
         for i in 0..8 {
             match std::fs::read(backing.join(format!("f{i}"))) {
+                // What comes before the damage is of an earlier moment, when it had no bytes yet.
+                Ok(got) if got.is_empty() => {}
                 Ok(got) => same(&format!("case {case}, byte {at}: f{i}"), &got, &content(i)),
                 Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound),
             }

@@ -2,15 +2,16 @@
 //! cache, at once or in turn, killed and repeated, brings every byte of shared files to the backing,
 //! and never says 0 when some are missing.
 
-use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
+use ebb_testkit::{Cluster, Node, random, skip_reason};
 use ebb_tests::content::same;
+use ebb_tests::recoveries::{all_die, ended_with, recover, start};
 use ebb_tests::tools::names;
 use rand::Rng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output};
 use std::time::Duration;
 
 const RECORD: usize = 3_000;
@@ -27,41 +28,6 @@ fn cluster(nodes: usize, model: &str) -> Option<Cluster> {
 fn open(node: &Node, name: &str) -> File {
     let mut options = File::options();
     options.write(true).create(true).truncate(false).open(node.path(name)).expect("open")
-}
-
-/// Nothing but the caches is left of the job.
-fn all_die(cluster: &mut Cluster) {
-    cluster.nodes().iter().for_each(Node::kill9);
-    cluster.kill_meta();
-    std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
-    for node in cluster.nodes() {
-        let _ = node.ebb("umount", &[], &[]);
-    }
-}
-
-fn command(cluster: &Cluster, node: &Node, more: &[&str]) -> Command {
-    let mut command = cluster.ebb();
-    command.arg("recover").arg(node.cache()).arg("--backing").arg(cluster.backing()).args(more);
-    command
-}
-
-fn recover(cluster: &Cluster, node: &Node, more: &[&str]) -> Output {
-    command(cluster, node, more).output().expect("ebb can be started")
-}
-
-fn start(cluster: &Cluster, node: &Node) -> Child {
-    let mut command = command(cluster, node, &[]);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ebb can be started")
-}
-
-fn said(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
-}
-
-fn ended_with(output: &Output, status: i32, words: &[&str]) {
-    assert_eq!(output.status.code(), Some(status), "{}", describe(output));
-    words.iter().for_each(|w| assert!(said(output).contains(w), "no '{w}' in {}", said(output)));
 }
 
 /// Every node writes its records, fsyncs, closes; all have it open at the same time.

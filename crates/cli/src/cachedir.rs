@@ -149,6 +149,7 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Refuses a cache that holds data of which no journal says what it is. Asked under the lock.
 pub fn refuse_unknown(dir: &Path) -> Result<(), Failure> {
     let shown = dir.display();
+    ebb_fs_client::leftover::finish_clearing(dir).or_failed(format!("cache {shown}"))?;
     let found = leftover(dir).or_failed(format!("cache {shown}"))?;
     if found.files == 0 || ebb_fs_client::journal::path_in(dir).exists() {
         return Ok(());

@@ -44,7 +44,15 @@ impl Left {
 
     /// True when everything is on the backing.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty() && self.names().next().is_none() && self.others().next().is_none()
+        self.bytes.is_empty()
+            && self.names().next().is_none()
+            && self.others().next().is_none()
+            && self.noted_names().is_empty()
+    }
+
+    /// Names that the node's journal tells of. Where the service's own journal is there, that counts.
+    fn noted_names(&self) -> Vec<(String, FileKind)> {
+        if self.service.is_some() { Vec::new() } else { self.bytes.names() }
     }
 
     /// Things without bytes that the backing does not have.
@@ -76,7 +84,8 @@ impl Left {
     /// One line each, and a sum.
     pub fn listing(&self) -> String {
         let mut lines: Vec<String> = self.bytes.files().iter().map(bytes_line).collect();
-        lines.extend(self.names().map(name_line));
+        lines.extend(self.names().map(|p| name_line(&path_of(p), p.kind)));
+        lines.extend(self.noted_names().iter().map(|(path, kind)| name_line(path, *kind)));
         lines.extend(self.others().map(others_line));
         let total = lines.len();
         if total > LINES_SHOWN {
@@ -113,14 +122,14 @@ fn path_of(pending: &Pending) -> String {
     String::from_utf8_lossy(&pending.path).into_owned()
 }
 
-fn name_line(pending: &Pending) -> String {
-    let what = match pending.kind {
+fn name_line(path: &str, kind: FileKind) -> String {
+    let what = match kind {
         FileKind::Directory => "directory",
         FileKind::Symlink => "symbolic link",
         FileKind::Regular => "file without unflushed bytes",
         _ => "special file",
     };
-    format!("  {}: {what}", path_of(pending))
+    format!("  {path}: {what}")
 }
 
 fn others_line(pending: &Pending) -> String {

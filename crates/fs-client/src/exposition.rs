@@ -91,6 +91,12 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
             "Blocks of the cache that were not what was written into them",
             s.medium.damaged_blocks as f64,
         ),
+        (
+            "names_noted",
+            Gauge,
+            "Facts of names in the node journal that the backing may not have",
+            s.names_noted as f64,
+        ),
         ("lost_bytes", Gauge, "Bytes that the disk of the cache lost", s.medium.lost_bytes as f64),
         (
             "encrypted_sent_bytes_total",

@@ -5,8 +5,9 @@
 use crate::config::MountConfig;
 use crate::daemon::RunError;
 use crate::journal::{self, Found, Held, Kept, Life, Note};
+use ebb_namespace::Missing;
 use ebb_types::units::Size;
-use ebb_types::{ByteRange, Ino, Time};
+use ebb_types::{ByteRange, FileKind, Ino, Time};
 use ebb_wire::pb::Welcome;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -39,7 +40,18 @@ impl Leftover {
     /// True when a recovery without the service has nothing to do, nor to say to those of others.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        self.found().is_none_or(|f| f.image.sayable().next().is_none())
+        self.found().is_none_or(|f| f.image.sayable().next().is_none() && f.image.book.is_silent())
+    }
+
+    /// Names that this node made or changed and that the backing has not, other than those of files of
+    /// which bytes are held: paths and types.
+    #[must_use]
+    pub fn names(&self) -> Vec<(String, FileKind)> {
+        let Some(found) = self.found() else { return Vec::new() };
+        let held = |ino| found.image.file(ino).is_some_and(|n| n.is_unpublished());
+        let missing = found.image.book.missing().0.into_iter().filter(|m| !held(m.ino));
+        let path = |m: &Missing<'_>| m.path.iter().map(ToString::to_string).collect::<Vec<_>>();
+        missing.map(|m| (path(&m).join("/"), m.shape.kind)).collect()
     }
 
     /// True when the daemon may have been about to write without a note.
@@ -178,7 +190,8 @@ pub fn read_past_damage(cache: &Path) -> Result<Leftover, RunError> {
 /// asked before a service is started: it must not begin a new job over the bytes of an old one.
 pub fn of(config: &MountConfig) -> Result<Leftover, RunError> {
     let left = read(&config.cache)?;
-    let Some(found) = left.found().filter(|_| !left.is_empty()) else { return Ok(left) };
+    let holds = !left.is_empty() || !left.names().is_empty();
+    let Some(found) = left.found().filter(|_| holds) else { return Ok(left) };
     let cache = config.cache.display();
     let held = backing_of(found);
     let mine = std::fs::metadata(&config.backing).map(|m| m.ino()).unwrap_or(0);
@@ -200,12 +213,13 @@ fn backing_of(found: &Found) -> u64 {
     found.image.life.as_ref().map_or(0, |l| l.backing_ino)
 }
 
-/// So many bytes of so many files.
+/// So many bytes of so many files, and so many names.
 #[must_use]
 pub fn amount(left: &Leftover) -> String {
-    let files = left.files();
+    let (files, names) = (left.files(), left.names().len());
     let bytes = files.iter().map(LeftFile::bytes).sum();
-    format!("{} of {} file(s)", Size(bytes), files.len())
+    let text = format!("{} of {} file(s)", Size(bytes), files.len());
+    if names == 0 { text } else { format!("{text} and {names} name(s)") }
 }
 
 /// Why a cache is not taken over by a service that does not know its files.
@@ -235,11 +249,28 @@ pub(crate) fn life(config: &MountConfig, welcome: &Welcome) -> Life {
     }
 }
 
-/// Everything is on the backing: takes away what a cache directory holds.
+/// The journal of a cache of which everything is on the backing, while the rest is taken away.
+const DONE: &str = "journal.done";
+
+/// Everything is on the backing: takes away what a cache directory holds. Killed in between, it is
+/// [gone on with](finish_clearing): no files are left of which nothing is known.
 pub fn clear(cache: &Path) -> io::Result<()> {
-    journal::remove(cache)?;
+    match std::fs::rename(journal::path_in(cache), cache.join(DONE)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
     match std::fs::remove_dir_all(cache.join("data")) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    match std::fs::remove_file(cache.join(DONE)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
+}
+
+/// Clears a cache of which the clearing was begun, and nothing else.
+pub fn finish_clearing(cache: &Path) -> io::Result<()> {
+    let begun = cache.join(DONE).exists() && !journal::path_in(cache).exists();
+    if begun { clear(cache) } else { Ok(()) }
 }

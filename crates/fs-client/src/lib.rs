@@ -34,6 +34,7 @@ mod lock_book;
 mod medium;
 mod memory;
 mod metrics;
+mod name_notes;
 mod node;
 mod notes;
 mod ops;

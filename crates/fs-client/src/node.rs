@@ -207,6 +207,12 @@ impl Node {
             }
         }));
         let this = Arc::downgrade(&node);
+        node.meta.on_facts(Box::new(move |facts| {
+            if let Some(node) = this.upgrade() {
+                node.hear_facts(facts);
+            }
+        }));
+        let this = Arc::downgrade(&node);
         node.meta.on_publish(Box::new(move |asked| {
             if let Some(node) = this.upgrade() {
                 node.asked_to_publish(asked);

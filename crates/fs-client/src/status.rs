@@ -58,6 +58,8 @@ pub struct Status {
     pub leases: Leases,
     pub copies: CopyStatus,
     pub medium: Medium,
+    /// What the node journal keeps of names that the backing may not have.
+    pub names_noted: usize,
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
@@ -323,6 +325,7 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
     }));
     Status {
         medium: medium(node),
+        names_noted: node.journal.get().map_or(0, |journal| journal.facts()),
         copies,
         node: node.config.node.clone(),
         number: node.me.0,

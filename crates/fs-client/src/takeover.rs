@@ -59,7 +59,8 @@ pub(crate) fn take_over(
         let restored = runtime
             .block_on(restore::take_over(node, found, left.is_of_job(welcome.job), open.as_ref()))
             .map_err(|e| local("cannot take the cache over")(e.into()))?;
-        if !restored.unknown.is_empty() {
+        let names = !left.is_of_job(welcome.job) && !left.names().is_empty();
+        if !restored.unknown.is_empty() || names {
             return Err(RunError::Config(leftover::orphaned_text(&node.config, found)));
         }
         tracing::info!(
@@ -70,6 +71,9 @@ pub(crate) fn take_over(
             "took over what an earlier daemon left"
         );
         image = restored.image;
+        if left.is_of_job(welcome.job) {
+            image.book = found.image.book.clone();
+        }
     }
     if let Some(inherited) = inherited {
         let _ = node.placed.set(reopen::certain(inherited, &image));
@@ -83,6 +87,7 @@ pub(crate) fn take_over(
     }
     let _ = node.journal.set(Arc::new(journal));
     runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
+    runtime.spawn(Node::keep_places(Arc::downgrade(node)));
     Ok(())
 }
 

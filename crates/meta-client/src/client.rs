@@ -2,6 +2,7 @@
 
 use crate::driver::{self, Event};
 use crate::exchange::{Answer, Exchange, Patience};
+use crate::facts::OnFacts;
 use crate::ops::{NAMES, counter};
 use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
 use crate::trust::Trusting;
@@ -12,8 +13,8 @@ use ebb_wire::pb::{self, reply::Body, request::Op};
 use prost::Message;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -107,6 +108,8 @@ pub(crate) struct Inner {
     /// The goodbye is on its way: a stream that ends is not resumed.
     pub leaving: AtomicBool,
     pub trusting: Trusting,
+    /// Who keeps what the service tells of names.
+    pub on_facts: OnceLock<OnFacts>,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
 }
@@ -187,6 +190,7 @@ impl MetaClient {
             unknown_replies: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             trusting: Trusting::default(),
+            on_facts: OnceLock::new(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
         });

@@ -127,12 +127,13 @@ async fn listen(inner: &Arc<Inner>, session: Session) -> Result<(), String> {
     }
 }
 
-fn receive(inner: &Arc<Inner>, frame: pb::ServerFrame) -> Result<(), String> {
+fn receive(inner: &Arc<Inner>, mut frame: pb::ServerFrame) -> Result<(), String> {
     {
         // Before anybody acts on what the frame says.
         let mut known = inner.known.lock();
         known.told = known.told.max(frame.durable);
     }
+    inner.hear_facts(&mut frame.replies);
     let unknown = inner.exchange.resolve(frame.replies);
     inner.unknown_replies.fetch_add(unknown as u64, Relaxed);
     for notice in frame.notices {

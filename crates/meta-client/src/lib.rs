@@ -6,6 +6,7 @@
 //! * [`session`]: the connection, the proof of the token, the welcome.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
 //! * [`once`]: which request is which when the daemon itself was replaced.
+//! * [`facts`]: what is told for the node's journal.
 //! * [`trust`]: until when leases may be trusted, and their recall.
 //! * [`client`], [`names`], [`bytes`], [`copies`], [`locks`]: the calls.
 
@@ -14,6 +15,7 @@ mod client;
 mod copies;
 mod driver;
 mod exchange;
+mod facts;
 mod frames;
 mod locks;
 mod map;
@@ -30,6 +32,7 @@ pub use bytes::{
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use copies::{Adopted, Holding, Pairs};
 pub use driver::Event;
+pub use facts::OnFacts;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
 pub use map::{Mapped, map_from_pb};
 pub use names::{

@@ -102,6 +102,8 @@ pub struct Core {
     pub stripes: Option<Stripes>,
     /// Which directories were used when, to forget what is in the others. A leaf as well.
     pub forgetting: Forgetting,
+    /// What nodes need not remember of names.
+    pub(crate) settling: Mutex<crate::facts::Settling>,
     /// What is counted.
     pub stats: Stats,
     /// Lease of a node.
@@ -168,6 +170,7 @@ impl Core {
             tickets: AtomicU64::new(1),
             waits: Mutex::default(),
             forgetting,
+            settling: Mutex::default(),
             stats: Stats::default(),
             lease: config.lease,
             instance,

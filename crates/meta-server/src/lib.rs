@@ -17,6 +17,7 @@ mod death;
 mod doors;
 mod effects;
 mod engine;
+mod facts;
 mod forgetting;
 mod grants;
 mod journal;

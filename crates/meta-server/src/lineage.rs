@@ -42,6 +42,14 @@ pub struct Start {
     pub first: Ino,
 }
 
+impl Start {
+    /// Which of all starts it is: greater for those that come later, whatever state they are on.
+    #[must_use]
+    pub fn block(&self) -> u64 {
+        self.first.0 >> START_BITS
+    }
+}
+
 /// See the head of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lineage {
@@ -68,7 +76,7 @@ impl Lineage {
     }
 
     /// The services so far.
-    pub fn starts(&self) -> impl Iterator<Item = &Start> {
+    pub fn starts(&self) -> impl DoubleEndedIterator<Item = &Start> {
         self.starts.iter()
     }
 

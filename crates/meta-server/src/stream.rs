@@ -477,7 +477,8 @@ impl Stream {
             }
             Some(Turnout::Do(tell)) => match call.answered_before(&op) {
                 Some(result) => {
-                    let answer = reply(call.id, result);
+                    let facts = self.core.facts(self.core.subject(&op), &result);
+                    let answer = pb::Reply { facts, ..reply(call.id, result) };
                     self.core.sessions.remember(self.who, &answer);
                     replies.push(answer);
                 }
@@ -519,6 +520,7 @@ impl Stream {
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
         let asking = Asking::new(self.serial, &op);
+        let subject = self.core.subject(&op);
         let (fast, changed) = asking.at_once(|| call.fast(op));
         match fast {
             Fast::Done(mut result) => {
@@ -528,7 +530,8 @@ impl Stream {
                 }
                 leases::put(lease, &mut result);
                 let owed = self.core.owed(to, changed, &subjects, &result);
-                let answer = reply(call.id, result);
+                let facts = self.core.facts(subject, &result);
+                let answer = pb::Reply { facts, ..reply(call.id, result) };
                 let Some(owed) = owed else {
                     finish(&call, tell, &answer);
                     return replies.push(answer);
@@ -561,7 +564,8 @@ impl Stream {
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
                     leases::put(lease, &mut result);
                     let owed = call.core.owed(to, changed, &subjects, &result).unwrap_or_default();
-                    let answer = reply(call.id, result);
+                    let facts = call.core.facts(subject, &result);
+                    let answer = pb::Reply { facts, ..reply(call.id, result) };
                     drop(permit);
                     answer_later(call, tell, answer, owed, out).await;
                 });

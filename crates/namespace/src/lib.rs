@@ -17,8 +17,11 @@
 
 mod adopt;
 mod attr;
+mod book;
 mod covered;
+mod facts;
 mod forget;
+mod horizon;
 mod inode;
 pub mod locks;
 mod make;
@@ -32,7 +35,9 @@ mod tree;
 mod xattr;
 
 pub use attr::{Change, SetTime};
+pub use book::{Astray, Book, Missing};
 pub use forget::is_found;
+pub use horizon::Horizon;
 pub use inode::{BackingKey, Dentry, DirStamp, Found, Home, Inode, Link, Seen, Under};
 pub use make::New;
 pub use parts::Known;

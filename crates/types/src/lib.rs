@@ -5,6 +5,7 @@
 pub mod attr;
 pub mod errno;
 pub mod extents;
+pub mod facts;
 pub mod ids;
 pub mod name;
 pub mod range;
@@ -14,6 +15,7 @@ pub mod units;
 pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
 pub use extents::{Extents, split_by};
+pub use facts::Facts;
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use name::Name;
 pub use range::{ByteRange, in_steps};

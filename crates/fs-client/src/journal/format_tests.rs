@@ -179,9 +179,9 @@ fn older_formats_are_still_read_and_a_newer_one_is_not() {
         bytes[12..16].copy_from_slice(&sum.to_le_bytes());
         judged(&bytes, BOOT)
     };
-    for old in 1..7 {
+    for old in 1..8 {
         assert_eq!(with_format(old).unwrap().image, image_of(&records));
     }
     assert!(matches!(with_format(0), Err(JournalError::Header { .. })));
-    assert!(matches!(with_format(8), Err(JournalError::Header { .. })));
+    assert!(matches!(with_format(9), Err(JournalError::Header { .. })));
 }

@@ -3,7 +3,8 @@
 //!
 //! The image of a file is kept only while something of it is not on the backing.
 
-use ebb_types::{ByteRange, Extents, Ino, Time, Version};
+use ebb_namespace::Book;
+use ebb_types::{ByteRange, Extents, Facts, Ino, Time, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -212,6 +213,8 @@ pub enum Record {
     Home(Ino, Vec<(ByteRange, Version)>),
     /// The disk lost these bytes, which are held.
     Damaged(Ino, Vec<ByteRange>),
+    /// What the service said of names and inodes that this node changed.
+    Names(Box<Facts>),
 }
 
 /// Largest offset of a file.
@@ -246,6 +249,7 @@ impl Record {
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
             Record::Nameless(_) | Record::Seat(..) | Record::Alone(..) => true,
+            Record::Names(facts) => facts.is_sound(),
         }
     }
 
@@ -253,7 +257,7 @@ impl Record {
     #[must_use]
     pub fn ino(&self) -> Option<Ino> {
         match self {
-            Record::Life(_) | Record::Synced(_) => None,
+            Record::Life(_) | Record::Synced(_) | Record::Names(_) => None,
             Record::File(ino, _)
             | Record::Written(ino, ..)
             | Record::Attaching(ino, ..)
@@ -507,6 +511,8 @@ pub struct Image {
     files: BTreeMap<Ino, Note>,
     /// Which files have a component of that name in their path.
     names: HashMap<Vec<u8>, BTreeSet<Ino>>,
+    /// What is known of names that the backing lacks.
+    pub book: Book,
 }
 
 impl Image {
@@ -579,6 +585,7 @@ impl Image {
             }
             Record::Gone(ino) => drop(self.remove(*ino)),
             Record::Synced(_) => {}
+            Record::Names(facts) => self.book.hear(facts),
             about => {
                 let Some(ino) = about.ino() else { return };
                 let Some(note) = self.files.get_mut(&ino) else { return };
@@ -612,6 +619,7 @@ impl Image {
             let flushed: Vec<_> = note.flushed().collect();
             out.extend(flushed.chunks(STEP).map(|c| Record::Home(ino, c.to_vec())));
         }
+        out.extend(self.book.facts().into_iter().map(|facts| Record::Names(Box::new(facts))));
         out
     }
 }
@@ -698,7 +706,8 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         Record::Home(_, ranges) => {
             ranges.iter().for_each(|(range, version)| note.flushed.insert(*range, *version));
         }
-        Record::Life(_) | Record::File(..) | Record::Gone(_) | Record::Synced(_) => {}
+        Record::Life(_) | Record::File(..) | Record::Gone(_) => {}
+        Record::Synced(_) | Record::Names(_) => {}
     }
     false
 }

@@ -32,7 +32,7 @@ pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
 use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
 use ebb_locks::Mutex;
-use ebb_types::{ByteRange, Errno, Ino, Version};
+use ebb_types::{ByteRange, Errno, Facts, Ino, Version};
 use format::NAME;
 use std::io;
 use std::path::Path;
@@ -187,6 +187,37 @@ impl Journal {
         self.queue.lock().image.named(name)
     }
 
+    /// Notes what the service said of names.
+    pub fn hear(&self, facts: Facts) {
+        let mut queue = self.queue.lock();
+        let book = &queue.image.book;
+        let settles = facts.settled > book.settled() && !book.is_empty();
+        let same = facts.shared == book.is_shared() && facts.nodes as usize == book.nodes();
+        if facts.is_empty() && !settles && same {
+            return;
+        }
+        let kept = queue.push(&Record::Names(Box::new(facts)));
+        drop(queue);
+        self.write_unless(kept);
+    }
+
+    /// How much is noted of names.
+    #[must_use]
+    pub fn facts(&self) -> usize {
+        self.queue.lock().image.book.len()
+    }
+
+    /// Directories that names are in and of which the service must be asked where they are.
+    #[must_use]
+    pub fn unplaced(&self, most: usize) -> Vec<Ino> {
+        self.queue.lock().image.book.unplaced(most)
+    }
+
+    /// The service does not know either.
+    pub fn give_up(&self, dir: Ino) {
+        self.queue.lock().image.book.give_up(dir);
+    }
+
     /// What is noted now.
     #[must_use]
     pub fn image(&self) -> Image {
@@ -315,14 +346,6 @@ fn replace(storage: &dyn Storage, image: &Image) -> io::Result<(Arc<dyn Stored>,
     storage.rename("journal.new", NAME)?;
     storage.sync_names()?;
     Ok((file, bytes.len() as u64))
-}
-
-/// Takes the journal of a cache away: nothing in it matters any more.
-pub fn remove(cache: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path_in(cache)) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

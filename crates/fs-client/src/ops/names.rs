@@ -259,12 +259,4 @@ impl Node {
         changing.end();
         self.seen(asked, attr).await
     }
-
-    /// Names are as durable as the service's journal.
-    pub async fn sync_names(&self) -> Result<(), Errno> {
-        match self.durability() {
-            crate::config::Durability::None => Ok(()),
-            _ => self.meta.sync_meta().await,
-        }
-    }
 }

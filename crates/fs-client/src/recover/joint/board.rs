@@ -5,6 +5,10 @@
 //!     INO/place                          which file the bytes of this inode go into; the first one counts
 //!     INO/from-HASH                      the statement of a node, replaced by rename
 //!     INO/.ebb-part-whole                the file itself, where none was there before, until it has its name
+//!     names-HASH                         what a node has heard of names
+//!     acted-HASH                         what its recovery has gone by, before anything is done by it
+//!     INO/name                           the name that it was given last
+//!     INO/.ebb-part-ready                a file that had a name which was older than another one
 //!     .ebb-part-INO                      the same of a file that only one node had: nothing else is said of it
 //! ```
 //!
@@ -12,14 +16,17 @@
 //! be secret; that it is such a directory is checked at every start. Everything in it appears by
 //! rename or link, whole and synced.
 
+use super::names;
 use super::statement::{self, BYTES_MAX, Statement};
 use super::tick;
 use crate::hash;
 use crate::recover::places::{At, Places, kind, open_dir, sync_dir};
+use ebb_namespace::Book;
 use ebb_types::{Ino, Name, name::PART_PREFIX};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno as Os;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -51,6 +58,34 @@ pub(crate) struct Corner {
     /// the backing.
     alone: Option<Statement>,
 }
+
+/// What is said of names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Said {
+    /// What a node has heard from the service.
+    Heard,
+    /// What its recovery goes by.
+    Acted,
+}
+
+impl Said {
+    fn prefix(self) -> &'static str {
+        match self {
+            Said::Heard => "names-",
+            Said::Acted => "acted-",
+        }
+    }
+
+    pub fn name(self, node: &str) -> String {
+        format!("{}{:016x}", self.prefix(), hash::bytes(node.as_bytes()))
+    }
+}
+
+/// Where the name is that a file was given last.
+const NAME: &str = "name";
+
+/// The name of a file that waits for another one.
+const READY: &str = ".ebb-part-ready";
 
 /// The name of the file until it has its own.
 const WHOLE: &str = ".ebb-part-whole";
@@ -113,6 +148,70 @@ impl Board {
         rustix::fs::statat(&self.dir, format!("{:016x}", ino.0), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
+    /// A descriptor of the directory.
+    pub fn dir(&self) -> io::Result<OwnedFd> {
+        self.dir.try_clone()
+    }
+
+    /// Says something of names for a node, in the place of what it said before.
+    pub fn say_names(&self, what: Said, node: &str, books: &[Book]) -> io::Result<()> {
+        let name = what.name(node);
+        let new = prepare(&self.dir, &format!("new-{name}"), &names::encode(books))?;
+        new.rename_over(&at(&self.dir, &name)?)
+    }
+
+    /// True when it has said that.
+    pub fn has_said(&self, what: Said, node: &str) -> io::Result<bool> {
+        Ok(at(&self.dir, &what.name(node))?.stat()?.is_some())
+    }
+
+    /// How many nodes have said what they have heard of names.
+    pub fn said(&self) -> io::Result<usize> {
+        Ok(list(&self.dir, Said::Heard.prefix().as_bytes())?.len())
+    }
+
+    /// Nobody needs that any more.
+    pub fn unsay_names(&self, node: &str) {
+        for what in [Said::Heard, Said::Acted] {
+            if let Ok(at) = at(&self.dir, &what.name(node)) {
+                let _ = at.remove();
+            }
+        }
+    }
+
+    /// What all nodes have said of names so far, by the name under which it is here.
+    pub fn names(&self, what: Said) -> io::Result<BTreeMap<String, Vec<Book>>> {
+        let mut found = BTreeMap::new();
+        for name in list(&self.dir, what.prefix().as_bytes())? {
+            let Some(bytes) = read(&self.dir, &name)? else { continue };
+            let bad = || {
+                let text = format!("{}/{name} is damaged", self.name);
+                io::Error::new(io::ErrorKind::InvalidData, text)
+            };
+            found.insert(name.to_string(), names::decode(&bytes).ok_or_else(bad)?);
+        }
+        Ok(found)
+    }
+
+    /// The name that a file was given last.
+    pub fn name_of(&self, ino: Ino) -> io::Result<Option<Vec<u8>>> {
+        if !self.has(ino) {
+            return Ok(None);
+        }
+        let Some(bytes) = read(&self.corner(ino)?.dir, &plain(NAME))? else { return Ok(None) };
+        Ok(statement::decode(&bytes))
+    }
+
+    /// Where a file waits that is whole and whose name was taken back.
+    pub fn ready(&self, ino: Ino) -> io::Result<At> {
+        at(&self.corner(ino)?.dir, READY)
+    }
+
+    /// Which file the bytes of an inode go into, when that is decided.
+    pub fn place(&self, ino: Ino) -> io::Result<Option<Place>> {
+        if self.has(ino) { self.corner(ino)?.place() } else { Ok(None) }
+    }
+
     /// Takes away what tells nobody anything: the directory, when it is empty.
     pub fn leave(&self, places: &Places) {
         if let Ok(root) = places.dir(&[], false) {
@@ -121,51 +220,73 @@ impl Board {
     }
 }
 
-impl Corner {
-    fn at(&self, name: &str) -> io::Result<At> {
-        Ok(At { dir: self.dir.try_clone()?, name: plain(name) })
-    }
+fn at(dir: &OwnedFd, name: &str) -> io::Result<At> {
+    Ok(At { dir: dir.try_clone()?, name: plain(name) })
+}
 
-    fn read(&self, name: &Name) -> io::Result<Option<Vec<u8>>> {
-        let at = At { dir: self.dir.try_clone()?, name: name.clone() };
-        if at.stat()?.is_none_or(|s| kind(&s) != FileType::RegularFile) {
-            return Ok(None);
+fn read(dir: &OwnedFd, name: &Name) -> io::Result<Option<Vec<u8>>> {
+    let at = At { dir: dir.try_clone()?, name: name.clone() };
+    if at.stat()?.is_none_or(|s| kind(&s) != FileType::RegularFile) {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    at.open(OFlags::RDONLY)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// A file that is whole and synced before it is anything.
+fn prepare(dir: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<At> {
+    tick::effect()?;
+    let at = at(dir, name)?;
+    let mut file = at.open(OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    tick::effect()?;
+    Ok(at)
+}
+
+/// The names in a directory that begin so. Opened anew each time: on NFS that is when names made by
+/// others are seen.
+fn list(dir: &OwnedFd, prefix: &[u8]) -> io::Result<Vec<Name>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let anew = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
+    let mut names = Vec::new();
+    for entry in Dir::read_from(&anew)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name.starts_with(prefix) {
+            names.push(Name::new(name)?);
         }
-        let mut bytes = Vec::new();
-        at.open(OFlags::RDONLY)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
-        Ok(Some(bytes))
+    }
+    Ok(names)
+}
+
+impl Corner {
+    /// It is going to get this name.
+    pub fn note_name(&self, path: &[u8]) -> io::Result<()> {
+        if self.alone.is_some() {
+            return Ok(());
+        }
+        let new = prepare(&self.dir, &format!("new-{NAME}"), &statement::encode(&path))?;
+        new.rename_over(&at(&self.dir, NAME)?)
     }
 
-    /// A file that is whole and synced before it is anything.
-    fn prepare(&self, name: &str, bytes: &[u8]) -> io::Result<At> {
-        tick::effect()?;
-        let at = self.at(name)?;
-        let mut file = at.open(OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        tick::effect()?;
-        Ok(at)
+    /// Where the file is when its name was taken back.
+    pub fn ready(&self) -> Vec<u8> {
+        format!("{}/{READY}", self.path).into_bytes()
     }
 
-    /// What every node has said, in the order of their names. Opened anew each time: on NFS that
-    /// is when names made by others are seen.
+    /// What every node has said, in the order of their names.
     pub fn statements(&self) -> io::Result<Vec<Statement>> {
         let mut found = Vec::new();
         if let Some(mine) = &self.alone {
             return Ok(vec![mine.clone()]);
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let anew = rustix::fs::openat(&self.dir, ".", flags, Mode::empty())?;
-        for entry in Dir::read_from(&anew)? {
-            let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if !name.starts_with(b"from-") {
-                continue;
-            }
-            let bytes = self.read(&Name::new(name)?)?;
+        for name in list(&self.dir, b"from-")? {
+            let bytes = read(&self.dir, &name)?;
             // One that cannot be read may claim anything.
             let bad = || {
-                let text = format!("{}/{} is damaged", self.path, String::from_utf8_lossy(name));
+                let text = format!("{}/{name} is damaged", self.path);
                 io::Error::new(io::ErrorKind::InvalidData, text)
             };
             found.extend(bytes.map(|b| Statement::decode(&b).ok_or_else(bad)).transpose()?);
@@ -181,8 +302,8 @@ impl Corner {
             return Ok(());
         }
         let id = hash::bytes(statement.node.as_bytes());
-        let new = self.prepare(&format!("new-{id:016x}"), &statement.encode())?;
-        new.rename_over(&self.at(&format!("from-{id:016x}"))?)
+        let new = prepare(&self.dir, &format!("new-{id:016x}"), &statement.encode())?;
+        new.rename_over(&at(&self.dir, &format!("from-{id:016x}"))?)
     }
 
     /// Where the bytes go, when that is decided.
@@ -190,7 +311,7 @@ impl Corner {
         if self.alone.is_some() {
             return Ok(None);
         }
-        let Some(bytes) = self.read(&plain("place"))? else { return Ok(None) };
+        let Some(bytes) = read(&self.dir, &plain("place"))? else { return Ok(None) };
         let bad = || {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}/place is damaged", self.path))
         };
@@ -203,8 +324,8 @@ impl Corner {
             return Ok(place.clone());
         }
         let new = format!("place-{:016x}", hash::bytes(node.as_bytes()));
-        let new = self.prepare(&new, &statement::encode(place))?;
-        let to = self.at("place")?;
+        let new = prepare(&self.dir, &new, &statement::encode(place))?;
+        let to = at(&self.dir, "place")?;
         let linked = rustix::fs::linkat(
             &new.dir,
             new.name.as_os_str(),
@@ -230,7 +351,7 @@ impl Corner {
     /// The file of its own, made when it is not there; all of a job open the same one.
     pub fn whole(&self) -> io::Result<Place> {
         tick::effect()?;
-        let file = self.at(&self.whole)?.open(OFlags::RDWR | OFlags::CREATE)?;
+        let file = at(&self.dir, &self.whole)?.open(OFlags::RDWR | OFlags::CREATE)?;
         check_own(&file)?;
         if self.alone.is_none() {
             file.sync_all()?;

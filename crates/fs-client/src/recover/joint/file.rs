@@ -11,6 +11,7 @@ use crate::passing::written_runs;
 use crate::recover::places::{Places, dress, kind};
 use ebb_types::{ByteRange, Extents, Ino, Time};
 use rustix::fs::{FileType, Stat};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -26,6 +27,10 @@ pub(super) struct Site<'a> {
     pub node: &'a str,
     pub rebooted: bool,
     pub force: bool,
+    /// There were other nodes in the job.
+    pub shared: bool,
+    /// Files of which other recoveries must know which object they are, also when nobody else had them.
+    pub told: BTreeSet<Ino>,
 }
 
 /// A file on its way.
@@ -34,6 +39,8 @@ pub(super) struct Work {
     sources: Sources,
     corner: Corner,
     place: Place,
+    /// This recovery knows from all journals which name it has.
+    named: bool,
     /// It changes with everything that any node says of it.
     pub seen: u64,
 }
@@ -79,13 +86,14 @@ impl Work {
         let (mut statement, sources) =
             claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
         if note.header.path.is_empty() {
-            return Err(Stay::Conflict("deleted, as far as is known".to_owned()));
+            let text = "deleted or moved, as far as is known, and nobody has said where to";
+            return Err(Stay::Conflict(text.to_owned()));
         }
         let known = site.board.has(ino);
         if !known && let Some(why) = conflict(site, note)?.filter(|_| !site.force) {
             return Err(Stay::Conflict(why));
         }
-        let mut corner = match note.alone && !known {
+        let mut corner = match note.alone && !known && !site.told.contains(&ino) {
             true => site.board.alone(ino, &statement)?,
             false => site.board.corner(ino)?,
         };
@@ -98,7 +106,8 @@ impl Work {
             statement.go_on_from(mine);
         }
         corner.say(&statement)?;
-        Ok(Work { statement, sources, corner, place, seen: 0 })
+        let named = site.told.contains(&ino);
+        Ok(Work { statement, sources, corner, place, named, seen: 0 })
     }
 
     /// Where the file is on the backing, for the journal: a run that comes after this one must not
@@ -109,6 +118,9 @@ impl Work {
 
     /// The path that it has, or is to have: as the node knows it that has heard of it last.
     pub fn path<'a>(&'a self, all: &'a [Statement]) -> &'a [u8] {
+        if self.named {
+            return &self.statement.shape.path;
+        }
         let newest = all.iter().max_by_key(|s| (s.known, &s.node));
         &newest.unwrap_or(&self.statement).shape.path
     }
@@ -147,10 +159,25 @@ impl Work {
         Ok(if own { Progress::Missing(missing) } else { Progress::Done })
     }
 
+    /// The same of a file that was empty as far as this node has heard: when nobody says otherwise.
+    pub fn step_empty(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
+        let all = self.everybody()?;
+        if all.len() > 1 {
+            return self.step(site);
+        }
+        let Some((file, found_at)) = self.find(site, &all)? else {
+            return Err(Stay::Conflict("the file that recoveries write to is gone".to_owned()));
+        };
+        self.publish(site, &file, &found_at, &all)?;
+        Ok(Progress::Done)
+    }
+
     /// The file that the bytes go into, under whatever name it has by now.
     fn find(&self, site: &Site<'_>, all: &[Statement]) -> io::Result<Option<(File, Vec<u8>)>> {
         let paths = all.iter().map(|s| &s.shape.path);
-        let mut paths: Vec<&Vec<u8>> = [&self.place.path].into_iter().chain(paths).collect();
+        let ready = self.corner.ready();
+        let mut paths: Vec<&Vec<u8>> =
+            [&self.place.path, &ready].into_iter().chain(paths).collect();
         paths.dedup();
         // Between the looks at two names it may get the second one.
         for path in paths.iter().chain(&paths.clone()) {
@@ -230,8 +257,8 @@ impl Work {
         for range in merge::void(all) {
             zero(file, range)?;
         }
-        let newest = all.iter().max_by_key(|s| (s.known, &s.node)).unwrap_or(&self.statement);
-        let shape = &newest.shape;
+        let newest = all.iter().max_by_key(|s| (s.known, &s.node)).filter(|_| !self.named);
+        let shape = &newest.unwrap_or(&self.statement).shape;
         let mtime = all.iter().map(|s| s.shape.mtime).max().unwrap_or(shape.mtime);
         dress(file, shape.perm, (shape.uid, shape.gid), (shape.atime, mtime))?;
         file.sync_all()?;
@@ -241,7 +268,9 @@ impl Work {
         }
         let (from, to) = (site.places.at(found_at, false)?, site.places.at(&path, true)?);
         let there = to.stat()?;
-        let older = newest.under.as_ref().filter(|u| there.is_some_and(|t| t.st_ino == u.ino));
+        let mut unders = all.iter().filter_map(|s| s.under.as_ref());
+        let older = unders.find(|u| there.is_some_and(|t| t.st_ino == u.ino));
+        self.corner.note_name(&path)?;
         tick::effect()?;
         let renamed = match there {
             Some(t) if older.is_some() || site.force && kind(&t) == FileType::RegularFile => {
@@ -295,8 +324,10 @@ fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Re
     }
     let whole = merge::missing(std::slice::from_ref(mine), 0);
     let whole = whole.holes.is_empty() && whole.lost.is_empty();
+    let replaced = |t: &Stat| note.header.under.as_ref().is_some_and(|u| u.ino == t.st_ino);
     match there {
-        Some(t) if kind(&t) != FileType::RegularFile => {
+        // A file may replace a symbolic link.
+        Some(t) if kind(&t) != FileType::RegularFile && !replaced(&t) => {
             let text = "something else has this name on the backing now, and it is not a file";
             Err(Stay::Conflict(text.to_owned()))
         }

@@ -97,7 +97,8 @@ fn write(node: &mut Node, held: &mut Extents<Held>, range: ByteRange, at: u64, t
 
 fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
     let (cache, name) = (&node.cache, node.name.as_str());
-    Site { places, board, cache, node: name, rebooted: false, force: false }
+    let told = std::collections::BTreeSet::new();
+    Site { places, board, cache, node: name, rebooted: false, force: false, shared: true, told }
 }
 
 /// Goes on with one node for a while. It is killed when `effects` are done.

@@ -16,6 +16,8 @@
 //! it was the only one. Until then every recovery of a node that has bytes of it ends with status 3
 //! and says what is missing, also when its own bytes are all there.
 //!
+//! What nodes know of names is put together in the same way: [`names`].
+//!
 //! # Crash consistency
 //! Killed anywhere, a recovery is run again. Its claims are made anew, and of what it had written
 //! nothing need be written again. The node's journal loses a file only when that is whole.
@@ -28,6 +30,7 @@ pub(crate) mod board;
 mod claims;
 mod file;
 pub mod merge;
+mod names;
 pub mod statement;
 mod tick;
 
@@ -43,6 +46,7 @@ use board::Board;
 use ebb_locks::Mutex;
 use ebb_types::Ino;
 use file::{Progress, Site, Stay, Work};
+use names::{Left, Names};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -98,16 +102,30 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
     let Some(found) = job.left.found() else { return Ok(Outcome::Ok { bytes: 0, files: 0 }) };
     let notes = Journal::start(job.cache, found.image.clone())
         .map_err(|e| RunError::Config(e.to_string()))?;
+    let node = job.left.node().unwrap_or_default();
+    let names = Names::gather(&board, node, &found.image, job.patience).map_err(failed)?;
     let site = Site {
         places: &places,
         board: &board,
         cache: &cache,
-        node: job.left.node().unwrap_or_default(),
+        node,
         rebooted: found.rebooted,
         force: job.force,
+        shared: names.is_shared(),
+        told: names.told(),
     };
-    let recovery = Recovery { job, site, notes, began: Instant::now(), done: Mutex::default() };
-    let ends = recovery.all(&found.image);
+    let image = corrected(&found.image, &names);
+    let mut left = names.directories(&site).map_err(failed)?;
+    let recovery = Recovery {
+        job,
+        site,
+        notes,
+        began: Instant::now(),
+        done: Mutex::default(),
+        objects: Mutex::default(),
+    };
+    let ends = recovery.all(&image, &names);
+    left.extend(recovery.rest(names, &image, &ends).map_err(failed)?);
     recovery.notes.sync().map_err(|e| local("the node journal")(e.into()))?;
     for (ino, end) in &ends {
         if matches!(end, End::Done(_)) {
@@ -115,7 +133,16 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         }
     }
     board.leave(&places);
-    Ok(outcome(&found.image, &ends))
+    Ok(outcome(&image, &ends, left))
+}
+
+/// The files of a cache under the names and with the modes that they have by now.
+fn corrected(image: &Image, names: &Names) -> Image {
+    let mut new = image.clone();
+    for (ino, note) in image.files().filter(|(_, note)| !note.nameless) {
+        new.insert(ino, names.corrected(ino, note));
+    }
+    new
 }
 
 struct Recovery<'a> {
@@ -124,6 +151,8 @@ struct Recovery<'a> {
     notes: Journal,
     began: Instant,
     done: Mutex<(u64, u64)>,
+    /// Which objects the files are that are under their names.
+    objects: Mutex<BTreeMap<Ino, u64>>,
 }
 
 /// A file that is not finished.
@@ -134,8 +163,9 @@ enum Open<'a> {
 }
 
 impl Recovery<'_> {
-    fn all(&self, image: &Image) -> BTreeMap<Ino, End> {
-        let files: Vec<(Ino, &Note)> = image.sayable().collect();
+    fn all(&self, image: &Image, names: &Names) -> BTreeMap<Ino, End> {
+        let (gone, files): (Vec<_>, Vec<(Ino, &Note)>) =
+            image.sayable().partition(|(ino, _)| names.is_gone(*ino));
         let total: u64 = files.iter().map(|(_, n)| n.len()).sum();
         let queue = Mutex::new(files.iter());
         let ends = Mutex::new(BTreeMap::new());
@@ -157,6 +187,11 @@ impl Recovery<'_> {
             }
         });
         let mut ends = ends.into_inner();
+        for (ino, _) in gone {
+            tracing::info!(%ino, "deleted by the job");
+            self.notes.push(&Record::Gone(ino));
+            ends.insert(ino, End::Done(0));
+        }
         self.wait_for_others(open.into_inner(), &mut ends);
         ends
     }
@@ -196,6 +231,7 @@ impl Recovery<'_> {
                 match state {
                     Open::Begun(work, note, Ok(Progress::Done)) => {
                         work.tidy(&self.site, note);
+                        self.objects.lock().insert(ino, work.home().ino);
                         self.notes.push(&Record::Gone(ino));
                         ends.insert(ino, End::Done(note.len()));
                         changed = Instant::now();
@@ -228,6 +264,28 @@ impl Recovery<'_> {
             Open::Not(note, Stay::Conflict(_)) if !note.alone => self.begin(ino, note),
             other => other,
         }
+    }
+
+    /// Names, after the files. When all of them are there, nothing of them need be known any more.
+    fn rest(
+        &self,
+        mut names: Names,
+        image: &Image,
+        ends: &BTreeMap<Ino, End>,
+    ) -> std::io::Result<Vec<Left>> {
+        if image.book.is_empty() {
+            return Ok(Vec::new());
+        }
+        names.listen(self.site.board)?;
+        let _ = names.directories(&self.site)?;
+        let left = names.rest(&self.site, &self.objects.lock());
+        if left.is_empty() && ends.values().all(|end| matches!(end, End::Done(_))) {
+            self.notes.push(&Record::Names(Box::new(names.done())));
+            if !names.is_shared() {
+                self.site.board.unsay_names(self.site.node);
+            }
+        }
+        Ok(left)
     }
 
     fn is_late(&self) -> bool {
@@ -273,7 +331,7 @@ fn stays(state: &Open<'_>) -> End {
     }
 }
 
-fn outcome(image: &Image, ends: &BTreeMap<Ino, End>) -> Outcome {
+fn outcome(image: &Image, ends: &BTreeMap<Ino, End>, left: Vec<Left>) -> Outcome {
     let (mut moved, mut files, mut late) = (0, 0, false);
     let mut remaining = Vec::new();
     for (ino, note) in image.sayable() {
@@ -290,6 +348,7 @@ fn outcome(image: &Image, ends: &BTreeMap<Ino, End>) -> Outcome {
             }
         }
     }
+    remaining.extend(left.into_iter().map(|l| Remaining { path: l.path, bytes: 0, why: l.why }));
     match (late, remaining.is_empty()) {
         (true, _) => Outcome::TimedOut { remaining },
         (false, true) => Outcome::Ok { bytes: moved, files },

@@ -1,0 +1,124 @@
+//! What goes along with an answer for the node's journal: how the names and inodes that the request
+//! named are now. Everything is told as of one moment, under one lock, so that facts of the same
+//! moment never contradict each other.
+
+use crate::core::Core;
+use crate::lineage::Lineage;
+use crate::ops::OpResult;
+use crate::state::State;
+use ebb_namespace::Horizon;
+use ebb_types::facts::{Facts, Moment};
+use ebb_types::{Ino, Name, NodeId};
+use ebb_wire::pb;
+use ebb_wire::pb::request::Op;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// How often it is looked what has reached the backing: a look may cost a look at each inode.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The number of the second node: when more are given, or it is, there are others.
+const FIRST_NODES: NodeId = NodeId(2);
+
+/// What has reached the backing, looked at now and then.
+#[derive(Debug, Default)]
+pub struct Settling {
+    horizon: Horizon,
+    looked: Option<Instant>,
+}
+
+/// What an answer tells facts of.
+#[derive(Clone, Debug, Default)]
+pub struct Subject {
+    names: Vec<(Ino, Name)>,
+    inos: BTreeSet<Ino>,
+    xattr: Option<(Ino, Vec<u8>)>,
+    /// Where this is.
+    place: Option<Ino>,
+    /// Something has just got to the backing.
+    look: bool,
+}
+
+impl Core {
+    /// What will have to be told of a request; asked before it is done, because it may take names away.
+    #[must_use]
+    pub fn subject(&self, op: &Op) -> Option<Subject> {
+        let mut subject = Subject::default();
+        let known = |parent: u64, name: &[u8]| Name::new(name).ok().map(|n| (Ino(parent), n));
+        match op {
+            Op::Make(m) => subject.names.extend(known(m.parent, &m.name)),
+            Op::Link(l) => subject.names.extend(known(l.new_parent, &l.new_name)),
+            Op::Unlink(u) => subject.names.extend(known(u.parent, &u.name)),
+            Op::Rename(r) => {
+                subject.names.extend(known(r.parent, &r.name));
+                subject.names.extend(known(r.new_parent, &r.new_name));
+            }
+            Op::SetAttr(s) => drop(subject.inos.insert(Ino(s.ino))),
+            Op::SetXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
+            Op::RemoveXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
+            Op::Describe(d) => subject.place = Some(Ino(d.ino)),
+            Op::Materialize(_) | Op::SyncMeta(_) => subject.look = true,
+            Op::Heartbeat(_) => {}
+            _ => return None,
+        }
+        if matches!(op, Op::Unlink(_) | Op::Rename(_)) {
+            let state = self.state();
+            for (parent, name) in &subject.names {
+                let dentry = state.ns.dentry(*parent, name).ok().flatten();
+                subject.inos.extend(dentry.map(|d| d.ino));
+            }
+        }
+        Some(subject)
+    }
+
+    /// The facts to an answer.
+    #[must_use]
+    pub fn facts(&self, subject: Option<Subject>, result: &OpResult) -> Option<pb::Facts> {
+        let mut subject = subject.filter(|_| result.is_ok())?;
+        let state = self.state();
+        let at = moment(&state.lineage);
+        let mut facts = match subject.place {
+            Some(dir) => state.ns.chain(at, dir),
+            None => Facts::default(),
+        };
+        facts.settled = self.settled_upto(&state, at, subject.look);
+        facts.shared = state.next_node() > FIRST_NODES;
+        facts.nodes = u32::try_from(state.nodes.len()).unwrap_or(u32::MAX);
+        for (parent, name) in &subject.names {
+            let fact = state.ns.name_fact(at, *parent, name);
+            subject.inos.extend(fact.bound.map(|b| b.ino));
+            facts.names.push(fact);
+        }
+        let size = |ino: Ino| state.files.get(&ino).map_or(0, ebb_consistency::FileState::size);
+        let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(*ino)));
+        facts.inodes.extend(inodes);
+        let xattr = subject.xattr.as_ref();
+        facts.xattrs.extend(xattr.map(|(ino, name)| state.ns.xattr_fact(at, *ino, name)));
+        Some(ebb_wire::facts_to_pb(at, &facts))
+    }
+
+    fn settled_upto(&self, state: &State, now: Moment, look: bool) -> Moment {
+        let mut settling = self.settling.lock();
+        if look || settling.looked.is_none_or(|t| t.elapsed() >= LOOK_EVERY) {
+            settling.horizon.look(&state.ns, now);
+            settling.looked = Some(Instant::now());
+        }
+        settling.horizon.settled()
+    }
+}
+
+/// Bits of a moment that count the records of one start; those above say which start it is.
+const RECORD_BITS: u32 = 34;
+
+/// Now, counted in journal records since this service began. Starts are told apart by when they were,
+/// as in the numbers of inodes: also one on a state that a power loss has set back counts on.
+fn moment(lineage: &Lineage) -> Moment {
+    let records = lineage.journalled();
+    match lineage.starts().next_back() {
+        Some(start) => {
+            let since = records.saturating_sub(start.at).min((1 << RECORD_BITS) - 1);
+            (start.block() << RECORD_BITS) | since
+        }
+        None => records,
+    }
+}

@@ -1,0 +1,283 @@
+//! Whatever nodes do to names, what all their books say together is what the service knows and the
+//! backing does not; and so is what is left of it after moments were settled.
+
+#![allow(clippy::unwrap_used)]
+
+use ebb_namespace::*;
+use ebb_types::facts::Facts;
+use ebb_types::{FileKind, Ino, Name, Time};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const NOW: Time = Time { sec: 100, nsec: 0 };
+const NODES: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Make(u8, u8, u8),
+    Link(u8, u8, u8),
+    Rename(u8, u8, u8, u8),
+    Remove(u8, u8),
+    Chmod(u8, u32),
+    /// It reaches the backing.
+    Publish(u8),
+    /// A node hears what is settled.
+    Settle,
+    /// A node writes its journal anew and reads it.
+    Reopen,
+}
+
+fn act() -> impl Strategy<Value = (usize, Act)> {
+    let b = any::<u8>;
+    let act = prop_oneof![
+        4 => (b(), b(), b()).prop_map(|(a, b, c)| Act::Make(a, b, c)),
+        1 => (b(), b(), b()).prop_map(|(a, b, c)| Act::Link(a, b, c)),
+        3 => (b(), b(), b(), b()).prop_map(|(a, b, c, d)| Act::Rename(a, b, c, d)),
+        2 => (b(), b()).prop_map(|(a, b)| Act::Remove(a, b)),
+        1 => (b(), 0..0o777u32).prop_map(|(a, p)| Act::Chmod(a, p)),
+        2 => b().prop_map(Act::Publish),
+        1 => Just(Act::Settle),
+        1 => Just(Act::Reopen),
+    ];
+    (0..NODES, act)
+}
+
+struct World {
+    ns: Namespace,
+    now: u64,
+    horizon: Horizon,
+    books: Vec<Book>,
+    objects: u64,
+}
+
+fn seen(ino: u64) -> Seen {
+    let key = BackingKey { dev: 1, ino };
+    Seen { key, size: 0, nlink: 2, mtime: NOW, ctime: NOW }
+}
+
+fn name(n: u8) -> Name {
+    Name::new(format!("n{}", n % 5).as_bytes()).unwrap()
+}
+
+impl World {
+    fn new() -> World {
+        let (kind, seen) = (FileKind::Directory, seen(2));
+        let root =
+            Found { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, atime: NOW, seen, target: None };
+        let ns = Namespace::new(&root, Ino(100));
+        let books = vec![Book::default(); NODES];
+        World { ns, now: 1, horizon: Horizon::default(), books, objects: 1000 }
+    }
+
+    fn apply(&mut self, plan: &Plan) {
+        for step in &plan.steps {
+            for record in &step.records {
+                self.ns.apply(record).unwrap();
+                self.now += 1;
+            }
+            for r in &step.restat {
+                if self.ns.get(r.ino).is_none() {
+                    continue;
+                }
+                let known = self.ns.get(r.ino).unwrap().seen;
+                self.objects += u64::from(known.is_none());
+                let seen = Some(known.unwrap_or_else(|| seen(self.objects)));
+                self.ns.apply(&Record::Seen { ino: r.ino, seen }).unwrap();
+            }
+        }
+    }
+
+    fn pick(&self, n: u8, which: impl Fn(&Inode) -> bool) -> Option<Ino> {
+        let all: BTreeSet<Ino> = self.ns.inodes().filter(|i| which(i)).map(|i| i.ino).collect();
+        all.iter().nth(n as usize % all.len().max(1)).copied()
+    }
+
+    fn dir(&self, n: u8) -> Ino {
+        self.pick(n, |i| i.is_dir() && (i.ino == Ino::ROOT || !i.links.is_empty())).unwrap()
+    }
+
+    /// What a service tells of these names, and of the inodes that had or have them.
+    fn tell(&mut self, node: usize, names: &[(Ino, Name)], mut inos: BTreeSet<Ino>) {
+        let mut facts = Facts { settled: self.horizon.settled(), ..Facts::default() };
+        for (parent, name) in names {
+            let fact = self.ns.name_fact(self.now, *parent, name);
+            inos.extend(fact.bound.map(|b| b.ino));
+            facts.names.push(fact);
+        }
+        facts.inodes = inos.iter().map(|ino| self.ns.inode_fact(self.now, *ino, 0)).collect();
+        self.books[node].hear(&facts);
+        self.ask(node);
+    }
+
+    fn ask(&mut self, node: usize) {
+        for dir in self.books[node].unplaced(99) {
+            let chain = self.ns.chain(self.now, dir);
+            self.books[node].hear(&chain);
+            self.books[node].give_up(dir);
+        }
+    }
+
+    fn at(&self, parent: Ino, name: &Name) -> BTreeSet<Ino> {
+        self.ns.dentry(parent, name).ok().flatten().map(|d| d.ino).into_iter().collect()
+    }
+
+    fn act(&mut self, node: usize, act: &Act) {
+        match act {
+            Act::Make(dir, n, kind) => {
+                let (dir, name) = (self.dir(*dir), name(*n));
+                let kind =
+                    [FileKind::Directory, FileKind::Regular, FileKind::Symlink][*kind as usize % 3];
+                let target = (kind == FileKind::Symlink).then(|| (*b"to").into());
+                let new = New { kind, perm: 0o755, uid: 1, gid: 2, rdev: 0, target };
+                let Ok(plan) = self.ns.plan_make(dir, &name, &new, NOW) else { return };
+                self.apply(&plan);
+                self.tell(node, &[(dir, name)], BTreeSet::new());
+            }
+            Act::Link(ino, dir, n) => {
+                let Some(ino) = self.pick(*ino, |i| !i.is_dir() && !i.links.is_empty()) else {
+                    return;
+                };
+                let (dir, name) = (self.dir(*dir), name(*n));
+                let Ok(plan) = self.ns.plan_link(ino, dir, &name, NOW) else { return };
+                self.apply(&plan);
+                self.tell(node, &[(dir, name)], BTreeSet::new());
+            }
+            Act::Rename(from, n, to, m) => {
+                let (from, to) = ((self.dir(*from), name(*n)), (self.dir(*to), name(*m)));
+                let mut before = self.at(from.0, &from.1);
+                before.extend(self.at(to.0, &to.1));
+                let planned =
+                    self.ns.plan_rename((from.0, &from.1), (to.0, &to.1), RenameMode::Replace, NOW);
+                let Ok(plan) = planned else { return };
+                self.apply(&plan);
+                self.tell(node, &[from, to], before);
+            }
+            Act::Remove(dir, n) => {
+                let (dir, name) = (self.dir(*dir), name(*n));
+                let before = self.at(dir, &name);
+                let is_dir = before.first().is_some_and(|i| self.ns.get(*i).unwrap().is_dir());
+                let Ok(plan) = self.ns.plan_remove(dir, &name, is_dir, NOW) else { return };
+                self.apply(&plan);
+                self.tell(node, &[(dir, name)], before);
+            }
+            Act::Chmod(ino, perm) => {
+                let Some(ino) = self.pick(*ino, |i| i.ino != Ino::ROOT && !i.links.is_empty())
+                else {
+                    return;
+                };
+                let change = AttrChange { perm: Some(*perm), ..AttrChange::default() };
+                self.ns.apply(&Record::Attr { ino, change }).unwrap();
+                self.now += 1;
+                self.tell(node, &[], BTreeSet::from([ino]));
+            }
+            Act::Publish(ino) => {
+                let Some(ino) = self.pick(*ino, |i| i.ino != Ino::ROOT && !i.links.is_empty())
+                else {
+                    return;
+                };
+                if let Ok(plan) = self.ns.plan_publish(ino, 0, None, NOW) {
+                    self.apply(&plan);
+                }
+            }
+            Act::Settle => {
+                let settled = self.horizon.look(&self.ns, self.now);
+                self.books[node].hear(&Facts { settled, ..Facts::default() });
+                self.ask(node);
+            }
+            Act::Reopen => {
+                let mut again = Book::default();
+                self.books[node].facts().iter().for_each(|f| again.hear(f));
+                assert_eq!(again.missing(), self.books[node].missing());
+                self.books[node] = again;
+            }
+        }
+    }
+
+    /// Path, number and permissions of all that the backing lacks.
+    fn lacking(&self) -> BTreeMap<Vec<u8>, (Ino, u32)> {
+        let mut out = BTreeMap::new();
+        for inode in self.ns.inodes().filter(|i| self.ns.is_local(i.ino)) {
+            for link in &inode.links {
+                let path = self.ns.path(link.parent).unwrap().join(&link.name);
+                out.insert(path.to_bytes(), (inode.ino, inode.perm));
+            }
+        }
+        out
+    }
+}
+
+fn said(book: &Book) -> BTreeMap<Vec<u8>, (Ino, u32)> {
+    let (missing, astray) = book.missing();
+    assert!(astray.is_empty(), "{astray:?}");
+    let bytes = |path: &[Name]| path.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b'/');
+    missing.iter().map(|m| (bytes(&m.path), (m.ino, m.shape.perm))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_books_together_say_what_the_backing_lacks(
+        acts in prop::collection::vec(act(), 1..40),
+        order in Just((0..NODES).collect::<Vec<_>>()).prop_shuffle(),
+    ) {
+        let mut world = World::new();
+        for (node, act) in &acts {
+            world.act(*node, act);
+        }
+        let mut all = Book::default();
+        order.iter().for_each(|n| all.join(&world.books[*n]));
+        let lacking = world.lacking();
+        let said = said(&all);
+        for (path, what) in &lacking {
+            prop_assert_eq!(said.get(path), Some(what), "{}", String::from_utf8_lossy(path));
+        }
+        // What nobody told, because the backing got it by the way, may still be said to be missing: it
+        // is found there.
+        for (path, (ino, _)) in said.iter().filter(|(p, _)| !lacking.contains_key(*p)) {
+            let path = String::from_utf8_lossy(path);
+            let inode = world.ns.get(*ino);
+            prop_assert!(inode.is_some_and(|i| i.home == Home::Own), "{}: {:?}", path, inode);
+            let there = inode.unwrap().links.iter().any(|l| {
+                let at = world.ns.path(l.parent).unwrap().join(&l.name);
+                String::from_utf8_lossy(&at.to_bytes()) == path
+            });
+            prop_assert!(there, "{} is said, and not there", path);
+        }
+    }
+}
+
+#[test]
+fn books_that_are_settled_are_empty() {
+    let mut world = World::new();
+    world.act(0, &Act::Make(0, 0, 0));
+    world.act(1, &Act::Make(1, 1, 1));
+    let inode = world.pick(0, |i| i.kind == FileKind::Regular).unwrap();
+    assert_eq!(said(&world.books[1]).len(), 2, "the directory is known besides the file");
+    assert_eq!(world.horizon.look(&world.ns, world.now), 0);
+    let plan = world.ns.plan_publish(inode, 0, None, NOW).unwrap();
+    world.apply(&plan);
+    world.act(0, &Act::Settle);
+    world.act(1, &Act::Settle);
+    assert!(world.books[0].is_empty() && world.books[1].is_empty());
+    // One file that never gets there holds back only what came after it.
+    world.act(0, &Act::Make(0, 3, 1));
+    world.act(0, &Act::Settle);
+    assert!(!world.books[0].is_empty());
+}
+
+#[test]
+fn directories_in_a_circle_lead_nowhere() {
+    let mut book = Book::default();
+    let bound = |ino| Some(ebb_types::facts::Bound { ino: Ino(ino), placed: false, replaces: 0 });
+    let fact = |parent, n, ino| ebb_types::facts::NameFact {
+        at: 1,
+        parent: Ino(parent),
+        name: name(n),
+        bound: bound(ino),
+    };
+    book.hear(&Facts { names: vec![fact(5, 0, 6), fact(6, 1, 5)], ..Facts::default() });
+    assert!(book.paths(Ino(5)).is_empty());
+    book.hear(&Facts { settled: 9, ..Facts::default() });
+    assert!(book.is_empty());
+}

@@ -1,0 +1,129 @@
+//! What a service says of names and inodes, each with when it was true: counted in the changes that
+//! the service journals. Facts are absolute, so of two about the same thing the newer one counts, in
+//! whatever order and from whomever they are heard. `ebb_namespace::Book` puts them together.
+
+use crate::{FileKind, Ino, Name, Time};
+use serde::{Deserialize, Serialize};
+
+/// When it was true: so many changes the service had made by then.
+pub type Moment = u64;
+
+/// What a name means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameFact {
+    /// When.
+    pub at: Moment,
+    /// The directory.
+    pub parent: Ino,
+    /// The name in it.
+    pub name: Name,
+    /// What it means; `None`: nothing.
+    pub bound: Option<Bound>,
+}
+
+/// What is under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bound {
+    /// The inode.
+    pub ino: Ino,
+    /// The backing has this name for it.
+    pub placed: bool,
+    /// `st_ino` of the object that this one is to replace on the backing; 0: there is none.
+    pub replaces: u64,
+}
+
+/// An inode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeFact {
+    /// When.
+    pub at: Moment,
+    /// Its number.
+    pub ino: Ino,
+    /// How it is; `None`: it has no name any more.
+    pub shape: Option<Shape>,
+}
+
+/// What an inode is besides its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Its type.
+    pub kind: FileKind,
+    /// Permission bits.
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the content.
+    pub mtime: Time,
+    /// Target of a symbolic link.
+    pub target: Option<Box<[u8]>>,
+    /// Of a regular file.
+    pub size: u64,
+    /// `st_ino` of its object on the backing, when it is there under its names; 0: it is not.
+    pub placed: u64,
+}
+
+/// An extended attribute that the backing does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XattrFact {
+    /// When.
+    pub at: Moment,
+    /// Whose.
+    pub ino: Ino,
+    /// Its name.
+    pub name: Box<[u8]>,
+    /// Its value; `None`: there is none, or the backing has it.
+    pub value: Option<Box<[u8]>>,
+}
+
+/// Some of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// The backing has everything that was made or changed up to this moment, so that what was true
+    /// then need not be known any more.
+    pub settled: Moment,
+    /// There are, or were, other nodes in the job.
+    pub shared: bool,
+    /// How many there are; 0: not said.
+    pub nodes: u32,
+    /// About names.
+    pub names: Vec<NameFact>,
+    /// About inodes.
+    pub inodes: Vec<InodeFact>,
+    /// About extended attributes.
+    pub xattrs: Vec<XattrFact>,
+}
+
+impl Facts {
+    /// False for what no service says: of what was read, nothing else is acted on.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let link = |s: &Shape| match &s.target {
+            Some(target) => !target.is_empty() && !target.contains(&0) && target.len() < 4096,
+            None => true,
+        };
+        let shape = |s: &Shape| {
+            s.target.is_some() == (s.kind == FileKind::Symlink)
+                && link(s)
+                && s.perm <= 0o7777
+                && s.size <= i64::MAX as u64
+                && s.atime.nsec.max(s.mtime.nsec) < 1_000_000_000
+        };
+        let name = |n: &NameFact| Name::new(n.name.as_bytes()).is_ok() && n.parent.0 != 0;
+        let xattr = |x: &XattrFact| !x.name.is_empty() && !x.name.contains(&0) && x.ino.0 != 0;
+        self.names.iter().all(|n| name(n) && n.bound.is_none_or(|b| b.ino.0 != 0))
+            && self.inodes.iter().all(|i| i.ino.0 != 0 && i.shape.as_ref().is_none_or(shape))
+            && self.xattrs.iter().all(xattr)
+    }
+
+    /// True when nothing is said of any name or inode.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.inodes.is_empty() && self.xattrs.is_empty()
+    }
+}
