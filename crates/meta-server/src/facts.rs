@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// How often it is looked what has reached the backing: a look may cost a look at each inode.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The number of the second node: when more are given, or it is, there are others.
 const FIRST_NODES: NodeId = NodeId(2);

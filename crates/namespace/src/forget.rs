@@ -171,7 +171,15 @@ impl Namespace {
             && inode.dir.as_deref().is_none_or(empty)
             && !self.forgotten.parts.contains_key(&ino)
             && self.by_key(seen.key) == Some(ino)
+            && self.is_number_of(ino, seen.key)
             && !self.is_open(ino)
+    }
+
+    /// False when it is another object by now than the one that the number followed from: found
+    /// again, it would have another number.
+    fn is_number_of(&self, ino: Ino, key: BackingKey) -> bool {
+        let root = self.get(Ino::ROOT).and_then(|root| root.seen);
+        root.is_some_and(|root| number_of(key, root.key.dev) == ino)
     }
 
     /// Some of a directory's inodes that are forgettable, after `after`; and the last name that

@@ -316,3 +316,24 @@ fn an_old_look_does_not_undo_what_was_done_meanwhile() {
     assert!(look(&ns, asked).is_empty());
     assert!(!look(&ns, ns.now_seen()).is_empty(), "a new look is believed");
 }
+
+/// The number of a file follows from the object in which it was found. When others removed that one
+/// while the job had bytes for it, the file is published as another object: forgotten and found
+/// again, it would have another number.
+#[test]
+fn a_file_that_became_another_object_is_not_forgotten() {
+    let mut ns = root();
+    let file = adopt(&mut ns, Ino::ROOT, "f", FileKind::Regular, 5);
+    assert!(ns.is_forgettable(file));
+    let other = found(FileKind::Regular, 6);
+    let plan =
+        ns.plan_found(Ino::ROOT, &name("f"), Some(&other), &|_| true, u64::MAX, NOW).unwrap();
+    apply(&mut ns, &plan);
+    assert_eq!((plan.ino, ns.get(file).unwrap().home), (Some(file), Home::None));
+    let plan = ns.plan_publish(file, 7, None, NOW).unwrap();
+    apply(&mut ns, &plan);
+    let inode = ns.get(file).unwrap();
+    assert_eq!(inode.home, Home::Own);
+    assert_ne!(inode.seen.unwrap().key.ino, 5);
+    assert!(!ns.is_forgettable(file), "{inode:?}");
+}
