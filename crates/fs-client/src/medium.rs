@@ -70,6 +70,17 @@ struct Lost {
     since: u64,
 }
 
+impl Lost {
+    /// Bytes that are lost twice are one loss.
+    fn add(&mut self, ranges: &[ByteRange]) {
+        for range in ranges {
+            let new = without(*range, &self.ranges);
+            self.ranges.extend(new);
+            self.ranges.sort_unstable();
+        }
+    }
+}
+
 /// The same, as it is told.
 pub(crate) struct LostBytes {
     pub path: String,
@@ -146,11 +157,15 @@ impl CachedFile {
         // An error that nobody was told of yet is told to those who come later, too.
         self.hear_last(dir, &cache);
         if dir.medium.unsettled.lock().len() > dir.medium.kept_max {
-            if let Err(e) = written_back(&cache) {
-                self.is_told(dir, &e);
+            match written_back(&cache) {
+                Err(e) => self.is_told(dir, &e),
+                Ok(()) if self.is_failing() => {}
+                Ok(()) => {
+                    dir.medium.unsettled.lock().remove(&self.ino);
+                    self.unsettled.store(false, Release);
+                    self.let_go();
+                }
             }
-            self.unsettled.store(false, Release);
-            self.let_go();
         }
         Ok(())
     }
@@ -484,7 +499,7 @@ impl Node {
         let since = std::time::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_secs());
         let mut lost = self.cache.medium.lost.lock();
         let entry = lost.entry(file.ino).or_insert_with(|| Lost { ranges: Vec::new(), since });
-        entry.ranges.extend_from_slice(ranges);
+        entry.add(ranges);
     }
 
     /// What the disk has lost and nobody has written or deleted since.
@@ -624,4 +639,20 @@ fn write_again(cache: &File, step: ByteRange, present: &[ByteRange], bad: &[Byte
 /// The parts of `range` that are not in `bad`, which is sorted.
 fn without(range: ByteRange, bad: &[ByteRange]) -> Vec<ByteRange> {
     ebb_types::split_by(&[range], bad).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_lost_twice_are_counted_once() {
+        let mut lost = Lost { ranges: Vec::new(), since: 0 };
+        let range = ByteRange::new;
+        lost.add(&[range(10, 20), range(30, 40)]);
+        lost.add(&[range(0, 15), range(15, 35)]);
+        lost.add(&[range(0, 40)]);
+        let bytes: u64 = lost.ranges.iter().map(|r| r.len()).sum();
+        assert_eq!(bytes, 40, "{:?}", lost.ranges);
+    }
 }
