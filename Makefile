@@ -4,6 +4,7 @@
 #   make demo    two nodes on this machine, each step explained (under two minutes once built)
 #   make test    all tests, on real mounts
 #   make test-past   those on mounts once more, with --io-path auto; some also with --tracker off
+#   make test-past-core  the core of those, which .ci/run runs
 #   make test-locks  some of those on mounts with daemons that watch the order of their locks
 #   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
 #                break; another cluster after every n rounds
@@ -14,7 +15,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-past test-locks chaos bench lint clean tools
+.PHONY: build demo test test-past test-past-core test-locks chaos bench lint clean tools
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -40,6 +41,12 @@ test-past: build
 	EBB_TEST_TRACKER=off EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx \
 	    --test passthrough --test passthrough_edges --test passthrough_kill
+
+# The core of these, for every change.
+test-past-core: build
+	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
+	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx --test medium \
+	    --test recovery --test survive
 
 # Daemons that note in which order they take their locks: what could make two threads wait for each
 # other for ever is told, whether they meet or not.

@@ -18,7 +18,9 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_secs(20);
 
 fn pair(model: &str) -> Cluster {
-    Cluster::builder().nodes(2).consistency(model).lease("1500ms").start()
+    let cluster = Cluster::builder().nodes(2).consistency(model).lease("1500ms");
+    // Of a file that is passed through the kernel asks nobody (docs/operations.md).
+    cluster.option("--io-path", "daemon").start()
 }
 
 /// What a [`User`] can do. Each is answered with 0 or an errno.
