@@ -385,6 +385,7 @@ impl Node {
             self.room.forget_file(ino);
             file.iter().for_each(|f| self.taken_out(f));
             let _ = self.cache.remove(ino);
+            self.room.file_gone();
         } else if let Some(node) = self.me_arc() {
             drop(shard);
             self.runtime.spawn(async move { node.discard_if_unlinked(ino).await });

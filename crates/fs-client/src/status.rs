@@ -63,7 +63,7 @@ pub struct Status {
     pub peers: Vec<Peer>,
     pub errors: Vec<StatusError>,
     pub resident_bytes: u64,
-    /// Files that this node knows, and that it forgot because there were too many.
+    /// Files that this node knows, and how many it forgot so far.
     pub files: usize,
     pub files_forgotten: u64,
     pub ledger: Ledger,

@@ -72,7 +72,6 @@ impl Node {
         }
         while tasks.join_next().await.is_some() {}
         let went = have.saturating_sub(self.files_known());
-        self.room.files_gone(went as u64);
         Some(went >= wanted / 4)
     }
 

@@ -69,7 +69,7 @@ pub struct Room {
     used: AtomicU64,
     /// Bytes given up so far.
     evicted: AtomicU64,
-    /// Files forgotten so far because there were too many.
+    /// Files forgotten so far, because there were too many or the kernel had no more use for them.
     forgotten: AtomicU64,
     /// Whoever makes room has this; when room was made last.
     making: tokio::sync::Mutex<Option<Instant>>,
@@ -100,15 +100,15 @@ impl Room {
         self.evicted.load(Relaxed)
     }
 
-    /// Files forgotten so far because there were too many.
+    /// Files forgotten so far, because there were too many or the kernel had no more use for them.
     #[must_use]
     pub fn forgotten(&self) -> u64 {
         self.forgotten.load(Relaxed)
     }
 
-    /// So many more.
-    pub(crate) fn files_gone(&self, files: u64) {
-        self.forgotten.fetch_add(files, Relaxed);
+    /// One more.
+    pub(crate) fn file_gone(&self) {
+        self.forgotten.fetch_add(1, Relaxed);
     }
 
     /// Since when writers fail because the file system of the cache is full, if they do.
