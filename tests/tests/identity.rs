@@ -136,10 +136,11 @@ fn a_file_that_the_service_forgot_is_kept_and_not_called_drained() {
     let mut cluster = builder(1).start();
     let (state, old) = (cluster.meta_state(), cluster.root().join("old"));
     let data = bytes(1, 1, 0, 400_000);
-    // Now and then the syncer comes in between, and the node is told of it: once more then.
+    // Now and then the syncer comes in between, and the node is told of it: once more then, and at
+    // another moment of the second that it takes from one time to the next.
     for round in 0..20 {
         fs::write(cluster.node(0).path(format!("before-{round}")), "x").expect("write");
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(Duration::from_millis(1200 + 130 * round));
         copy_dir(&state, &old);
         fs::write(cluster.node(0).path("file"), &data).expect("write");
         cluster.kill_meta();

@@ -265,8 +265,9 @@ impl Node {
         };
         let children = format!("/proc/{supervisor}/task/{supervisor}/children");
         let children = std::fs::read_to_string(children).unwrap_or_default();
-        let child = children.split_ascii_whitespace().next().and_then(|pid| pid.parse().ok());
-        let Some(pid) = child.filter(|pid| is_running(*pid)) else { return false };
+        // The one before it may wait for an answer of its own mount, and end only with that.
+        let mut pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+        let Some(pid) = pids.rfind(|pid| is_running(*pid)) else { return false };
         kill(pid, Signal::KILL);
         true
     }
