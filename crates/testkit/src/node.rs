@@ -265,7 +265,7 @@ impl Node {
         };
         let children = format!("/proc/{supervisor}/task/{supervisor}/children");
         let children = std::fs::read_to_string(children).unwrap_or_default();
-        // The one before it may wait for an answer of its own mount, and end only with that.
+        // The one before it may not have come to its end.
         let mut pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
         let Some(pid) = pids.rfind(|pid| is_running(*pid)) else { return false };
         kill(pid, Signal::KILL);

@@ -69,7 +69,7 @@ pub struct Room {
     used: AtomicU64,
     /// Bytes given up so far.
     evicted: AtomicU64,
-    /// Files forgotten so far, because there were too many or the kernel had no more use for them.
+    /// Files forgotten so far: there were too many, their bytes made room, or the kernel forgot them.
     forgotten: AtomicU64,
     /// Whoever makes room has this; when room was made last.
     making: tokio::sync::Mutex<Option<Instant>>,
@@ -100,7 +100,7 @@ impl Room {
         self.evicted.load(Relaxed)
     }
 
-    /// Files forgotten so far, because there were too many or the kernel had no more use for them.
+    /// Files forgotten so far: there were too many, their bytes made room, or the kernel forgot them.
     #[must_use]
     pub fn forgotten(&self) -> u64 {
         self.forgotten.load(Relaxed)
