@@ -11,11 +11,14 @@ const KEPT_AFTER: Duration = Duration::from_millis(1_500);
 /// Whoever was first may have to wait for what the others bring, and is run again.
 const ROUNDS: usize = 3;
 
-/// Kills everything, and brings all caches to the backing at the same time; how many there were.
+/// Kills everything, and brings all caches to the backing at the same time: how many there were, and
+/// how many say to the end that something is missing. What is there the programs judge; a service that died
+/// between the end of a flush and its word to the node leaves a node that calls flushed bytes lost
+/// (docs/testing.md, seed 124).
 ///
 /// # Panics
-/// When one of them ends with something else than that all is there.
-pub fn recover_side_by_side(cluster: &mut Cluster, what: &str) -> u64 {
+/// When one of them ends with anything else.
+pub fn recover_side_by_side(cluster: &mut Cluster, what: &str) -> (u64, u64) {
     sleep(KEPT_AFTER);
     all_die(cluster);
     // A cache that holds nothing is none.
@@ -38,6 +41,5 @@ pub fn recover_side_by_side(cluster: &mut Cluster, what: &str) -> u64 {
     for (node, ended) in &unfinished {
         println!("{what}: {}: {}", node.name(), describe(ended));
     }
-    assert!(unfinished.is_empty(), "{what}: {} caches are not recovered", unfinished.len());
-    nodes.len() as u64
+    (nodes.len() as u64, unfinished.len() as u64)
 }

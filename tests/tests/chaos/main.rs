@@ -238,8 +238,9 @@ impl Run {
     /// Nothing is left but the caches.
     fn recover(&mut self, what: &str) {
         self.cluster.nodes().iter().for_each(|node| self.record.add_status(&node.status()));
-        let count = ending::recover_side_by_side(&mut self.cluster, what);
+        let (count, unsure) = ending::recover_side_by_side(&mut self.cluster, what);
         self.record.count("recoveries side by side", count);
+        self.record.count("recoveries that call something missing", unsure);
         self.compare_backing(what);
         self.record.judge_count(what, counted(&self.backing.path()), false);
     }
