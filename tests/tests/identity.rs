@@ -7,9 +7,9 @@ use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::wait_until;
 use rustix::process::Signal;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::Output;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -191,35 +191,19 @@ fn a_deleted_file_goes_also_after_a_restart_of_the_service() {
     cluster.umount_all();
 }
 
-fn start_stranger(cluster: &Cluster, address: &str) -> Child {
-    let token = cluster.root().join("another token");
-    let made = cluster.ebb().arg("token").arg(&token).output().expect("ebb token");
-    assert!(made.status.success(), "{}", describe(&made));
-    let mut command = cluster.ebb();
-    command.arg("meta").arg("--state").arg(cluster.root().join("strange state"));
-    command.arg("--token-file").arg(&token).arg(cluster.backing()).args(["--listen", address]);
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("a stranger");
-    let mut line = String::new();
-    let _ = BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line);
-    assert!(line.contains("listening"), "{line}");
-    child
-}
-
 #[test]
 fn a_stranger_in_the_place_of_the_service_ends_no_mount() {
     for secure in ["on", "off"] {
         let mut cluster = builder(1).token().option("--secure", secure).start();
         let data = bytes(1, 1, 0, 200_000);
         write_synced(&cluster.node(0).path("file"), &data);
-        let address = cluster.meta_address().expect("a service").to_owned();
         cluster.kill_meta();
-        let mut stranger = start_stranger(&cluster, &address);
+        let stranger = cluster.start_stranger();
         let node = cluster.node(0);
         wait_refused(node, "has not shown that it is the service of this job");
         assert!(mounts::is_mounted(node.mountpoint()));
         fs::write(node.path("new"), "x").expect_err("nothing can be made");
-        stranger.kill().expect("kill");
-        stranger.wait().expect("wait");
+        drop(stranger);
         cluster.restart_meta();
         let node = cluster.node(0);
         wait_until(SOON, "the service is back", || fs::write(node.path("new"), "x").is_ok());

@@ -71,6 +71,54 @@ fn a_node_that_was_cut_off_past_its_lease_has_its_bytes() {
     same("backing", &fs::read(cluster.backing().join("f")).expect("read"), &content);
 }
 
+/// What a node may have written quietly is its own when it is given up. One that has told everything and
+/// closed the file, and could not say so, has nothing there; nor has the daemon after it.
+#[test]
+fn a_node_that_was_cut_off_as_it_closed_a_file_leaves_no_bytes_that_nobody_has() {
+    for killed in [false, true] {
+        let Some(network) = network(2) else { return };
+        let builder = Cluster::builder().nodes(2).consistency("posix").flush("end");
+        let builder = builder.option("--io-path", "daemon").option("--request-timeout", "30s");
+        let cluster = builder.network(Arc::clone(&network)).start();
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        // One request, whose answer brings the right to write more without telling.
+        let content = bytes(1, 1, 0, 100_000);
+        let file = fs::File::create(a.path("f")).expect("create");
+        file.write_all_at(&content, 0).expect("write");
+        network.cut(Port::Node(0));
+        within(OPERATION_MAX, "close", move || drop(file));
+        // Longer than the lease that the right came with.
+        std::thread::sleep(Duration::from_secs(8));
+        let path = b.path("f");
+        let len = within(OPERATION_MAX, "stat", move || fs::metadata(path)).expect("stat").len();
+        assert!(len > 100_000, "{len}: it had no such right, or was not given up");
+        if killed {
+            a.kill9();
+            let _ = a.ebb("umount", &[], &[]);
+        }
+        network.join(Port::Node(0));
+        if killed {
+            a.mount();
+        }
+        for node in [a, b] {
+            let end = Instant::now() + OPERATION_MAX;
+            let read = loop {
+                let path = node.path("f");
+                match within(OPERATION_MAX, "read", move || fs::read(path)) {
+                    Err(_) if Instant::now() < end - Duration::from_secs(20) => {}
+                    read => {
+                        break read.unwrap_or_else(|e| panic!("{} ({killed}): {e}", node.name()));
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(300));
+            };
+            same(&format!("{} ({killed})", node.name()), &read, &content);
+        }
+        cluster.umount_all();
+        same("backing", &fs::read(cluster.backing().join("f")).expect("read"), &content);
+    }
+}
+
 /// The service may not have heard that a daemon is dead: its successor waits for that, with
 /// whatever is left in the cache, instead of being refused.
 #[test]

@@ -257,6 +257,78 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
     same("afterwards", &std::fs::read(b.path("f")).expect("read"), &want);
 }
 
+/// Whoever asks while there is no daemon is answered when the next one has told everything, not when it is
+/// welcome.
+#[test]
+fn who_waits_for_an_heir_sees_what_was_not_told() {
+    let cluster = through().nodes(2).flush("end").separate_meta().supervised().start();
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let want = bytes(1, 0, 0, 20 * RECORD);
+    for round in 0..8 {
+        let file = written_quietly(&cluster, 20);
+        assert!(a.kill_daemon_only(), "no daemon");
+        let path = b.path("f");
+        // On a busy machine it may have been given up before it was back.
+        match std::fs::read(&path) {
+            Ok(got) => same(&format!("round {round}"), &got, &want),
+            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EIO)),
+        }
+        drop(file);
+        same(&format!("round {round}, again"), &std::fs::read(&path).expect("read"), &want);
+        std::fs::remove_file(path).expect("unlink");
+        std::thread::sleep(Duration::from_millis(800));
+    }
+    cluster.umount_all();
+}
+
+/// Each has bytes of the file that the other one wrote quietly last, so each asks for what only the other
+/// one can tell.
+#[test]
+fn daemons_that_take_over_at_the_same_time_do_not_wait_for_each_other() {
+    let limit = Duration::from_secs(20);
+    let cluster = through().nodes(2).flush("end").separate_meta();
+    let cluster = cluster.option("--request-timeout", "20s").start();
+    let mut held = Vec::new();
+    for (n, name) in ["f", "g"].into_iter().enumerate() {
+        let (holder, other) = (cluster.node(n), cluster.node(1 - n));
+        // At its end, which nobody writes over.
+        let file = open(&other.path(name));
+        file.write_all_at(&record(60), 60 * RECORD).expect("write");
+        drop(file);
+        let file = open(&holder.path(name));
+        let before = quiet(holder);
+        for steps in [0..20, 61..81] {
+            for step in steps {
+                file.write_all_at(&record(step), step * RECORD).expect("write");
+            }
+            // Where others have just been called back every write is told for a moment.
+            std::thread::sleep(Duration::from_millis(800));
+        }
+        assert!(quiet(holder) > before + 5, "{}", quiet(holder) - before);
+        held.push(file);
+    }
+    cluster.nodes().iter().for_each(Node::kill9);
+    drop(held);
+    for node in cluster.nodes() {
+        let _ = node.ebb("umount", &[], &[]);
+    }
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        cluster.nodes().iter().for_each(|node| drop(scope.spawn(move || node.mount())));
+    });
+    assert!(start.elapsed() < limit / 2, "{:?}", start.elapsed());
+    let got = |node: &Node, name: &str| std::fs::read(node.path(name)).expect("read");
+    for (node, name) in cluster.nodes().iter().flat_map(|n| [(n, "f"), (n, "g")]) {
+        let got = got(node, name);
+        for step in (0..20).chain(60..81) {
+            let at = (step * RECORD) as usize;
+            let what = format!("{name}, record {step} on {}", node.name());
+            same(&what, &got[at..at + RECORD as usize], &record(step));
+        }
+    }
+    cluster.umount_all();
+}
+
 #[test]
 fn an_heir_goes_on_writing() {
     let cluster = through().nodes(2).flush("end").separate_meta().supervised().start();

@@ -32,6 +32,7 @@ fn start_loads(cluster: &Cluster, model: Model, mix: Mix, seed: u64) -> Vec<Load
         elsewhere: cluster.node((who + 1) % NODES).mountpoint().to_owned(),
         blocks: 0,
         log: std::env::temp_dir().join(format!("ebb-service-kill-{seed}-{}-{who}", model.name())),
+        extra: ebb_tests::load::Extra::default(),
     };
     let binary = Path::new(env!("CARGO_BIN_EXE_ebb-load"));
     (0..NODES).map(|who| Load::start(binary, setup(who))).collect()

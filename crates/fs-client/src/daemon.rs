@@ -328,6 +328,7 @@ fn start(
         request_timeout: config.request_timeout,
         trust_max: if config.naive { Duration::ZERO } else { config.request_timeout / 2 },
         empty,
+        listens: true,
         side_door: meta.side_door,
         ..ConnectOptions::new(meta.address, config.node.clone())
     };

@@ -11,7 +11,7 @@
 use crate::cache::{self, CacheDir};
 use crate::file::{CachedFile, Place, State, checked_range};
 use crate::node::Node;
-use ebb_consistency::{Asked, Held, LeaseSeq, SyncEvent, Untold};
+use ebb_consistency::{Asked, Held, LeaseSeq, QuietWrites, SyncEvent, Untold};
 use ebb_locks::Mutex;
 use ebb_meta_client::Attached;
 use ebb_types::{ByteRange, Errno, Ino, Time};
@@ -237,13 +237,25 @@ impl Node {
     /// up.
     pub(crate) async fn close_quiet_in_turn(&self, file: &Arc<CachedFile>) -> bool {
         if file.state.read().quiet.is_some() && file.state.write().quiet.end_told() {
-            self.note_no_window(file);
             return true;
         }
         if let Err(e) = self.end_quiet_in_turn(file).await {
             tracing::warn!(ino = %file.ino, error = %e, "quiet writes are not told yet");
         }
         false
+    }
+
+    /// The service was told, or could not be, that the right is given up: until it has heard it, a
+    /// daemon after this one must know of the right, and this one must say it again.
+    pub(crate) fn quiet_given_up(&self, file: &Arc<CachedFile>, heard: bool) {
+        if heard {
+            return self.note_no_window(file);
+        }
+        let mut state = file.state.write();
+        if !state.quiet.is_some() {
+            state.quiet = QuietWrites::inherited(&[], state.view.known_version());
+            self.look_after_quiet(file);
+        }
     }
 
     /// A lease that was called back is returned when all is told.

@@ -205,7 +205,10 @@ pub(crate) async fn take_over(
     inos.extend(node.replicas.held.files_adopting());
     inos.sort_unstable();
     inos.dedup();
-    for step in inos.chunks(STEP) {
+    // First what others may be waiting to be told of: they may have to tell of the rest.
+    let untold = |ino: &Ino| found.image.file(*ino).is_some_and(Note::is_untold);
+    let (first, rest): (Vec<Ino>, Vec<Ino>) = inos.into_iter().partition(untold);
+    for step in first.chunks(STEP).chain(rest.chunks(STEP)) {
         let mut asked = tokio::task::JoinSet::new();
         for ino in step.iter().copied() {
             if done.unknown.contains(&ino) {
@@ -436,6 +439,8 @@ async fn one(
             node.attach(&file, ByteRange::ALL, false, false).await?;
         }
         ends_with(node, ino, seat, false).await?;
+    } else if window.is_some() {
+        tell_window(node, &file, note.as_mut()).await;
     }
     if let Some(mut note) = note {
         note.seat = 0;
@@ -456,6 +461,17 @@ async fn one(
         done.image.insert(ino, note);
     }
     Ok(())
+}
+
+/// What was written quietly is told at once. Who waits for it may be taking a cache over, too, and have to
+/// tell what this node is going to ask for next: neither may be told only when all is done.
+async fn tell_window(node: &Arc<Node>, file: &Arc<CachedFile>, note: Option<&mut Note>) {
+    let _turn = file.turn.lock().await;
+    match node.end_quiet_in_turn(file).await {
+        Ok(()) => note.into_iter().for_each(|n| n.window = None),
+        // It is tried again before anything is mounted, and after that.
+        Err(error) => tracing::warn!(ino = %file.ino, %error, "cannot be told yet"),
+    }
 }
 
 /// Tells the service that a seat goes on, or that it ends; whether it was one.

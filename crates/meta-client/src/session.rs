@@ -60,6 +60,9 @@ pub struct ConnectOptions {
     pub trust_max: Duration,
     /// This node's cache holds nothing of an earlier life.
     pub empty: bool,
+    /// Somebody is going to be told of what the service asks for ([`crate::MetaClient::on_recall`],
+    /// [`crate::MetaClient::on_publish`]): what it asks before that waits.
+    pub listens: bool,
 }
 
 impl ConnectOptions {
@@ -81,6 +84,7 @@ impl ConnectOptions {
             connect_timeout: Duration::from_secs(10),
             trust_max: Duration::from_secs(5),
             empty: false,
+            listens: false,
         }
     }
 }

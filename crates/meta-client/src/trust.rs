@@ -117,12 +117,21 @@ mod tests {
     }
 }
 
+/// What the service asked for on a connection before somebody listened.
+enum Early {
+    Recall(u64, pb::Recall),
+    Publish(u64, pb::Publish),
+}
+
 #[derive(Default)]
 pub(crate) struct Trusting {
     trust: Mutex<Trust>,
     on_recall: OnceLock<OnRecall>,
     on_publish: OnceLock<OnPublish>,
     on_given_up: OnceLock<OnGivenUp>,
+    /// What the service asked for before there was anybody to be told: between the welcome and the
+    /// first lease. So it is no more than what the lives before this one have left to be told.
+    early: Mutex<Vec<Early>>,
     /// Nobody could be told yet.
     was_given_up: AtomicBool,
     /// When the last word that was answered was sent, and until when locks are this node's after
@@ -159,14 +168,51 @@ impl Trusting {
 impl Inner {
     /// A lease is called back: it is dropped, and returned at once if nothing must be told first.
     pub fn recalled(&self, recall: &pb::Recall) {
+        if self.waits(&self.trusting.on_recall, |on| Early::Recall(on, *recall)) {
+            return;
+        }
         let (ino, seq) = (Ino(recall.ino), LeaseSeq(recall.seq));
         if self.trusting.on_recall.get().is_none_or(|on_recall| on_recall(ino, seq)) {
             self.give_back(ino, seq);
         }
     }
 
+    /// True when what was asked is kept until there is somebody to be told. (An earlier life may have
+    /// written without telling: to return its lease would be to say that it has told everything.)
+    fn waits<T>(&self, listener: &OnceLock<T>, what: impl FnOnce(u64) -> Early) -> bool {
+        if !self.options.listens {
+            return false;
+        }
+        let mut early = self.trusting.early.lock();
+        let waits = listener.get().is_none();
+        if waits {
+            early.push(what(self.sessions.load(Relaxed)));
+        }
+        waits
+    }
+
+    /// Somebody is told from now on, also of what came before, but for what was asked on a
+    /// connection that is no more: it is asked again.
+    fn listen<T>(&self, to: &OnceLock<T>, listener: T, which: fn(&Early) -> bool) {
+        let mut early = self.trusting.early.lock();
+        let _ = to.set(listener);
+        let kept: Vec<Early> = early.extract_if(.., |e| which(e)).collect();
+        drop(early);
+        let now = self.sessions.load(Relaxed);
+        for what in kept {
+            match what {
+                Early::Recall(on, recall) if on == now => self.recalled(&recall),
+                Early::Publish(on, asked) if on == now => self.asked_to_publish(&asked),
+                _ => {}
+            }
+        }
+    }
+
     /// Something is to be published for others.
     pub fn asked_to_publish(&self, asked: &pb::Publish) {
+        if self.waits(&self.trusting.on_publish, |on| Early::Publish(on, *asked)) {
+            return;
+        }
         let range = asked.range.map(range_from_pb);
         let Ok(range) = range.unwrap_or(Ok(ByteRange::ALL)) else { return };
         let pb::Publish { ino, seat, seq, .. } = *asked;
@@ -185,12 +231,14 @@ impl MetaClient {
     /// Whom to tell of recalls; only the first one is told. Before it is set no lease may be asked
     /// for.
     pub fn on_recall(&self, on_recall: OnRecall) {
-        let _ = self.inner.trusting.on_recall.set(on_recall);
+        let which = |e: &Early| matches!(e, Early::Recall(..));
+        self.inner.listen(&self.inner.trusting.on_recall, on_recall, which);
     }
 
     /// Whom to tell of what is to be published for others; only the first one is told.
     pub fn on_publish(&self, on_publish: OnPublish) {
-        let _ = self.inner.trusting.on_publish.set(on_publish);
+        let which = |e: &Early| matches!(e, Early::Publish(..));
+        self.inner.listen(&self.inner.trusting.on_publish, on_publish, which);
     }
 
     /// Whom to tell that this node was given up; only the first one is told.

@@ -12,7 +12,7 @@ use ebb_meta_client::{
 use ebb_transport::auth::{self, SessionHandshake};
 use ebb_transport::{Secure, Token};
 use ebb_types::{ByteRange, Errno, Ino, Name, NodeId, Version};
-use ebb_wire::pb::{self, reply::Body, request::Op};
+use ebb_wire::pb::{self, notice::What, reply::Body, request::Op};
 use prost::Message;
 use scripted::{Peer, Service, attr, entry, welcome};
 use std::sync::Arc;
@@ -492,4 +492,46 @@ async fn the_status_of_a_service_needs_no_session() {
     service.stop().await;
     let gone = service_status(&address, None, Secure::default(), Duration::from_secs(5)).await;
     assert!(matches!(gone, Err(ConnectError::Unreachable(_))), "{gone:?}");
+}
+
+/// What an earlier life wrote without telling must be told before its lease is returned, and a daemon
+/// that begins knows of it only later.
+#[tokio::test]
+async fn what_is_asked_before_anybody_listens_waits_for_who_will() {
+    let (_service, mut peer, client) = connected(|options| options.listens = true).await;
+    peer.notice(What::Recall(pb::Recall { ino: 7, seq: 3 })).await;
+    let asked = pb::Publish { ino: 8, seq: 4, seat: 2, range: None };
+    peer.notice(What::Publish(asked)).await;
+    assert!(peer.is_left_alone().await, "nobody has told anything yet");
+    let heard = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (recalls, publishes) = (heard.clone(), heard.clone());
+    client.on_publish(Box::new(move |asked| {
+        publishes.lock().unwrap().push((asked.ino, asked.seq));
+    }));
+    client.on_recall(Box::new(move |ino, seq| {
+        recalls.lock().unwrap().push((ino, seq.0));
+        ino == Ino(7)
+    }));
+    assert_eq!(*heard.lock().unwrap(), [(Ino(8), 4), (Ino(7), 3)]);
+    let (_, op) = peer.next().await;
+    assert!(matches!(op, Op::Returned(r) if r.ino == 7 && r.seq == 3));
+    // From then on at once.
+    peer.notice(What::Recall(pb::Recall { ino: 9, seq: 5 })).await;
+    assert!(peer.is_left_alone().await, "it said that something is to be told first");
+    assert_eq!(heard.lock().unwrap().last(), Some(&(Ino(9), 5)));
+}
+
+/// On another connection the numbers mean nothing, and everything is asked for again.
+#[tokio::test]
+async fn what_was_asked_on_a_connection_that_is_no_more_is_forgotten() {
+    let (mut service, peer, client) = connected(|options| options.listens = true).await;
+    let mut events = client.events();
+    peer.notice(What::Recall(pb::Recall { ino: 7, seq: 3 })).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(peer);
+    assert_eq!(event(&mut events).await, Event::Disconnected);
+    let (mut peer, _) = service.welcome(1).await;
+    assert_eq!(event(&mut events).await, Event::Resumed { expired: false });
+    client.on_recall(Box::new(|_, _| true));
+    assert!(peer.is_left_alone().await, "a lease of another connection was returned");
 }

@@ -126,6 +126,15 @@ impl Core {
         }
     }
 
+    /// A node has closed a file of which it has told everything. It may have been given up since, while
+    /// its word was on the way: then what became its own was never written.
+    pub fn settled_at_close(&self, state: &mut State, node: NodeId, ino: Ino) {
+        self.end_quiet(state, node, ino);
+        if state.files.get(&ino).is_some_and(|f| f.has_lapsed(node)) {
+            self.commit(state, &[Entry::File(ino, FileOp::TakeBack(node))]);
+        }
+    }
+
     /// The inodes of an operation that another node may have written to quietly.
     pub fn quiet_before(&self, node: NodeId, op: &Op, settled: Settled) -> Vec<Ino> {
         // What is made tells nothing of what is there, and a seat that is asked may have to wait for

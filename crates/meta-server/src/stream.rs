@@ -316,18 +316,21 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         (true, true) => core.inherit(id),
         (false, _) => {}
     }
-    let (serial, trust_ms) = core.desk.join(who, hello.trust_ms_max);
+    let (recalls, recalled) = mpsc::unbounded_channel();
+    let (end, ended) = watch::channel(false);
+    let (serial, trust_ms, expired) = {
+        // A node that comes back just then is not welcomed before its locks and opens are gone.
+        let _whole = core.coming_and_going.lock();
+        // Under the state, as every recall: one for the new stream would else be sent, and counted as
+        // sent, before there is anything to send it on.
+        let state = core.state();
+        let (serial, trust_ms) = core.desk.join(who, hello.trust_ms_max);
+        core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
+        (serial, trust_ms, state.given_up.contains(&id))
+    };
     if heir {
         core.desk.succeeded(who);
     }
-    let (recalls, recalled) = mpsc::unbounded_channel();
-    let (end, ended) = watch::channel(false);
-    let expired = {
-        // A node that comes back just then is not welcomed before its locks and opens are gone.
-        let _whole = core.coming_and_going.lock();
-        core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
-        core.state().given_up.contains(&id)
-    };
     tracing::debug!(node = %id, name = hello.node, resume = hello.resume, heir, "joined");
     let root = core.state().ns.get(ebb_types::Ino::ROOT).and_then(|r| r.seen);
     let welcome = pb::Welcome {

@@ -6,6 +6,7 @@ use crate::{describe, mounts};
 use ebb_links::{Network, Port};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub struct Builder {
     squashed: bool,
     network: Option<Arc<Network>>,
     lease: Option<String>,
+    fixed_port: bool,
 }
 
 impl Builder {
@@ -129,6 +131,14 @@ impl Builder {
         self.separate_meta()
     }
 
+    /// The first node, with the metadata service inside, is found where it was also when it is mounted
+    /// again after a crash.
+    #[must_use]
+    pub fn fixed_port(mut self) -> Builder {
+        self.fixed_port = true;
+        self
+    }
+
     /// Starts it.
     ///
     /// # Panics
@@ -213,6 +223,9 @@ impl Builder {
             if let Some(network) = &self.network {
                 node.set_network(Arc::clone(network), index);
             }
+            if is_service && self.fixed_port {
+                node.set_listen(&format!("127.0.0.1:{}", free_port()));
+            }
             cluster.nodes.push(node);
         }
         cluster
@@ -257,6 +270,7 @@ impl Cluster {
             squashed: false,
             network: None,
             lease: None,
+            fixed_port: false,
         }
     }
 
@@ -310,6 +324,12 @@ impl Cluster {
         self.meta.as_ref().map(|m| m.address.as_str())
     }
 
+    /// True when the metadata service is a process of its own.
+    #[must_use]
+    pub fn has_meta(&self) -> bool {
+        self.meta.is_some()
+    }
+
     /// The process of the separate metadata service.
     ///
     /// # Panics
@@ -334,6 +354,28 @@ impl Cluster {
         let meta = self.meta.as_mut().expect("checked above");
         assert_eq!(address, meta.address, "it must come back where it was");
         meta.child = child;
+    }
+
+    /// Starts the service of another job, with a token of its own, where the killed one was.
+    ///
+    /// # Panics
+    /// When there is no separate service, or the other one does not start.
+    #[must_use]
+    pub fn start_stranger(&self) -> Stranger {
+        let address = self.meta_address().expect("a cluster with a separate service");
+        let token = self.real.join("another token");
+        if !token.exists() {
+            let made = self.ebb().arg("token").arg(&token).output().expect("ebb token");
+            assert!(made.status.success(), "ebb token: {}", describe(&made));
+        }
+        let path = |p: &Path| p.display().to_string();
+        let line = [
+            ["meta".to_owned(), "--state".to_owned()],
+            [path(&self.real.join("strange state")), "--token-file".to_owned()],
+            [path(&token), path(&self.backing)],
+            ["--listen".to_owned(), address.to_owned()],
+        ];
+        Stranger(self.spawn_meta(&line.concat()).0)
     }
 
     /// The directory of the separate service's state.
@@ -372,6 +414,32 @@ impl Cluster {
             None => command,
         };
         spawn_meta(&self.real, command)
+    }
+}
+
+/// A service of another job. Ends when it is dropped.
+#[derive(Debug)]
+pub struct Stranger(Child);
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A port that is free, as the one after it, where the service will listen.
+fn free_port() -> u16 {
+    loop {
+        let probe = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = probe.local_addr().expect("it has one").port();
+        // Not one of those that the kernel gives to whoever connects.
+        let port = 10_000 + port % 20_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok()
+            && TcpListener::bind(("127.0.0.1", port + 1)).is_ok()
+        {
+            return port;
+        }
     }
 }
 

@@ -73,6 +73,10 @@ impl Node {
         }
     }
 
+    pub(crate) fn set_listen(&mut self, address: &str) {
+        self.options.extend(["--listen".to_owned(), address.to_owned()]);
+    }
+
     pub(crate) fn set_network(&mut self, network: Arc<Network>, index: usize) {
         let listen = format!("{}:0", network.host(Port::Node(index)));
         self.options.extend(["--listen".to_owned(), listen]);

@@ -25,8 +25,9 @@ pub(super) struct Blocks {
     written: Vec<Vec<u64>>,
     /// What torn pages are.
     torn: BTreeMap<u64, Vec<u8>>,
-    /// Every page before this one is there.
-    least: usize,
+    /// So long is the file at least, and at most.
+    least: u64,
+    most: u64,
     pub open: Option<File>,
     pub is_published: bool,
     pub in_doubt: bool,
@@ -52,6 +53,7 @@ impl Blocks {
         if self.written.len() < pages.end {
             self.written.resize(pages.end, vec![0]);
         }
+        self.most = self.most.max(pages.end as u64 * PAGE_BYTES);
         self.written[pages].iter_mut().for_each(|all| all.push(operation));
         (self.is_published, self.in_doubt) = (false, true);
     }
@@ -75,7 +77,7 @@ impl Blocks {
     }
 
     fn acknowledge_pages(&mut self, pages: std::ops::Range<usize>) {
-        self.least = self.least.max(pages.end);
+        self.least = self.least.max(pages.end as u64 * PAGE_BYTES);
         self.written[pages].iter_mut().for_each(|all| drop(all.drain(..all.len() - 1)));
     }
 
@@ -87,13 +89,13 @@ impl Blocks {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(e) if self.least == 0 && e.kind() == io::ErrorKind::NotFound => {
+                self.most = 0;
                 return self.written.clear();
             }
             Err(e) => panic!("{what}: {e}"),
         };
         let len = file.metadata().unwrap_or_else(|e| panic!("{what}: {e}")).len();
-        let bytes = |pages: usize| pages as u64 * PAGE_BYTES;
-        let (least, most) = (bytes(self.least), bytes(self.written.len()));
+        let (least, most) = (self.least, self.most);
         assert!((least..=most).contains(&len), "{what}: {len} bytes, not {least} to {most}");
         self.written.truncate(len.div_ceil(PAGE_BYTES) as usize);
         let mut got = vec![0; BLOCK_BYTES as usize];
@@ -103,7 +105,7 @@ impl Blocks {
             read.unwrap_or_else(|e| panic!("{what}: {} bytes at {offset}: {e}", got.len()));
             self.settle_block(what, offset, got);
         }
-        (self.least, self.in_doubt) = (self.written.len(), false);
+        (self.least, self.most, self.in_doubt) = (len, len, false);
     }
 
     fn settle_block(&mut self, what: &str, offset: u64, got: &[u8]) {
@@ -113,17 +115,24 @@ impl Blocks {
             let may_be = &mut self.written[(at / PAGE_BYTES) as usize];
             let is_of = |operation: &&u64| match **operation {
                 0 => page.iter().all(|b| *b == 0),
-                TORN => self.torn.get(&at).is_some_and(|torn| torn == page),
+                TORN => self.torn.get(&at).is_some_and(|torn| torn.starts_with(page)),
                 n => content::bytes(self.who, n, at, page.len() as u64) == page,
             };
             let found = may_be.iter().rev().find(is_of).copied();
             let found = found
                 .or_else(|| (self.in_doubt && is_torn(self.who, at, page, may_be)).then_some(TORN));
-            let found = found.unwrap_or_else(|| {
-                panic!("{what}: the page at {at} is of none of {may_be:?}: {:?}...", &page[..16])
+            let mut found = found.unwrap_or_else(|| {
+                let begin = &page[..page.len().min(16)];
+                panic!("{what}: the page at {at} is of none of {may_be:?}: {begin:?}...")
             });
-            if found == TORN {
-                self.torn.insert(at, page.to_vec());
+            if (page.len() as u64) < PAGE_BYTES {
+                // What is written behind it makes zeros of the rest.
+                found = TORN;
+            }
+            if found == TORN && !self.torn.get(&at).is_some_and(|torn| torn.starts_with(page)) {
+                let mut torn = page.to_vec();
+                torn.resize(PAGE_BYTES as usize, 0);
+                self.torn.insert(at, torn);
             }
             *may_be = vec![found];
         }
@@ -190,6 +199,16 @@ mod tests {
         blocks.acknowledge_all();
         file.write_all_at(&[0], at).expect("write");
         assert!(fails(&mut blocks), "a zero in it");
+        blocks.in_doubt = true;
+        file.write_all_at(&content::bytes(101, 12, at, PAGE_BYTES), at).expect("write");
+        write(&mut blocks, 3, 1, 13);
+        // A request ends where its buffer does, in the middle of a page.
+        file.set_len(3 * BLOCK_BYTES + 5_000).expect("truncate");
+        blocks.in_doubt = true;
+        assert!(!fails(&mut blocks), "a write that was not answered");
+        assert!(!fails(&mut blocks), "which stays as long as it is");
+        write(&mut blocks, 5, 1, 14);
+        assert!(!fails(&mut blocks), "and has zeros behind it when it is made longer");
         file.set_len(2 * BLOCK_BYTES).expect("truncate");
         assert!(fails(&mut blocks), "it is too short");
     }

@@ -41,6 +41,11 @@ impl<T: Copy + PartialEq + std::fmt::Debug> Doubtful<T> {
         self.certain = self.tried.take().or(self.certain);
     }
 
+    /// It was tried, and not answered for.
+    pub fn is_doubted(&self) -> bool {
+        self.tried.is_some()
+    }
+
     /// It is there: from now on that is so. Nobody asks for what was never set.
     pub fn settle(&mut self, what: &str, there: impl FnOnce() -> Option<T>) {
         if self.certain.is_none() && self.tried.is_none() {

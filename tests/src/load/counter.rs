@@ -12,13 +12,17 @@ const COUNTER: &str = "counter";
 /// Unaligned, and beside bytes of others.
 const AT: u64 = 5;
 
-/// Waits for a lock of the number, or gives it back. Closing the file would do that, too.
 fn lock(file: &File, kind: libc::c_int) -> io::Result<()> {
+    lock_record(file, kind, AT, 8)
+}
+
+/// Waits for a lock of some bytes, or gives it back. Closing the file would do that, too.
+pub(super) fn lock_record(file: &File, kind: libc::c_int, at: u64, len: u64) -> io::Result<()> {
     // SAFETY: all zeros is a valid value of this plain structure.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    (lock.l_start, lock.l_len) = (AT as libc::off_t, 8);
+    (lock.l_start, lock.l_len) = (at as libc::off_t, len as libc::off_t);
     // SAFETY: the descriptor is open and the structure lives through the call.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const lock) } {
         0 => Ok(()),

@@ -19,6 +19,13 @@ impl Program {
         self.check(&what, &root);
         self.repeat_cuts(&what);
         self.publish(&what);
+        if self.setup.mix.is_wide() {
+            self.mapped.settle(&what, &self.setup);
+            self.linked.settle(&what, &self.setup.root);
+        }
+        if let Some(told) = &mut self.told {
+            told.settle(&what, &self.setup);
+        }
     }
 
     /// Somewhere else, when everything is published.
@@ -27,6 +34,13 @@ impl Program {
         let open: Vec<_> = self.book.files.iter().filter(|(_, f)| !f.is_published).collect();
         assert!(open.is_empty(), "{what}: settle first: {open:?}");
         self.check(&what, root);
+        if self.setup.mix.is_wide() {
+            self.mapped.check(&what, root);
+            self.linked.check(&what, root);
+        }
+        if let Some(told) = &mut self.told {
+            told.check(&what, root);
+        }
     }
 
     fn check(&mut self, what: &str, root: &Path) {
@@ -44,7 +58,11 @@ impl Program {
             let what = format!("{what}: {}", path.display());
             known.expected.settle(&what, &own);
             known.in_doubt = false;
+            let doubted = known.perm.is_doubted();
             known.perm.settle(&format!("{what}: permissions"), || permissions(&path));
+            if doubted {
+                set_again(&what, &path);
+            }
             known.tag.settle(&format!("{what}: {TAG}"), || {
                 tag(&path).unwrap_or_else(|e| panic!("{what}: {TAG}: {e}"))
             });
@@ -136,13 +154,21 @@ impl Program {
     }
 }
 
-fn publish_at(what: &str, path: &Path) {
+pub(super) fn publish_at(what: &str, path: &Path) {
     let file = File::options().read(true).write(true).open(path);
     let done = file.and_then(|file| {
         file.sync_all()?;
         close(file)
     });
     done.unwrap_or_else(|e| panic!("{what}: publish {}: {e}", path.display()));
+}
+
+/// As a program does whose chmod was not answered, or failed: btrfs has been seen to change the mode and
+/// to say EDQUOT, and whoever asks the service knows nothing of that.
+fn set_again(what: &str, path: &Path) {
+    let done =
+        std::fs::metadata(path).and_then(|m| std::fs::set_permissions(path, m.permissions()));
+    done.unwrap_or_else(|e| panic!("{what}: permissions once more: {e}"));
 }
 
 fn permissions(path: &Path) -> Option<u32> {

@@ -8,10 +8,15 @@
 mod blocks;
 mod book;
 mod counter;
+mod handover;
 mod judge;
 mod layout;
+mod linked;
+mod mapped;
+mod names;
 mod process;
 mod program;
+mod told;
 
 pub use counter::counted;
 pub use layout::Layout;
@@ -21,7 +26,7 @@ use crate::model::Model;
 use program::Program;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 
 /// What such a process is told once.
@@ -45,6 +50,19 @@ pub struct Setup {
     pub blocks: u64,
     /// Where its last operations are written when it finds something wrong.
     pub log: PathBuf,
+    /// What only some tests have.
+    pub extra: Extra,
+}
+
+/// What only some tests have.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Extra {
+    /// A directory for the sockets through which programs tell each other what they wrote; without it they
+    /// do not.
+    pub post: Option<PathBuf>,
+    /// A node may be silent for so long that it loses its locks: what it wrote under one comes late, and is
+    /// counted instead of being wrong.
+    pub loses_locks: bool,
 }
 
 /// What a program does.
@@ -54,11 +72,19 @@ pub enum Mix {
     Data,
     /// These, and truncates, renames and unlinks.
     All,
-    /// These, and what is written through the other node's mount, and large files.
+    /// These, and what is written through the other node's mount, large files, shared mappings, links and
+    /// directories that move, and what programs tell each other.
     Wide,
-    /// These, and a number that all count up under a lock of it. (What a daemon that was killed had
-    /// not published comes when it is back: no lock outlives that.)
+    /// These, and numbers that all count up under locks of them, of both kinds. (What a daemon that was
+    /// killed had not published comes when it is back: no lock outlives that.)
     Locks,
+}
+
+impl Mix {
+    /// More than a program's own files by their names.
+    fn is_wide(self) -> bool {
+        matches!(self, Mix::Wide | Mix::Locks)
+    }
 }
 
 /// What it is told again and again.
@@ -103,6 +129,18 @@ pub struct Work {
     pub written_elsewhere: u64,
     /// How often the common counter was counted up under its lock: for certain, and perhaps.
     pub counted: (u64, u64),
+    /// How often something was stored through a mapping.
+    pub mapped: u64,
+    /// How often this program read what another one had told it of, and found it.
+    pub heard: u64,
+    /// How often it took a lock of a block that another program had changed last.
+    pub handed: u64,
+    /// How often a number under such a lock had gone back.
+    pub went_back: u64,
+    /// How often a file had several names after something was done to it.
+    pub linked: u64,
+    /// What others had published and could not be read.
+    pub missed: Vec<Failure>,
     /// How long the longest operation took.
     pub longest_ms: u64,
     /// What made it stop early.
@@ -116,6 +154,14 @@ pub struct Failure {
     pub operation: String,
     /// Its errno.
     pub errno: i32,
+}
+
+impl Work {
+    /// Something that is on other nodes could not be read: it depends on what was broken whether it may.
+    fn miss(&mut self, path: &Path, e: &std::io::Error) {
+        let operation = format!("read {}", path.display());
+        self.missed.push(Failure { operation, errno: e.raw_os_error().unwrap_or(0) });
+    }
 }
 
 /// The process: carries out the orders of standard input until that ends.

@@ -2,9 +2,12 @@
 //! before it is tried and when it has succeeded.
 
 use super::blocks::Blocks;
-use super::book::{BIG, Book, COMMON, DIRECTORIES, NAMES, Open, SHARED, TAG, Unanswered};
+use super::book::{BIG, Book, COMMON, NAMES, Open, SHARED, Unanswered};
 use super::counter;
-use super::judge::tag;
+use super::handover::{Handover, Kind};
+use super::linked::Linked;
+use super::mapped::Mapped;
+use super::told::Told;
 use super::{Failure, Mix, Order, Setup, Work};
 use crate::content;
 use crate::model::{Model, close};
@@ -14,7 +17,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
@@ -22,7 +25,7 @@ use std::time::Instant;
 const FILE_BYTES: u64 = 96 << 10;
 /// Of the shared file, per program.
 const SHARE_BYTES: u64 = 30_000;
-const WRITE_MAX: u64 = 9_000;
+pub(super) const WRITE_MAX: u64 = 9_000;
 /// How many operations are shown when something is wrong.
 const REMEMBERED: usize = 3_000;
 
@@ -30,16 +33,20 @@ pub(super) struct Program {
     pub setup: Setup,
     pub book: Book,
     pub big: Blocks,
-    dice: ChaCha8Rng,
-    round: u64,
+    pub mapped: Mapped,
+    pub linked: Linked,
+    pub told: Option<Told>,
+    handover: Handover,
+    pub(super) dice: ChaCha8Rng,
+    pub(super) round: u64,
     /// Since the start: content is made from it.
-    operation: u64,
+    pub(super) operation: u64,
     work: Work,
     recent: VecDeque<String>,
     /// The mount in which it works, as its device number.
     mount: u64,
     /// The backing takes extended attributes.
-    tags: bool,
+    pub(super) tags: bool,
 }
 
 /// What can be done with a file.
@@ -60,6 +67,10 @@ enum Action {
     Link,
     Attributes,
     Directory,
+    Mapped,
+    Linked,
+    HandOver,
+    Tell,
 }
 
 impl Program {
@@ -68,7 +79,13 @@ impl Program {
         let book = Book::new(setup.who, setup.of);
         let big = Blocks::new(setup.who);
         let (work, recent) = (Work::default(), VecDeque::new());
+        let told = if setup.mix.is_wide() { Told::new(&setup) } else { None };
+        let handover = Handover::new(setup.who, setup.of, setup.extra.loses_locks);
         Program {
+            mapped: Mapped::new(setup.who),
+            linked: Linked::new(setup.who),
+            told,
+            handover,
             setup,
             book,
             big,
@@ -86,6 +103,7 @@ impl Program {
     /// Nothing when nobody is there any more.
     pub fn run(&mut self, round: u64, orders: &Receiver<Order>) -> Option<Work> {
         (self.round, self.work) = (round, Work::default());
+        self.told.iter_mut().for_each(Told::begin);
         self.attempt("make directories".to_owned(), Program::make_directories);
         while self.work.failure.is_none() {
             let order = orders.try_recv();
@@ -108,7 +126,11 @@ impl Program {
         }
     }
 
-    fn attempt(&mut self, what: String, work: impl FnOnce(&mut Program) -> io::Result<()>) {
+    pub(super) fn attempt(
+        &mut self,
+        what: String,
+        work: impl FnOnce(&mut Program) -> io::Result<()>,
+    ) {
         let start = Instant::now();
         let done = work(self);
         let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -139,7 +161,8 @@ impl Program {
         self.mount = root.metadata()?.dev();
         let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
         std::fs::create_dir_all(root.join(COMMON))?;
-        std::fs::create_dir_all(root.join(self.book.directory()).join("s"))
+        std::fs::create_dir_all(root.join(self.book.directory()).join("s"))?;
+        if self.setup.mix.is_wide() { self.linked.make(&root) } else { Ok(()) }
     }
 
     fn step(&mut self) {
@@ -148,6 +171,9 @@ impl Program {
             0 => SHARED,
             _ => NAMES[self.dice.random_range(0..NAMES.len())],
         };
+        if let Some(told) = &mut self.told {
+            told.hear(&self.setup, self.round, &mut self.work);
+        }
         match self.choose(name) {
             Action::Write => self.write(name),
             Action::Sync => self.sync(name),
@@ -164,18 +190,26 @@ impl Program {
             Action::Link => self.link(name),
             Action::Attributes => self.attributes(name),
             Action::Directory => self.directory(),
+            Action::Mapped => self.map(),
+            Action::Linked => self.link_or_move(),
+            Action::HandOver => self.hand_over(),
+            Action::Tell => self.tell(),
         }
     }
 
     fn choose(&mut self, name: &str) -> Action {
         let action = match self.dice.random_range(0..100) {
-            0..31 => Action::Write,
+            0..21 => Action::Write,
+            21..25 => Action::Mapped,
+            25..28 => Action::Linked,
+            28..31 => Action::Tell,
             31..33 => Action::Rewrite,
             33..35 => Action::Link,
             35..38 => Action::Attributes,
             38..40 => Action::Directory,
             40..44 => Action::WriteElsewhere,
-            44..48 => Action::Count,
+            44..46 => Action::Count,
+            46..48 => Action::HandOver,
             48..52 => Action::Big,
             52..64 => Action::Sync,
             64..75 => Action::Close,
@@ -187,10 +221,12 @@ impl Program {
         };
         let mix = self.setup.mix;
         let is_plain = name == SHARED || mix == Mix::Data;
-        let is_wide = matches!(mix, Mix::Wide | Mix::Locks);
+        let is_wide = mix.is_wide();
         let is_doubted = self.book.files.get(name).is_some_and(|known| known.in_doubt_elsewhere);
         match action {
-            Action::Count if mix == Mix::Locks => action,
+            Action::Count | Action::HandOver if mix == Mix::Locks => action,
+            Action::Mapped | Action::Linked if is_wide => action,
+            Action::Tell if self.told.is_some() => action,
             Action::Big if is_wide && self.setup.blocks > 0 => action,
             // Bytes that the other node has and did not answer for may still come.
             _ if is_doubted => Action::Close,
@@ -201,6 +237,7 @@ impl Program {
                 action
             }
             Action::Count | Action::Big | Action::WriteElsewhere => Action::Write,
+            Action::HandOver | Action::Mapped | Action::Linked | Action::Tell => Action::Write,
             Action::Rewrite | Action::Link | Action::Attributes | Action::Directory => {
                 Action::Write
             }
@@ -210,7 +247,7 @@ impl Program {
     }
 
     /// Opens the file when it is not, and makes it.
-    fn open(&mut self, name: &str) -> io::Result<()> {
+    pub(super) fn open(&mut self, name: &str) -> io::Result<()> {
         if self.book.files.get(name).is_some_and(|known| known.open.is_some()) {
             return Ok(());
         }
@@ -232,8 +269,9 @@ impl Program {
 
     fn write(&mut self, name: &'static str) {
         let bytes = if name == SHARED { SHARE_BYTES } else { FILE_BYTES };
-        let (offset, len) =
-            (self.dice.random_range(0..bytes), self.dice.random_range(1..WRITE_MAX));
+        // Now and then a single byte.
+        let most = if self.dice.random_bool(0.1) { 2 } else { WRITE_MAX };
+        let (offset, len) = (self.dice.random_range(0..bytes), self.dice.random_range(1..most));
         self.attempt(format!("write {len} at {offset} of {name}"), |p| {
             p.open(name)?;
             let layout = p.book.layout(name);
@@ -269,7 +307,7 @@ impl Program {
         });
     }
 
-    fn close(&mut self, name: &str) {
+    pub(super) fn close(&mut self, name: &str) {
         self.attempt(format!("close {name}"), |p| {
             let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
             let Some(open) = known.open.take() else { return Ok(()) };
@@ -284,6 +322,10 @@ impl Program {
         let names: Vec<String> = self.book.files.keys().cloned().collect();
         names.iter().for_each(|name| self.close(name));
         self.attempt(format!("close {BIG}"), Program::close_big);
+        self.attempt("close the mapped file".to_owned(), |p| p.mapped.close());
+        self.attempt("close what is told of".to_owned(), |p| {
+            p.told.as_mut().map_or(Ok(()), Told::close)
+        });
     }
 
     /// What a program wrote, it reads.
@@ -324,7 +366,10 @@ impl Program {
             return;
         };
         let path = self.book.path(&self.setup.elsewhere, name);
-        let Ok(file) = std::fs::read(&path) else { return };
+        let file = match std::fs::read(&path) {
+            Ok(file) => file,
+            Err(e) => return self.work.miss(&path, &e),
+        };
         let own = self.book.layout(name).own(file, known.expected.len());
         content::same(&path.display().to_string(), &own, &known.expected.latest());
         self.work.read_elsewhere += 1;
@@ -410,159 +455,36 @@ impl Program {
         });
     }
 
-    fn truncate(&mut self, name: &'static str) {
-        let len = self.book.files.get(name).map_or(0, |known| known.expected.len());
-        let len = self.dice.random_range(0..=len);
-        self.attempt(format!("truncate {name} to {len}"), |p| {
-            p.open(name)?;
-            let known = p.book.files.get_mut(name).expect("it was opened");
-            let open = known.open.as_ref().expect("it was opened");
-            known.in_doubt = true;
-            known.expected.cut(len);
-            open.file.set_len(len)?;
-            known.expected.acknowledge_cut(len);
-            known.in_doubt = false;
-            Ok(())
+    fn hand_over(&mut self) {
+        let kind = if self.dice.random_bool(0.5) { Kind::Record } else { Kind::Whole };
+        self.attempt(format!("hand over under a lock: {kind:?}"), |p| {
+            p.handover.step(&p.setup.root, kind, &mut p.work)
         });
     }
 
-    fn rename(&mut self, from: &'static str) {
-        let to = NAMES[self.dice.random_range(0..NAMES.len())];
-        if from == to || !self.book.files.contains_key(from) {
-            return;
-        }
-        self.close(to);
-        self.attempt(format!("rename {from} to {to}"), |p| {
-            let path = |name| p.book.path(&p.setup.root, name);
-            let (old, new) = (path(from), path(to));
-            p.book.unanswered =
-                Some(Unanswered::Rename { from: from.to_owned(), to: to.to_owned() });
-            std::fs::rename(old, new)?;
-            p.book.unanswered = None;
-            p.book.rename(from, to);
-            Ok(())
+    fn map(&mut self) {
+        let (now, dice) = ((self.round, self.operation), derived(&mut self.dice));
+        self.attempt("the mapped file".to_owned(), |p| {
+            p.mapped.step(&p.setup, &mut { dice }, now, &mut p.work)
         });
     }
 
-    fn unlink(&mut self, name: &'static str) {
-        if !self.book.files.contains_key(name) {
-            return;
-        }
-        self.close(name);
-        self.attempt(format!("unlink {name}"), |p| {
-            p.book.unanswered = Some(Unanswered::Unlink(name.to_owned()));
-            std::fs::remove_file(p.book.path(&p.setup.root, name))?;
-            p.book.unanswered = None;
-            p.book.files.remove(name);
-            Ok(())
-        });
-    }
-}
-
-/// What became of it is known now.
-fn answered(book: &mut Book, done: io::Result<()>) -> io::Result<()> {
-    if done.is_ok() {
-        book.unanswered = None;
-    }
-    done
-}
-
-impl Program {
-    /// A checkpoint over the one before: O_TRUNC, new bytes, close.
-    fn rewrite(&mut self, name: &'static str) {
-        if !self.book.files.contains_key(name) {
-            return;
-        }
-        self.close(name);
-        let len = self.dice.random_range(0..WRITE_MAX);
-        self.attempt(format!("rewrite {name} with {len} bytes"), |p| {
-            let path = p.book.path(&p.setup.root, name);
-            let known = p.book.files.get_mut(name).expect("it was just there");
-            (known.in_doubt, known.is_published) = (true, false);
-            known.expected.cut(0);
-            let file = File::options().write(true).truncate(true).open(path)?;
-            known.expected.acknowledge_cut(0);
-            let data = content::bytes(p.round % 200, p.operation, 0, len);
-            known.expected.write(0, &data);
-            file.write_all_at(&data, 0)?;
-            close(file)?;
-            known.in_doubt = false;
-            known.acknowledge();
-            known.is_published = true;
-            Ok(())
-        });
-    }
-
-    /// A second name, under which the same is seen, and which goes again.
-    fn link(&mut self, name: &'static str) {
-        self.attempt(format!("link {name}"), |p| {
-            if !p.book.files.contains_key(name) {
-                return Ok(());
-            }
-            let (path, link) = (p.book.path(&p.setup.root, name), p.book.link(&p.setup.root, name));
-            p.book.unanswered = Some(Unanswered::Link(name.to_owned()));
-            std::fs::hard_link(&path, &link)?;
-            let (first, second) = (std::fs::metadata(&path)?, std::fs::metadata(&link)?);
-            assert_eq!((first.ino(), first.nlink()), (second.ino(), 2), "{}", link.display());
-            let done = std::fs::remove_file(link);
-            answered(&mut p.book, done)
-        });
-    }
-
-    fn attributes(&mut self, name: &'static str) {
-        let perm = [0o600, 0o640, 0o644, 0o660][self.dice.random_range(0..4)];
-        let sets_tag = self.tags && self.dice.random_bool(0.5);
-        self.attempt(format!("attributes of {name}: {perm:o}, {sets_tag}"), |p| {
-            let path = p.book.path(&p.setup.root, name);
-            let Some(known) = p.book.files.get_mut(name) else { return Ok(()) };
-            if !sets_tag {
-                known.perm.try_to_set(perm);
-                std::fs::set_permissions(&path, PermissionsExt::from_mode(perm))?;
-                known.perm.was_set();
-                return Ok(());
-            }
-            let (value, flags) = (p.operation, rustix::fs::XattrFlags::empty());
-            known.tag.try_to_set(value);
-            match rustix::fs::setxattr(&path, TAG, value.to_string().as_bytes(), flags) {
-                Err(rustix::io::Errno::OPNOTSUPP) => {
-                    p.tags = false;
-                    return Ok(());
-                }
-                done => done?,
-            }
-            known.tag.was_set();
-            assert_eq!(tag(&path)?, Some(value), "{}", path.display());
-            Ok(())
-        });
-    }
-
-    /// Makes, renames or removes an empty directory.
-    fn directory(&mut self) {
-        let one = |dice: &mut ChaCha8Rng| DIRECTORIES[dice.random_range(0..DIRECTORIES.len())];
-        let (name, to) = (one(&mut self.dice), one(&mut self.dice));
-        let renames = to != name && self.dice.random_bool(0.5);
-        self.attempt(format!("directory {name}, {to}, {renames}"), |p| {
-            let (path, other) = (p.book.path(&p.setup.root, name), p.book.path(&p.setup.root, to));
-            let (name, to) = (name.to_owned(), to.to_owned());
-            if !p.book.directories.contains(&name) {
-                p.book.unanswered = Some(Unanswered::MakeDirectory(name.clone()));
-                let done = std::fs::create_dir(path);
-                answered(&mut p.book, done)?;
-                p.book.directories.insert(name);
-            } else if renames && !p.book.directories.contains(&to) {
-                let from = name.clone();
-                p.book.unanswered = Some(Unanswered::RenameDirectory { from, to: to.clone() });
-                let done = std::fs::rename(path, other);
-                answered(&mut p.book, done)?;
-                p.book.directories.remove(&name);
-                p.book.directories.insert(to);
-            } else {
-                p.book.unanswered = Some(Unanswered::RemoveDirectory(name.clone()));
-                let done = std::fs::remove_dir(path);
-                answered(&mut p.book, done)?;
-                p.book.directories.remove(&name);
+    fn link_or_move(&mut self) {
+        let (number, mut dice) = (self.operation, derived(&mut self.dice));
+        self.attempt("links and directories".to_owned(), |p| {
+            for _ in 0..dice.random_range(1..8) {
+                let names = p.linked.step(&p.setup.root, &mut dice, number)?;
+                p.work.linked += u64::from(names > 1);
             }
             Ok(())
+        });
+    }
+
+    fn tell(&mut self) {
+        let (now, dice) = ((self.round, self.operation), derived(&mut self.dice));
+        self.attempt("tell of what is written".to_owned(), |p| match &mut p.told {
+            Some(told) => told.tell(&p.setup, &mut { dice }, now),
+            None => Ok(()),
         });
     }
 
@@ -571,6 +493,19 @@ impl Program {
         let lines: Vec<&str> = self.recent.iter().map(String::as_str).collect();
         let _ = std::fs::write(&self.setup.log, lines.join("\n"));
     }
+}
+
+/// Of its own, so that what one part does with its dice is nothing to the others.
+fn derived(dice: &mut ChaCha8Rng) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(dice.random())
+}
+
+/// What became of it is known now.
+pub(super) fn answered(book: &mut Book, done: io::Result<()>) -> io::Result<()> {
+    if done.is_ok() {
+        book.unanswered = None;
+    }
+    done
 }
 
 impl Drop for Program {

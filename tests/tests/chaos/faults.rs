@@ -1,10 +1,11 @@
 //! The hand that breaks things, and mends them.
 
 use crate::backing::Backing;
+use crate::instead;
 use crate::plan::{Fault, Lasting, Victim};
 use ebb_testkit::{Cluster, Network, Node, Port, describe};
 use ebb_tests::copies::{clear, is_whole};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,14 @@ pub struct Hit {
     pub was_full: bool,
     /// A node was lost with its cache.
     pub was_lost: bool,
+    /// Links were broken.
+    pub was_cut: bool,
+    /// Nodes that were silent for longer than the service waits for them.
+    pub silent: BTreeSet<usize>,
+    /// Something else answered in the place of the service.
+    pub was_refused: bool,
+    /// What took place, and how often.
+    pub took_place: BTreeMap<String, u64>,
 }
 
 /// What can be broken.
@@ -45,6 +54,7 @@ impl<'a> Hand<'a> {
 
     /// When it returns, everything is there again.
     pub fn carry_out(&mut self, fault: Fault) {
+        *self.hit.took_place.entry(name_of(&fault)).or_default() += 1;
         match fault {
             Fault::KillDaemon(node) => {
                 self.kill_daemon(node);
@@ -55,6 +65,14 @@ impl<'a> Hand<'a> {
                 assert!(another, "node {node}: no other daemon");
             }
             Fault::KillService(away) => self.kill_service(away),
+            Fault::KillBoth(node) if !self.at.cluster.has_meta() => {
+                // Both are one daemon here, so these are two.
+                let other = if node == 0 { 1 } else { node };
+                self.kill_daemon(0);
+                self.kill_daemon(other);
+                mount_again(self.at.cluster.node(0));
+                mount_again(self.at.cluster.node(other));
+            }
             Fault::KillBoth(node) => {
                 self.at.cluster.kill_meta();
                 self.kill_daemon(node);
@@ -68,6 +86,16 @@ impl<'a> Hand<'a> {
                 clear(lost);
                 lost.mount();
                 self.hit.was_lost = true;
+            }
+            Fault::Instead(which, time) => {
+                self.hit.was_refused = true;
+                instead::answer(self.at.cluster, self.at.network, which, time);
+            }
+            Fault::Silence(node, time) => {
+                self.switch(Lasting::StopDaemon(node), true);
+                sleep(time);
+                self.switch(Lasting::StopDaemon(node), false);
+                self.hit.silent.insert(node);
             }
             Fault::While(what, time, victim) => {
                 self.switch(what, true);
@@ -104,6 +132,9 @@ impl<'a> Hand<'a> {
             Lasting::StopDaemon(node) => {
                 send(cluster.node(node).pid().expect("it is mounted"), signal);
             }
+            Lasting::StopService if !cluster.has_meta() => {
+                send(cluster.node(0).pid().expect("it is mounted"), signal);
+            }
             Lasting::StopService => send(cluster.meta_pid(), signal),
             Lasting::Cut(port) | Lasting::Flap(port) if on => network().cut(port),
             Lasting::Cut(port) | Lasting::Flap(port) => network().join(port),
@@ -119,6 +150,11 @@ impl<'a> Hand<'a> {
             Lasting::FullCaches => caches.expect("small ones").fill(on),
         }
         self.hit.was_full |= matches!(what, Lasting::FullBacking | Lasting::FullCaches);
+        let links = matches!(
+            what,
+            Lasting::Cut(_) | Lasting::Flap(_) | Lasting::Part(..) | Lasting::Spoil(_)
+        );
+        self.hit.was_cut |= links;
     }
 
     fn kill_daemon(&mut self, node: usize) {
@@ -127,6 +163,11 @@ impl<'a> Hand<'a> {
     }
 
     fn kill_service(&mut self, away: Duration) {
+        if !self.at.cluster.has_meta() {
+            self.kill_daemon(0);
+            sleep(away);
+            return mount_again(self.at.cluster.node(0));
+        }
         self.at.cluster.kill_meta();
         sleep(away);
         self.at.cluster.restart_meta();
@@ -135,6 +176,16 @@ impl<'a> Hand<'a> {
     pub fn done(self) -> Hit {
         self.hit
     }
+}
+
+/// Without what it is done to.
+fn name_of(fault: &Fault) -> String {
+    let text = match fault {
+        Fault::Instead(which, _) => format!("Instead{which:?}"),
+        Fault::While(what, ..) => format!("{what:?}"),
+        fault => format!("{fault:?}"),
+    };
+    text.split('(').next().unwrap_or_default().to_owned()
 }
 
 fn mount_again(node: &Node) {

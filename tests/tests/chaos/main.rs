@@ -9,7 +9,10 @@
 //! operations of the program that found it, in `target/chaos/SEED/`.
 
 mod backing;
+mod ending;
 mod faults;
+mod instead;
+mod judge;
 mod leaks;
 mod plan;
 mod record;
@@ -17,23 +20,23 @@ mod record;
 use backing::{Backing, Kind};
 use ebb_testkit::node::is_running;
 use ebb_testkit::{Cluster, Network, random, skip_reason};
-use ebb_tests::load::{Load, Mix, Order, Setup, Work, all_right, counted};
+use ebb_tests::load::{Extra, Load, Mix, Order, Setup, all_right, counted};
 use ebb_tests::tools::amount;
 use faults::{Hand, Hit, Place, wait_until_whole};
-use plan::{Caches, Family, Fault, Plan};
+use judge::judge;
+use plan::{Caches, Ending, Family, Fault, Plan};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use record::{Moment, Record};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// For everything that a program does until it answers.
 const ANSWER_MAX: Duration = Duration::from_secs(150);
 /// What the daemons are told about remote requests.
 const REQUEST_TIMEOUT: &str = "30s";
-/// One operation: a request that takes all its time, a lease of another node, and some.
-const OPERATION_MS_MAX: u64 = 45_000;
 /// After so many rounds everything is drained and compared.
 const DRAINED_EVERY: u64 = 6;
 /// What supervisors say of each daemon that they replace, and of those that the test has killed.
@@ -72,7 +75,10 @@ fn one_cluster(seed: u64, rounds: u64, end: Instant) {
             run.drain(round, &format!("seed {seed}, drained after round {round}"));
         }
     }
-    run.end(&format!("seed {seed}, unmounted"));
+    match run.plan.ending {
+        Ending::Unmount => run.end(&format!("seed {seed}, unmounted")),
+        Ending::Recover => run.recover(&format!("seed {seed}, recovered")),
+    }
     run.record.judge_leaks(&format!("seed {seed}"));
     run.record.total(round);
 }
@@ -103,6 +109,8 @@ struct Run {
     backing: Backing,
     caches: Option<Backing>,
     network: Option<Arc<Network>>,
+    /// Where programs send each other messages.
+    _post: TempDir,
 }
 
 /// What this machine cannot do is left out of the plan, and said.
@@ -138,9 +146,12 @@ impl Run {
         plan.keep_possible();
         let cluster = start_cluster(&plan, &backing, caches.as_ref(), network.as_ref());
         let of = plan.nodes * plan.loads_per_node;
-        let loads = (0..of).map(|who| start_load(&cluster, &plan, &record, seed, who, of));
-        let loads = loads.collect();
-        Run { seed, loads, plan, dice, record, cluster, backing, caches, network }
+        let post = TempDir::with_prefix("ebb-post-").expect("a directory for sockets");
+        let start = |who| start_load(&cluster, &plan, (&record, post.path()), seed, who, of);
+        let loads = (0..of).map(start).collect();
+        record.count("embedded services", u64::from(plan.embedded));
+        record.count("encrypted clusters", u64::from(plan.secure));
+        Run { seed, loads, plan, dice, record, cluster, backing, caches, network, _post: post }
     }
 
     fn round(&mut self, round: u64) {
@@ -156,9 +167,10 @@ impl Run {
         for load in &self.loads {
             let work = load.paused(ANSWER_MAX);
             let node = load.setup.who as usize % self.plan.nodes;
-            judge(&what, node, &work, hit.killed.contains(&node), hit.was_full);
+            judge(&what, node, &work, &hit);
             self.record.add(&work);
         }
+        hit.took_place.iter().for_each(|(fault, n)| self.record.count(fault, *n));
         if hit.was_lost {
             // What it was just publishing may come from its partner until then.
             wait_until_whole(&self.cluster, &what);
@@ -169,7 +181,7 @@ impl Run {
             root: setup.elsewhere.clone(),
         });
         let found = counted(self.cluster.node(0).mountpoint());
-        self.record.judge_count(&what, found);
+        self.record.judge_count(&what, found, !hit.silent.is_empty());
         self.all_alive(&what);
         self.record.sample(round, Moment::AfterRound, &self.cluster);
     }
@@ -191,7 +203,8 @@ impl Run {
 
     /// Nothing died but what was killed.
     fn all_alive(&self, what: &str) {
-        assert!(is_running(self.cluster.meta_pid()), "{what}: the service is gone");
+        let service = self.cluster.has_meta().then(|| self.cluster.meta_pid());
+        assert!(service.is_none_or(is_running), "{what}: the service is gone");
         for node in self.cluster.nodes() {
             let pid = node.pid().expect("it is mounted");
             assert!(is_running(pid), "{what}: {} is gone", node.name());
@@ -217,9 +230,19 @@ impl Run {
     }
 
     fn end(&mut self, what: &str) {
-        self.cluster.nodes().iter().for_each(|node| self.record.add_opens(&node.status()));
+        self.cluster.nodes().iter().for_each(|node| self.record.add_status(&node.status()));
         self.cluster.umount_all();
         self.compare_backing(what);
+    }
+
+    /// Nothing is left but the caches.
+    fn recover(&mut self, what: &str) {
+        self.cluster.nodes().iter().for_each(|node| self.record.add_status(&node.status()));
+        let (count, unsure) = ending::recover_side_by_side(&mut self.cluster, what);
+        self.record.count("recoveries side by side", count);
+        self.record.count("recoveries that call something missing", unsure);
+        self.compare_backing(what);
+        self.record.judge_count(what, counted(&self.backing.path()), false);
     }
 
     fn compare_backing(&mut self, what: &str) {
@@ -246,15 +269,21 @@ fn start_cluster(
         .option("--replicas", plan.replicas)
         .option("--request-timeout", REQUEST_TIMEOUT)
         .option("--io-path", plan.io_path)
-        .separate_meta()
         // A killed process is gone when its last fsync is, which a busy disk can make long.
         .below("/dev/shm")
         .backing(backing.path());
     if plan.supervised {
         builder = builder.supervised();
     }
+    builder = if plan.embedded { builder.fixed_port() } else { builder.separate_meta() };
+    if let Some(lease) = plan.lease {
+        builder = builder.lease(lease);
+    }
     if plan.token {
         builder = builder.token();
+    }
+    if plan.secure {
+        builder = builder.option("--secure", "on");
     }
     if let Some(rule) = plan.rule {
         builder = builder.option("--rule", rule);
@@ -274,7 +303,7 @@ fn start_cluster(
 fn start_load(
     cluster: &Cluster,
     plan: &Plan,
-    record: &Record,
+    (record, post): (&Record, &Path),
     seed: u64,
     who: usize,
     of: usize,
@@ -282,27 +311,18 @@ fn start_load(
     let (node, elsewhere) = (who % plan.nodes, (who + 1 + who / plan.nodes) % plan.nodes);
     let setup = Setup {
         model: plan.model,
-        mix: if plan.faults.iter().any(|f| matches!(f, Family::Kills | Family::Losses)) {
-            Mix::Wide
-        } else {
-            Mix::Locks
-        },
+        mix: if plan.ends_daemons() { Mix::Wide } else { Mix::Locks },
         seed,
         who: who as u64,
         of: of as u64,
         root: cluster.node(node).mountpoint().to_owned(),
         elsewhere: cluster.node(elsewhere).mountpoint().to_owned(),
-        blocks: plan.blocks,
+        blocks: plan.blocks_of(who),
+        extra: Extra {
+            post: Some(post.to_owned()),
+            loses_locks: plan.faults.contains(&Family::Silence),
+        },
         log: record.directory().join(format!("operations-{who}")),
     };
     Load::start(Path::new(env!("CARGO_BIN_EXE_ebb-load")), setup)
-}
-
-/// An operation may fail when its own daemon was killed, or for want of space; and it ends in time.
-fn judge(what: &str, node: usize, work: &Work, was_killed: bool, was_full: bool) {
-    let longest = work.longest_ms;
-    assert!(longest <= OPERATION_MS_MAX, "{what}: node {node}: an operation took {longest} ms");
-    let Some(failure) = &work.failure else { return };
-    let is_for_space = was_full && [libc::ENOSPC, libc::EDQUOT].contains(&failure.errno);
-    assert!(was_killed || is_for_space, "{what}: node {node}: {failure:?}");
 }

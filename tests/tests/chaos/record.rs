@@ -22,6 +22,8 @@ pub struct Record {
     written_elsewhere: u64,
     /// How often the common number was counted up: for certain, and perhaps.
     counted: (u64, u64),
+    /// What took place, by its name.
+    counts: BTreeMap<String, u64>,
     /// Opens by the way that their reads and writes took.
     opens: BTreeMap<String, u64>,
 }
@@ -56,6 +58,7 @@ impl Record {
             longest_ms,
             written_elsewhere: 0,
             counted: (0, 0),
+            counts: BTreeMap::new(),
             opens: BTreeMap::new(),
         }
     }
@@ -77,17 +80,43 @@ impl Record {
         self.written_elsewhere += work.written_elsewhere;
         self.counted.0 += work.counted.0;
         self.counted.1 += work.counted.1;
+        self.count("counts under a lock", work.counted.0);
+        self.count("mapped stores", work.mapped);
+        self.count("messages heard", work.heard);
+        self.count("lock hand-overs", work.handed);
+        self.count("numbers that a late node took back", work.went_back);
+        self.count("changes of files with several names", work.linked);
+        self.count("reads out of reach", work.missed.len() as u64);
     }
 
+    /// Something took place.
+    pub fn count(&mut self, what: &str, times: u64) {
+        if times > 0 {
+            *self.counts.entry(what.to_owned()).or_default() += times;
+        }
+    }
+
+    /// `late`: a node that had lost its locks may have brought back what it wrote under one.
+    ///
     /// # Panics
     /// When a count that was acknowledged is lost, or one is there that nobody tried.
-    pub fn judge_count(&self, what: &str, found: u64) {
+    pub fn judge_count(&mut self, what: &str, found: u64, late: bool) {
         let (least, most) = self.counted;
+        if late {
+            assert!(found <= most, "{what}: counted {found}, more than {most}");
+            return self.counted = (found, found);
+        }
         assert!((least..=most).contains(&found), "{what}: counted {found}, not {least} to {most}");
     }
 
     /// What a daemon says at its end of the opens that it had.
-    pub fn add_opens(&mut self, status: &serde_json::Value) {
+    pub fn add_status(&mut self, status: &serde_json::Value) {
+        self.count(
+            "nodes that were told of what went past them",
+            u64::from(status["tracker"] == "on"),
+        );
+        let encrypted = ["sent_bytes", "received_bytes"].map(|k| status["encrypted"][k].as_u64());
+        self.count("bytes encrypted", encrypted.into_iter().flatten().sum());
         for (way, count) in status["opens"].as_object().into_iter().flatten() {
             *self.opens.entry(way.clone()).or_default() += count.as_u64().unwrap_or(0);
         }
@@ -95,8 +124,10 @@ impl Record {
 
     /// One line for each process.
     pub fn sample(&mut self, round: u64, moment: Moment, cluster: &Cluster) {
-        let state = (0, bytes_below(&cluster.meta_state()));
-        self.line(round, moment, "service", cluster.meta_pid(), state);
+        if cluster.has_meta() {
+            let state = (0, bytes_below(&cluster.meta_state()));
+            self.line(round, moment, "service", cluster.meta_pid(), state);
+        }
         for node in cluster.nodes() {
             let pid = node.pid().expect("it is mounted");
             let journal = fs::metadata(node.cache().join("journal")).map_or(0, |m| m.len());
@@ -151,11 +182,10 @@ impl Record {
     pub fn total(&mut self, rounds: u64) {
         let Record { operations, read_elsewhere, longest_ms, .. } = *self;
         let opens = format!("{:?}", self.opens);
-        let (written_elsewhere, counted) = (self.written_elsewhere, self.counted.0);
+        let (written_elsewhere, counts) = (self.written_elsewhere, format!("{:?}", self.counts));
         self.event(&format!("opens: {opens}"));
-        self.event(&format!(
-            "{written_elsewhere} writes through other nodes and {counted} counts under a lock"
-        ));
+        self.event(&format!("{written_elsewhere} writes through other nodes"));
+        self.event(&format!("took place: {counts}"));
         self.event(&format!(
             "{rounds} rounds, {operations} operations, {read_elsewhere} reads of published bytes \
              on other nodes, the longest operation {longest_ms} ms: no violation"

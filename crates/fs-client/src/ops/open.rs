@@ -373,7 +373,12 @@ impl Node {
         if !registered {
             return;
         }
-        match self.meta.release(file.ino, settles).await {
+        let released = self.meta.release(file.ino, settles).await;
+        if settles {
+            let heard = matches!(released, Ok(()) | Err(Errno::ENOENT));
+            self.quiet_given_up(file, heard);
+        }
+        match released {
             // It had no name left and this was the last who used it.
             Err(Errno::ENOENT) => return self.discard_if_deleted(file.ino).await,
             Err(e) => tracing::warn!(ino = %file.ino, error = %e, "release not reported"),

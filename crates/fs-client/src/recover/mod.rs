@@ -77,6 +77,7 @@ fn run_on(runtime: &tokio::runtime::Runtime, job: &Job) -> Result<Outcome, RunEr
             peer_address: "127.0.0.1:0".to_owned(),
             consistency: rules.describe(),
             request_timeout: config.request_timeout,
+            listens: true,
             ..ConnectOptions::new(&job.meta, config.node.clone())
         }))
         .map_err(RunError::Meta)?;

@@ -111,7 +111,7 @@ impl Call {
     pub(super) fn release(&self, op: &pb::Release) -> OpResult {
         let mut state = self.core.state();
         if op.settles {
-            self.core.end_quiet(&mut state, self.who.node, Ino(op.ino));
+            self.core.settled_at_close(&mut state, self.who.node, Ino(op.ino));
         }
         self.core.leave_seat(&mut state, self.who.node, Ino(op.ino));
         let records = state.ns.plan_release(self.who.node, Ino(op.ino));
