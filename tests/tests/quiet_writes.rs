@@ -253,8 +253,23 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
     drop(file);
     let _ = a.ebb("umount", &[], &[]);
     a.mount();
-    let want = bytes(1, 0, 0, 20 * RECORD);
+    let mut want = bytes(1, 0, 0, 20 * RECORD);
     same("afterwards", &std::fs::read(b.path("f")).expect("read"), &want);
+    // What that daemon has told is not told a second time by the one after it, over what others wrote.
+    for (node, step) in [(b, 5), (b, 7), (a, 6)] {
+        let at = (step * RECORD) as usize;
+        let file = open(&node.path("f"));
+        file.write_all_at(&record(step + 50), step * RECORD).expect("write");
+        want[at..at + RECORD as usize].copy_from_slice(&record(step + 50));
+        same("written on", &std::fs::read(b.path("f")).expect("read"), &want);
+    }
+    a.kill9();
+    let _ = a.ebb("umount", &[], &[]);
+    a.mount();
+    for node in [b, a] {
+        same("after another one", &std::fs::read(node.path("f")).expect("read"), &want);
+    }
+    assert!(!a.log().contains("overwritten since"), "{}", a.log());
 }
 
 /// Whoever asks while there is no daemon is answered when the next one has told everything, not when it is

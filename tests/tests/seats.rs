@@ -306,6 +306,43 @@ fn a_dead_seat_loses_no_byte_silently() {
 }
 
 /// A node that is lost takes little with it: it publishes though nobody asks.
+/// What the next daemon of a seat has published is published, also to the daemon after that.
+#[test]
+fn a_seat_that_ended_publishes_nothing_a_second_time() {
+    for model in ["posix", "commit"] {
+        let Some(cluster) = told(model, 2, "end") else { return };
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let again = |what: &str| {
+            a.kill9();
+            let _ = a.ebb("umount", &[], &[]);
+            a.mount();
+            eprintln!("{model}: mounted again {what}");
+        };
+        let file = sitting(&cluster, 20);
+        let before = seats(a);
+        assert!(before > 0, "{model}: it never sat here");
+        again("after the file sat here");
+        drop(file);
+        let mut want = bytes(1, 0, 0, 20 * RECORD);
+        for (node, step) in [(b, 41), (b, 43), (a, 42)] {
+            // The last one knows what the other one has published, and has not read it.
+            let at = (step - 40) * 2 * RECORD;
+            let file = open(&node.path("f"));
+            file.write_all_at(&record(step), at).expect("write");
+            file.sync_all().expect("fsync");
+            want[at as usize..][..RECORD as usize].copy_from_slice(&record(step));
+            same(&format!("{model}, step {step}"), &read(&b.path("f")), &want);
+        }
+        again("after others have written");
+        for node in [b, a] {
+            same(&format!("{model} on {}", node.name()), &read(&node.path("f")), &want);
+        }
+        assert!(!a.log().contains("overwritten since"), "{model}: {}", a.log());
+        cluster.umount_all();
+        same("on the backing", &read(&cluster.backing().join("f")), &want);
+    }
+}
+
 #[test]
 fn what_is_written_is_published_in_a_moment() {
     let Some(cluster) = told("posix", 1, "end") else { return };

@@ -343,7 +343,8 @@ async fn one(
     }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
-    let heir = open.is_some() || seated;
+    // Whoever wrote past a daemon goes on only where the file still sits here.
+    let heir = seated || (open.is_some() && seat == 0);
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let again = ranges_of(&judged, |v| v == Verdict::Again);
@@ -448,19 +449,37 @@ async fn one(
         note.known = note.known.max(answer.version);
         note.appending = false;
         note.nameless = nameless;
-        note.set_held(judged.iter().filter_map(|(r, v, held)| {
-            let held = held.unwrap_or(Held::new(Kept::Written));
-            match v {
-                Verdict::Owned(v) | Verdict::OwnedZeros(v) => {
-                    Some((*r, Held { kept: Kept::Owned(*v), ..held }))
-                }
-                Verdict::Dirty => Some((*r, Held { kept: Kept::Written, ..held })),
-                _ => None,
-            }
-        }));
+        note.set_held(held_now(&judged, &file.state.read().view));
         done.image.insert(ino, note);
     }
     Ok(())
+}
+
+/// What is here after that, for the node journal: some of what was dirty may be published by now. As long as
+/// it counted as unpublished, a daemon after this one would publish it over what others write from now on.
+fn held_now(
+    judged: &[(ByteRange, Verdict, Option<Held>)],
+    view: &FileView,
+) -> Vec<(ByteRange, Held)> {
+    let mut now = Vec::with_capacity(judged.len());
+    for (range, verdict, held) in judged {
+        let held = held.unwrap_or(Held::new(Kept::Written));
+        match verdict {
+            Verdict::Owned(v) | Verdict::OwnedZeros(v) => {
+                now.push((*range, Held { kept: Kept::Owned(*v), ..held }));
+            }
+            Verdict::Dirty => {
+                let published = Kept::Owned(view.known_version());
+                let written = view.unattached(*range).into_iter().map(|r| (r, Kept::Written));
+                let owned = view.owned(*range).into_iter().map(|r| (r, published));
+                let mut parts: Vec<_> = written.chain(owned).collect();
+                parts.sort_unstable_by_key(|(r, _)| *r);
+                now.extend(parts.into_iter().map(|(r, kept)| (r, Held { kept, ..held })));
+            }
+            _ => {}
+        }
+    }
+    now
 }
 
 /// What was written quietly is told at once. Who waits for it may be taking a cache over, too, and have to

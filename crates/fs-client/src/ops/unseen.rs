@@ -115,6 +115,9 @@ impl Node {
         self.room.past.pin(passing.held, 0);
         if passing.seat.is_some_and(|s| s.writes) {
             self.note_no_seat(file);
+            // Before others may change the file, and before anything of it is given up here: to a daemon after
+            // this one all that the cache file of a seat has is right, its holes as well.
+            self.try_write_notes();
         }
         if passing.track.is_some() {
             self.room.past.writers.lock().files.remove(&file.ino);
