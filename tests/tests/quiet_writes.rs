@@ -6,6 +6,7 @@ use ebb_testkit::random::generator;
 use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{append, open, requests, unasked};
+use ebb_tests::reboot;
 use ebb_tests::turns::Turns;
 use rand::Rng;
 use rustix::process::Signal;
@@ -270,6 +271,34 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
         same("after another one", &std::fs::read(node.path("f")).expect("read"), &want);
     }
     assert!(!a.log().contains("overwritten since"), "{}", a.log());
+}
+
+/// What was written without a word and not synced when the node lost its power is lost as it is anywhere: the
+/// file is as long as it was synced.
+#[test]
+fn after_a_power_loss_a_file_is_as_long_as_it_was_synced() {
+    let cluster = posix(2);
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let file = written_quietly(&cluster, 20);
+    file.sync_all().expect("fsync");
+    for step in 20..40 {
+        file.write_all_at(&record(step), step * RECORD).expect("write");
+    }
+    a.kill9();
+    drop(file);
+    let _ = a.ebb("umount", &[], &[]);
+    reboot::of_a_node(&a.cache().join("journal"));
+    a.mount();
+    let want = bytes(1, 0, 0, 20 * RECORD);
+    for node in [b, a] {
+        let (file, mut got) = (File::open(node.path("f")).expect("open"), vec![0; want.len()]);
+        file.read_exact_at(&mut got, 0).expect("read");
+        same(&format!("on {}", node.name()), &got, &want);
+        // What was told and not synced is lost by name.
+        let len = file.metadata().expect("stat").len();
+        assert!((20 * RECORD..=40 * RECORD).contains(&len), "{len} bytes");
+    }
+    assert!(a.log().contains("written without a word when the node went down"), "{}", a.log());
 }
 
 /// Whoever asks while there is no daemon is answered when the next one has told everything, not when it is

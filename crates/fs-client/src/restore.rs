@@ -328,8 +328,12 @@ async fn one(
     let window = note.as_ref().and_then(|n| n.window);
     let mut since = Cow::Borrowed(since);
     if let Some(note) = note.as_ref().filter(|n| n.window.is_some() && rebooted) {
-        // Nothing shows that what is in the window is what was written there.
-        node.meta.tell_quiet(ino, true).await?;
+        // Nothing shows that what is in the window is what was written there, and nobody was told of it.
+        tracing::warn!(
+            path = label,
+            "written without a word when the node went down: what was not synced is lost"
+        );
+        node.meta.tell_quiet(ino).await?;
         since = Cow::Owned(node.meta.query_changes(ino, note.known).await?);
     }
     // Of a file that sat here nobody else has changed a byte: the cache file is what it is.
@@ -398,7 +402,7 @@ async fn one(
     let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
     if owned.is_empty() && dirty.is_empty() {
         if window.is_some() {
-            node.meta.tell_quiet(ino, false).await?;
+            node.meta.tell_quiet(ino).await?;
         }
         if seated {
             ends_with(node, ino, seat, false).await?;

@@ -139,8 +139,6 @@ pub struct Quietly {
     pub since: Version,
     /// How far it would like to write so from now on; 0: not.
     pub wish: u64,
-    /// What there was is lost.
-    pub lost: bool,
 }
 
 /// What [`MetaClient::attach`] and [`MetaClient::append`] give.
@@ -414,7 +412,6 @@ impl MetaClient {
             quiet_since: quietly.map_or(0, |q| q.since.0),
             settles: quietly.is_some(),
             quiet_wish: quietly.map_or(0, |q| q.wish),
-            quiet_lost: quietly.is_some_and(|q| q.lost),
         });
         let attached = attached_from_pb(attach.ino, expect_body!(self.call(op).await?, Attached))?;
         // Nothing else was asked for, so nothing else can be refused.
@@ -433,14 +430,9 @@ impl MetaClient {
         Ok(attached)
     }
 
-    /// Nothing more is written quietly to a file; `lost`: what was is lost, otherwise all of it was told.
-    pub async fn tell_quiet(&self, ino: Ino, lost: bool) -> Result<(), Errno> {
-        let op = Op::Attach(pb::Attach {
-            ino: ino.0,
-            settles: true,
-            quiet_lost: lost,
-            ..pb::Attach::default()
-        });
+    /// Nothing more is written quietly to a file, and all that was is told.
+    pub async fn tell_quiet(&self, ino: Ino) -> Result<(), Errno> {
+        let op = Op::Attach(pb::Attach { ino: ino.0, settles: true, ..pb::Attach::default() });
         attached_from_pb(ino, expect_body!(self.call(op).await?, Attached)).map(drop)
     }
 

@@ -53,9 +53,6 @@ impl Core {
         ranges: &[ByteRange],
     ) -> Result<Told, Errno> {
         let ino = Ino(op.ino);
-        if op.quiet_lost {
-            self.commit(state, &[Entry::File(ino, FileOp::Lose(node))]);
-        }
         if self.seat_elsewhere(state, node, ino) != 0 {
             // A word that comes late: the file sits somewhere since.
             return Ok(Told { granted: Vec::new(), refused: ranges.to_vec() });

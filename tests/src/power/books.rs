@@ -219,9 +219,13 @@ impl Known {
     }
 }
 
+/// No program writes further.
+const LONGEST: u64 = 4 << 20;
+
 /// What a file has; and which of its bytes answer EIO (they are 0 then).
 fn contents(what: &str, file: &File) -> (Vec<u8>, Vec<u64>) {
     let len = file.metadata().unwrap_or_else(|e| panic!("{what}: {e}")).len();
+    assert!(len <= LONGEST, "{what}: {len} bytes, and nobody wrote so far");
     let mut bytes = vec![0; len as usize];
     let mut unreadable = Vec::new();
     read_into(what, file, 0, &mut bytes, &mut unreadable);

@@ -309,7 +309,6 @@ impl Node {
                 ranges: sending.quiet.clone(),
                 since: untold.since,
                 wish: *wish,
-                lost: false,
             }),
         };
         let asked = changing.asked();
