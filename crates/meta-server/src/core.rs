@@ -417,11 +417,13 @@ impl Core {
 fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
     let mut made = BTreeSet::new();
     let mut closed = BTreeSet::new();
+    let mut freed = BTreeSet::new();
     let mut out = Vec::with_capacity(records.len());
     for record in records {
         match record {
             Record::Inode(ref new) => {
                 made.insert(new.ino);
+                freed.remove(&new.ino);
             }
             Record::Close { ino, .. } => {
                 closed.insert(ino);
@@ -432,12 +434,15 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
                 out.push(Record::Seen { ino, seen: None });
                 continue;
             }
+            Record::Free { ino } => {
+                freed.insert(ino);
+            }
             // Somebody wrote to it since: it is not settled.
             Record::Due { ino, due: false } if state.is_dirty(ino) => {
                 out.push(Record::Due { ino, due: true });
                 continue;
             }
-            // It was closed, nameless, since.
+            // It was closed, nameless, since, or is free since just now.
             Record::Attr { ino, .. }
             | Record::Xattr { ino, .. }
             | Record::XattrsMoved { ino }
@@ -445,7 +450,8 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
             | Record::Seen { ino, .. }
             | Record::Due { ino, .. }
             | Record::Base { ino, .. }
-                if state.ns.get(ino).is_none() && !made.contains(&ino) =>
+                if freed.contains(&ino)
+                    || (state.ns.get(ino).is_none() && !made.contains(&ino)) =>
             {
                 continue;
             }
