@@ -442,7 +442,8 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
                 out.push(Record::Due { ino, due: true });
                 continue;
             }
-            // It was closed, nameless, since, or is free since just now.
+            // It was closed, nameless, since, or this very change frees it (and looked at it as at what was hidden
+            // under a name).
             Record::Attr { ino, .. }
             | Record::Xattr { ino, .. }
             | Record::XattrsMoved { ino }

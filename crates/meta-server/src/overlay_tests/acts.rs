@@ -40,7 +40,20 @@ pub(super) fn path() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..4, 1..4)
 }
 
+/// Names of files, so few that most of what is done concerns two of them. Two are one file at first.
+pub(super) fn near() -> impl Strategy<Value = Vec<u8>> {
+    prop::sample::select(vec![vec![1], vec![0, 3], vec![2], vec![0, 2]])
+}
+
 pub(super) fn act() -> impl Strategy<Value = Act> {
+    act_on(path)
+}
+
+/// Something done to paths out of these.
+pub(super) fn act_on<P>(path: fn() -> P) -> impl Strategy<Value = Act>
+where
+    P: Strategy<Value = Vec<u8>> + 'static,
+{
     prop_oneof![
         3 => path().prop_map(Act::Mkdir),
         5 => (path(), 0u16..9000, any::<u8>()).prop_map(|(p, n, b)| Act::Write(p, n, b)),

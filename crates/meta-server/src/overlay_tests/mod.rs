@@ -13,7 +13,8 @@ use crate::journal::StateDir;
 use crate::ops::{Call, OpResult};
 use crate::sessions::{Line, Who};
 use crate::state::{self, Entry, NodeRecord, State};
-use acts::{Act, act, act_or_death, act_or_failure, component, populate, reference, tree};
+use acts::{Act, act, act_on, act_or_death, act_or_failure};
+use acts::{component, near, populate, reference, tree};
 use ebb_namespace::{Home, Namespace, Record, Under};
 use ebb_types::name::PART_PREFIX;
 use ebb_types::{Errno, FileKind, Incarnation, Ino, NodeId, Time};
@@ -576,6 +577,25 @@ proptest! {
     fn the_overlay_is_what_the_kernel_would_have_made(acts in prop::collection::vec(act(), 1..60)) {
         run(&acts);
     }
+
+    #[test]
+    fn names_of_one_file_meet_again_and_again(acts in prop::collection::vec(act_on(near), 1..60)) {
+        run(&acts);
+    }
+}
+
+/// A new file has taken one of an older file's names, and then takes the other one before it is on the
+/// backing: the older file ends, and what hid it is taken away there.
+#[test]
+fn a_name_over_an_older_file_moves_over_its_other_name() {
+    let known = |path: &[u8]| Act::Chmod(path.to_vec(), 0o640);
+    run(&[
+        known(&[1]),
+        known(&[0, 3]),
+        Act::Write(vec![2], 100, 1),
+        Act::Rename(vec![2], vec![0, 3], 0),
+        Act::Rename(vec![0, 3], vec![1], 0),
+    ]);
 }
 
 proptest! {
