@@ -305,7 +305,6 @@ fn a_dead_seat_loses_no_byte_silently() {
     }
 }
 
-/// A node that is lost takes little with it: it publishes though nobody asks.
 /// What the next daemon of a seat has published is published, also to the daemon after that.
 #[test]
 fn a_seat_that_ended_publishes_nothing_a_second_time() {
@@ -343,6 +342,7 @@ fn a_seat_that_ended_publishes_nothing_a_second_time() {
     }
 }
 
+/// A node that is lost takes little with it: it publishes though nobody asks.
 #[test]
 fn what_is_written_is_published_in_a_moment() {
     let Some(cluster) = told("posix", 1, "end") else { return };
