@@ -12,6 +12,7 @@ use rand::Rng;
 use rustix::process::Signal;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -88,11 +89,25 @@ fn written_quietly(cluster: &Cluster, steps: u64) -> File {
     let a = cluster.node(0);
     let file = open(&a.path("f"));
     let before = quiet(a);
-    for step in 0..steps {
-        file.write_all_at(&record(step), step * RECORD).expect("write");
-    }
-    assert!(quiet(a) - before + 5 >= steps, "{} of {steps} were quiet", quiet(a) - before);
+    let write = |steps: Range<u64>| {
+        for step in steps {
+            file.write_all_at(&record(step), step * RECORD).expect("write");
+        }
+    };
+    let half = steps / 2;
+    write(0..half);
+    assert!(quiet(a) - before + 5 >= half, "{} of {half} were quiet", quiet(a) - before);
+    // To ask a node makes it tell: nobody asks after these.
+    write(half..steps);
     file
+}
+
+/// How much of what its newest daemon took over nobody had been told of.
+fn untold(node: &Node) -> u64 {
+    let log = node.log();
+    let (_, said) = log.rsplit_once(" untold=").expect("it took something over");
+    let number = said.split_once(' ').expect("a number").0;
+    number.parse().expect("a number")
 }
 
 #[test]
@@ -235,6 +250,7 @@ fn a_dead_holder_loses_no_byte_silently() {
     drop(other);
     // Its bytes are in its cache, and its next daemon brings them.
     a.mount();
+    assert!(untold(a) > 5 * RECORD, "all of it was told: {}", a.log());
     let want = bytes(1, 0, 0, 20 * RECORD);
     for node in [a, b] {
         let got = std::fs::read(node.path("f")).expect("read");
@@ -257,7 +273,8 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
     let mut want = bytes(1, 0, 0, 20 * RECORD);
     same("afterwards", &std::fs::read(b.path("f")).expect("read"), &want);
     // What that daemon has told is not told a second time by the one after it, over what others wrote.
-    for (node, step) in [(b, 5), (b, 7), (a, 6)] {
+    assert!(untold(a) > 5 * RECORD, "all of it was told: {}", a.log());
+    for (node, step) in [(b, 15), (b, 17), (a, 16)] {
         let at = (step * RECORD) as usize;
         let file = open(&node.path("f"));
         file.write_all_at(&record(step + 50), step * RECORD).expect("write");
@@ -270,6 +287,7 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
     for node in [b, a] {
         same("after another one", &std::fs::read(node.path("f")).expect("read"), &want);
     }
+    assert_eq!(untold(a), 0, "{}", a.log());
     assert!(!a.log().contains("overwritten since"), "{}", a.log());
 }
 

@@ -139,8 +139,15 @@ fn wish_for(model: &Model) -> Wish {
 impl Node {
     /// A question is about to be sent that can bring a lease; none: nothing may be trusted now.
     pub(crate) fn asking(&self) -> Option<Asked> {
-        let epoch = self.meta.trust()?;
+        let epoch = self.trust_to_come()?;
         Some(self.known.table.lock().ask(epoch, now_ms()))
+    }
+
+    /// Under which trust something can be granted; none until all that a daemon before this one left is
+    /// told: what the service calls back is returned only then, and whoever was granted something is
+    /// answered only when it has returned what concerns the answer.
+    fn trust_to_come(&self) -> Option<u64> {
+        self.meta.trust().filter(|_| self.has_begun())
     }
 
     fn job_wish(&self) -> Wish {
@@ -158,7 +165,7 @@ impl Node {
 
     /// This node is about to change these names and inodes.
     pub(crate) fn changing(&self, names: &[(Ino, &Name)], inos: &[Ino]) -> Changing<'_> {
-        let epoch = self.meta.trust();
+        let epoch = self.trust_to_come();
         let names = names.iter().map(|(dir, name)| (*dir, (*name).clone())).collect();
         let change = Change { names, inos: inos.to_vec() };
         let mut table = self.known.table.lock();

@@ -178,6 +178,8 @@ pub(crate) struct Restored {
     /// Files and bytes that are here again.
     pub files: u64,
     pub bytes: u64,
+    /// Of these, what nobody had been told of.
+    pub untold: u64,
     /// Published bytes that are not on this device (a power loss before they were synced).
     pub lost: Vec<(String, u64)>,
     /// Unpublished bytes that others wrote over meanwhile.
@@ -347,8 +349,7 @@ async fn one(
     }
     let (answer, changed) = (&since.map, &since.changed);
     node.resume_adoption(ino, &place.path, &mut note, answer).await?;
-    // Whoever wrote past a daemon goes on only where the file still sits here.
-    let heir = seated || (open.is_some() && seat == 0);
+    let heir = open.is_some() || seated;
     let mut judged = judge(note.as_ref(), answer, changed, node.me, rebooted, heir);
     let here = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_)));
     let again = ranges_of(&judged, |v| v == Verdict::Again);
@@ -417,6 +418,7 @@ async fn one(
     clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     done.files += 1;
     done.bytes += sum(&kept);
+    done.untold += sum(&dirty);
     let attr = node.meta.getattr(ino).await?;
     let file = CachedFile::new(ino, node.me, node.rules.of(&place.path, &place.model));
     {
@@ -473,9 +475,8 @@ fn held_now(
                 now.push((*range, Held { kept: Kept::Owned(*v), ..held }));
             }
             Verdict::Dirty => {
-                let published = Kept::Owned(view.known_version());
                 let written = view.unattached(*range).into_iter().map(|r| (r, Kept::Written));
-                let owned = view.owned(*range).into_iter().map(|r| (r, published));
+                let owned = view.unflushed(*range).into_iter().map(|(r, v)| (r, Kept::Owned(v)));
                 let mut parts: Vec<_> = written.chain(owned).collect();
                 parts.sort_unstable_by_key(|(r, _)| *r);
                 now.extend(parts.into_iter().map(|(r, kept)| (r, Held { kept, ..held })));

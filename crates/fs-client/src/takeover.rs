@@ -66,6 +66,7 @@ pub(crate) fn take_over(
         tracing::info!(
             files = restored.files,
             bytes = restored.bytes,
+            untold = restored.untold,
             lost = restored.lost.len(),
             aside = restored.aside.len(),
             "took over what an earlier daemon left"

@@ -368,10 +368,10 @@ impl Core {
         self.sessions.notify(recall.node, recall.stream, notice);
     }
 
-    /// What the answer to an operation waits for; `None`: nothing.
+    /// What the answer to an operation waits for; `None`: nothing. `tells`: it settles what its stream owes.
     pub fn owed(
         &self,
-        to: Option<StreamId>,
+        (by, tells): (StreamId, bool),
         mut inos: Vec<Ino>,
         subjects: &[Ino],
         result: &OpResult,
@@ -382,6 +382,7 @@ impl Core {
         }
         inos.extend_from_slice(subjects);
         inos.extend(told(result));
+        let to = (tells || leases.believes_nothing(by)).then_some(by);
         let owed = Owed { inos, upto: leases.last(), to };
         let now = now_ms();
         let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();

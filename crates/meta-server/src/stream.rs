@@ -517,11 +517,11 @@ impl Stream {
             return self.after_settling(quiet, call, op, tell);
         }
         let name = crate::stats::name(&op);
-        let to = tells_first(&op).then_some(self.serial);
         let locked = publishes(call.who.node, &op);
         let again = can_be_repeated(&op).then(|| op.clone());
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
+        let by = (self.serial, tells_first(&op));
         let asking = Asking::new(self.serial, &op);
         let subject = self.core.subject(&op);
         let (fast, changed) = asking.at_once(|| call.fast(op));
@@ -532,7 +532,7 @@ impl Stream {
                     return self.after_settling(quiet, call, op, tell);
                 }
                 leases::put(lease, &mut result);
-                let owed = self.core.owed(to, changed, &subjects, &result);
+                let owed = self.core.owed(by, changed, &subjects, &result);
                 let facts = self.core.facts(subject, &result);
                 let answer = pb::Reply { facts, ..reply(call.id, result) };
                 let Some(owed) = owed else {
@@ -566,7 +566,7 @@ impl Stream {
                     }
                     tracing::debug!(node = %call.who.node, op = name, ok = result.is_ok(), "done");
                     leases::put(lease, &mut result);
-                    let owed = call.core.owed(to, changed, &subjects, &result).unwrap_or_default();
+                    let owed = call.core.owed(by, changed, &subjects, &result).unwrap_or_default();
                     let facts = call.core.facts(subject, &result);
                     let answer = pb::Reply { facts, ..reply(call.id, result) };
                     drop(permit);

@@ -51,14 +51,16 @@ struct Stream {
     silent: bool,
     /// Frames can still come.
     open: bool,
+    /// Something was granted on it.
+    granted: bool,
     held: BTreeMap<LeaseSeq, Ino>,
     owed: BTreeSet<(Ino, LeaseSeq)>,
 }
 
 impl Stream {
     fn new(node: NodeId, life: Option<Incarnation>, duration: u64, now: u64) -> Stream {
-        let (held, owed) = Default::default();
-        Stream { life, node, duration, heard: now, silent: true, open: life.is_some(), held, owed }
+        let ((held, owed), open) = (Default::default(), life.is_some());
+        Stream { life, node, duration, heard: now, silent: true, open, granted: false, held, owed }
     }
 
     /// The last moment at which the node may trust what it holds.
@@ -232,6 +234,7 @@ impl Leases {
     /// the state is looked at that the answer tells. Also returns what must be called back for it.
     pub fn grant(&mut self, id: StreamId, ino: Ino) -> Option<(LeaseSeq, Option<Recall>)> {
         let stream = self.streams.get_mut(&id).filter(|s| s.open && s.duration > 0)?;
+        stream.granted = true;
         self.last.0 += 1;
         let seq = self.last;
         let held = &mut self.files.entry(ino).or_default().held;
@@ -386,6 +389,14 @@ impl Leases {
         let until = |(id, _): &(StreamId, LeaseSeq)| self.streams.get(id).map(Stream::until);
         let owed = owed.iter().filter(|(id, seq)| *seq <= upto && Some(*id) != to);
         owed.filter_map(until).filter(|until| now <= *until).max()
+    }
+
+    /// True while nothing was granted on the stream: whatever is owed on it (what its node has to tell of
+    /// the life before), its node believes nothing but what it is told. A daemon that takes over must ask
+    /// before it can tell.
+    #[must_use]
+    pub fn believes_nothing(&self, id: StreamId) -> bool {
+        self.streams.get(&id).is_some_and(|s| !s.granted)
     }
 
     /// Streams that owe what was called back at `before` or earlier. One that is heard and yet

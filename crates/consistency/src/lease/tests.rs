@@ -371,3 +371,23 @@ fn what_several_nodes_change_is_not_granted_lightly_for_a_while() {
     assert_eq!(leases.change(Ino(7), Some(a), false, later).len(), 1);
     assert!(leases.grant_lightly(a, Ino(7), later).is_some());
 }
+
+/// Whoever takes over owes what the life before it has to tell, and must be answered before it can.
+#[test]
+fn what_a_stream_owes_holds_its_own_answers_only_if_it_was_granted_something() {
+    let mut leases = Leases::new(LEASE, &[], 0);
+    let party = |node, life| Party { node: NodeId(node), life: Incarnation(life) };
+    let (ours, _) = leases.join(party(1, 1), LEASE, 0);
+    let (other, _) = leases.join(party(2, 2), LEASE, 0);
+    let ino = Ino(7);
+    let recalls = leases.demand(ino, NodeId(1), 0);
+    assert_eq!(recalls.iter().map(|r| r.stream).collect::<Vec<_>>(), [ours]);
+    assert!(leases.believes_nothing(ours) && leases.believes_nothing(other));
+    let upto = leases.last();
+    assert_eq!(leases.owed_to(ino, upto, Some(ours), 0), None);
+    assert!(leases.owed_to(ino, upto, Some(other), 0).is_some(), "others wait for it all the same");
+    leases.grant(ours, Ino(8)).unwrap();
+    assert!(!leases.believes_nothing(ours), "whatever it was granted may be what is changing");
+    leases.returned(ours, ino, recalls[0].seq);
+    assert_eq!(leases.owed_to(ino, leases.last(), None, 0), None);
+}
