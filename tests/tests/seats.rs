@@ -342,6 +342,42 @@ fn a_seat_that_ended_publishes_nothing_a_second_time() {
     }
 }
 
+/// The end of a seat is in the node's journal before others may write: a daemon that dies after it leaves no
+/// seat, in which every byte of the cache file would be right.
+#[test]
+fn a_closed_file_of_a_dead_node_is_no_seat() {
+    for (model, flush) in [("posix", "end"), ("commit", "end"), ("posix", "immediate")] {
+        let Some(cluster) = told(model, 2, flush) else { return };
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let label = format!("{model}, flush {flush}");
+        let mut sat = 0;
+        for round in 0..2 {
+            let name = format!("f{round}");
+            let before = seats(a);
+            let file = open(&a.path(&name));
+            (0..20).for_each(|n| file.write_all_at(&record(n), n * RECORD).expect("write"));
+            sat += seats(a) - before;
+            file.sync_all().expect("fsync");
+            drop(file);
+            let other = open(&b.path(&name));
+            other.write_all_at(&record(40 + round), 4 * RECORD).expect("write");
+            other.sync_all().expect("fsync");
+            a.kill9();
+            let _ = a.ebb("umount", &[], &[]);
+            a.mount();
+            let mut want = bytes(1, 0, 0, 20 * RECORD);
+            want[4 * RECORD as usize..][..RECORD as usize].copy_from_slice(&record(40 + round));
+            for node in [b, a] {
+                let what = format!("{label}, round {round} on {}", node.name());
+                same(&what, &read(&node.path(&name)), &want);
+            }
+            assert!(!a.log().contains("overwritten since"), "{label}: {}", a.log());
+        }
+        assert!(sat > 0, "{label}: it never sat here");
+        cluster.umount_all();
+    }
+}
+
 /// A node that is lost takes little with it: it publishes though nobody asks.
 #[test]
 fn what_is_written_is_published_in_a_moment() {

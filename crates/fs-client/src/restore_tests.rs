@@ -77,6 +77,39 @@ fn after_a_boot_only_what_was_synced_is_held() {
     }
 }
 
+/// A daemon that took over published the middle; the rest waits, and what is owned has its versions.
+#[test]
+fn what_was_published_meanwhile_is_noted_as_published() {
+    let (at, v) = (|from, to| ByteRange::new(from, to), Version);
+    let its = Owned { range: at(30, 40), node: ME, version: v(3), flushed: false };
+    let answer = MapAnswer {
+        version: v(5),
+        size: 40,
+        base_version: v(0),
+        base_len: 0,
+        unchanged: false,
+        covers: ByteRange::ALL,
+        ranges: vec![its],
+    };
+    let view = || FileView::restored(ME, &answer, &[(at(30, 40), v(3))], &[at(0, 30)]);
+    let judged = [
+        (at(0, 30), Verdict::Dirty, held(Kept::Written)),
+        (at(30, 40), Verdict::Owned(v(3)), held(Kept::Owned(v(2)))),
+        (at(40, 50), Verdict::Drop, held(Kept::Owned(v(1)))),
+    ];
+    let kept = |view: &FileView| {
+        let now = held_now(&judged, view);
+        now.into_iter().map(|(r, h)| (r, h.kept)).collect::<Vec<_>>()
+    };
+    let owned = (at(30, 40), Kept::Owned(v(3)));
+    assert_eq!(kept(&view()), [(at(0, 30), Kept::Written), owned]);
+    let mut told = view();
+    assert_eq!(told.take_unattached(at(10, 20)), [at(10, 20)]);
+    told.attached(&[at(10, 20)], v(7), 40);
+    let parts = [(at(0, 10), Kept::Written), (at(10, 20), Kept::Owned(v(7)))];
+    assert_eq!(kept(&told), [&parts[..], &[(at(20, 30), Kept::Written), owned]].concat());
+}
+
 proptest! {
     /// Segments are sorted and disjoint, and no byte that is held or owned here is forgotten.
     #[test]

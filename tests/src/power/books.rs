@@ -1,5 +1,6 @@
 //! What a program was told before the power went, and whether what is there agrees with it.
 
+use super::program::LONGEST;
 use super::{Id, Line, NAMES, Op};
 use crate::content;
 use crate::crash::Expected;
@@ -218,9 +219,6 @@ impl Known {
         unreadable.iter().find(is_vouched).copied()
     }
 }
-
-/// No program writes further.
-const LONGEST: u64 = 4 << 20;
 
 /// What a file has; and which of its bytes answer EIO (they are 0 then).
 fn contents(what: &str, file: &File) -> (Vec<u8>, Vec<u64>) {

@@ -11,9 +11,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-/// Most files are small, some have several pieces of a flush.
+/// Most files are small, some have several pieces of a flush: where writes begin, and how long they are.
 const SMALL_BYTES: u64 = 60_000;
+const SMALL_WRITE: u64 = 9_000;
 const LARGE_BYTES: u64 = 3 << 20;
+const LARGE_WRITE: u64 = 400_000;
+
+/// No file becomes longer.
+pub(super) const LONGEST: u64 = LARGE_BYTES + LARGE_WRITE;
 
 struct Program {
     directory: PathBuf,
@@ -81,7 +86,8 @@ impl Program {
 
     fn write(&mut self, id: Id) -> Op {
         let is_large = self.dice.random_bool(0.15);
-        let (within, most) = if is_large { (LARGE_BYTES, 400_000) } else { (SMALL_BYTES, 9_000) };
+        let (large, small) = ((LARGE_BYTES, LARGE_WRITE), (SMALL_BYTES, SMALL_WRITE));
+        let (within, most) = if is_large { large } else { small };
         let offset = self.dice.random_range(0..within);
         Op::Write { id, operation: self.number(), offset, len: self.dice.random_range(1..most) }
     }
