@@ -14,6 +14,8 @@
 //!
 //! * Consistency: whoever syncs a file may be the one who is told of an error; `CachedFile::syncs`
 //!   keeps others from hearing that all is well before it is noted.
+//! * In time: pages that could not be written back count as clean, so the kernel may give them up at any
+//!   moment, and what is in none is lost. So a file is looked through as soon as it is known to fail.
 //! * Retries: a file stays failing until it could be looked through; every second it is tried again.
 
 use crate::cache::{CacheDir, read_padded};
@@ -33,6 +35,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// The kernel writes pages back after so long; then a closed file is asked for and let go.
 const WRITTEN_BACK_MS: u64 = 35_000;
@@ -60,6 +63,8 @@ pub(crate) struct Medium {
     pub errors: AtomicU64,
     /// Blocks that were not what was written into them.
     pub damaged: AtomicU64,
+    /// A file has begun to fail.
+    failed: Arc<Notify>,
 }
 
 /// Bytes of one file that the disk has lost.
@@ -99,6 +104,7 @@ impl Default for Medium {
             lost: Mutex::default(),
             errors: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
+            failed: Arc::default(),
         }
     }
 }
@@ -183,6 +189,7 @@ impl CachedFile {
         }
         self.unsettled.store(true, Release);
         dir.medium.look_at(self.ino);
+        dir.medium.failed.notify_one();
     }
 
     /// The kernel says that something could not be written back.
@@ -339,8 +346,9 @@ fn range_synced(file: &File, at: i64, len: i64, how: u32) -> io::Result<()> {
 
 /// Looks after the files that were written, as long as the node lives.
 pub(crate) async fn watch(node: Weak<Node>) {
+    let Some(failed) = node.upgrade().map(|n| Arc::clone(&n.cache.medium.failed)) else { return };
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        let _ = tokio::time::timeout(LOOK_EVERY, failed.notified()).await;
         let Some(node) = node.upgrade() else { return };
         let inos: Vec<Ino> = node.cache.medium.unsettled.lock().iter().copied().collect();
         let asked = Arc::clone(&node);
