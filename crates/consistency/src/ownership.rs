@@ -410,6 +410,14 @@ impl FileState {
         version
     }
 
+    /// True when no node has a byte of it, nobody may be writing without a word, and the backing has none
+    /// either: it is as many zeros as it is long.
+    #[must_use]
+    pub fn is_zeros(&self) -> bool {
+        let silent = self.seat.is_some() || self.stored_quiet().is_some();
+        self.tree.is_empty() && self.base_len == 0 && !silent
+    }
+
     /// True when the backing has all of it and nobody anything: nothing would be lost with it but its
     /// version.
     #[must_use]

@@ -36,7 +36,8 @@ fn header(state: &State) -> Header {
 
 fn introduction(state: &State) -> Introduction {
     let alone = state.alone.is_proven();
-    Introduction { header: header(state), alone, cuts: state.cuts.clone() }
+    let (cuts, overrides) = (state.cuts.clone(), state.overrides);
+    Introduction { header: header(state), alone, cuts, overrides }
 }
 
 /// A backing file as it was found.
@@ -240,9 +241,12 @@ impl Node {
     ) {
         state.alone.changed(version, false);
         remember_cut(&mut state.cuts, size, version);
-        if let Some(journal) = self.journal() {
-            journal.push_if_known(file.ino, &Record::Cut(file.ino, size, version));
+        let Some(journal) = self.journal() else { return };
+        // Somebody else may have had what was cut, and not hear of it any more.
+        if !state.alone.is_proven() && !state.orphan {
+            state.overrides |= journal.push_overrides(file.ino, || introduction(state));
         }
+        journal.push_if_known(file.ino, &Record::Cut(file.ino, size, version));
     }
 
     /// The file is of no use any more.
@@ -384,7 +388,8 @@ impl Node {
             state.alone = Alone::default();
             self.note_alone(file, &state);
         }
-        if published && alone && !left {
+        let overrides = file.state.read().overrides;
+        if published && alone && !left && !overrides {
             self.journal().map(|j| j.push_if_known(file.ino, &Record::Gone(file.ino)));
         } else if left || published {
             let named = file.state.read().path.clone();

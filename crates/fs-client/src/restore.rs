@@ -35,7 +35,7 @@
 use crate::cache;
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
-use crate::journal::{Found, Held, Image, Kept, Note};
+use crate::journal::{Found, Header, Held, Image, Kept, Note};
 use crate::node::{Fate, Node};
 use crate::overtaken::{Silent, look_again};
 use ebb_consistency::{FileView, MapAnswer, Owned, QuietWrites};
@@ -408,6 +408,9 @@ async fn one(
         if seated {
             ends_with(node, ino, seat, false).await?;
         }
+        if let Some(note) = note.filter(|n| n.overrides && !nameless) {
+            done.image.insert(ino, of_cuts_alone(note, place.path));
+        }
         return node.cache.remove(ino).map_err(Errno::from);
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
@@ -459,6 +462,13 @@ async fn one(
         done.image.insert(ino, note);
     }
     Ok(())
+}
+
+/// Nothing of the file is held any more, but others may have what this node had cut.
+fn of_cuts_alone(note: Note, path: Vec<u8>) -> Note {
+    let mut left = Note::new(Header { path, ..note.header });
+    (left.known, left.cuts, left.overrides) = (note.known, note.cuts, true);
+    left
 }
 
 /// What is here after that, for the node journal: some of what was dirty may be published by now. As long as

@@ -54,6 +54,7 @@ impl Core {
                 subject.names.extend(known(r.new_parent, &r.new_name));
             }
             Op::SetAttr(s) => drop(subject.inos.insert(Ino(s.ino))),
+            Op::Open(o) if o.truncate => drop(subject.inos.insert(Ino(o.ino))),
             Op::SetXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
             Op::RemoveXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
             Op::Describe(d) => subject.place = Some(Ino(d.ino)),
@@ -89,8 +90,8 @@ impl Core {
             subject.inos.extend(fact.bound.map(|b| b.ino));
             facts.names.push(fact);
         }
-        let size = |ino: Ino| state.files.get(&ino).map_or(0, ebb_consistency::FileState::size);
-        let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(*ino)));
+        let size = |ino| state.files.get(ino).map_or((0, false), |f| (f.size(), f.is_zeros()));
+        let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(ino)));
         facts.inodes.extend(inodes);
         let xattr = subject.xattr.as_ref();
         facts.xattrs.extend(xattr.map(|(ino, name)| state.ns.xattr_fact(at, *ino, name)));

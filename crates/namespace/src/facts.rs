@@ -23,9 +23,9 @@ impl Namespace {
         NameFact { at, parent, name: name.clone(), bound }
     }
 
-    /// How an inode is now, with the size that the driver keeps.
+    /// How an inode is now, with the size that the driver keeps, and whether that is of zeros alone.
     #[must_use]
-    pub fn inode_fact(&self, at: Moment, ino: Ino, size: u64) -> InodeFact {
+    pub fn inode_fact(&self, at: Moment, ino: Ino, (size, zeros): (u64, bool)) -> InodeFact {
         let named = |i: &&Inode| ino == Ino::ROOT || !i.links.is_empty();
         let shape = self.get(ino).filter(named).map(|i| Shape {
             kind: i.kind,
@@ -37,6 +37,7 @@ impl Namespace {
             mtime: i.mtime,
             target: i.target.clone(),
             size,
+            zeros,
             placed: i.seen.filter(|_| i.home == Home::Own).map_or(0, |s| s.key.ino),
         });
         InodeFact { at, ino, shape }
@@ -57,7 +58,7 @@ impl Namespace {
         for _ in 0..DEPTH_MAX {
             let Some(link) = self.get(ino).and_then(|i| i.links.first()) else { break };
             facts.names.push(self.name_fact(at, link.parent, &link.name));
-            facts.inodes.push(self.inode_fact(at, ino, 0));
+            facts.inodes.push(self.inode_fact(at, ino, (0, false)));
             ino = link.parent;
         }
         facts

@@ -104,7 +104,8 @@ impl World {
             inos.extend(fact.bound.map(|b| b.ino));
             facts.names.push(fact);
         }
-        facts.inodes = inos.iter().map(|ino| self.ns.inode_fact(self.now, *ino, 0)).collect();
+        facts.inodes =
+            inos.iter().map(|ino| self.ns.inode_fact(self.now, *ino, (0, false))).collect();
         self.books[node].hear(&facts);
         self.ask(node);
     }

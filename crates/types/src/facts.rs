@@ -45,6 +45,7 @@ pub struct InodeFact {
 
 /// What an inode is besides its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "StoredShape", into = "StoredShape")]
 pub struct Shape {
     /// Its type.
     pub kind: FileKind,
@@ -64,8 +65,52 @@ pub struct Shape {
     pub target: Option<Box<[u8]>>,
     /// Of a regular file.
     pub size: u64,
+    /// No node and no backing has a byte of it: all of it is zeros.
+    pub zeros: bool,
     /// `st_ino` of its object on the backing, when it is there under its names; 0: it is not.
     pub placed: u64,
+}
+
+impl Shape {
+    /// True for a regular file of which no bytes are anywhere.
+    #[must_use]
+    pub fn is_zeros(&self) -> bool {
+        self.kind == FileKind::Regular && (self.size == 0 || self.zeros)
+    }
+}
+
+/// A [`Shape`] in a node journal. No file is so long that its size needs the bit that says that it is
+/// zeros, and journals that do not say so are read as well.
+#[derive(Clone, Serialize, Deserialize)]
+struct StoredShape {
+    kind: FileKind,
+    perm: u32,
+    uid: u32,
+    gid: u32,
+    rdev: u32,
+    atime: Time,
+    mtime: Time,
+    target: Option<Box<[u8]>>,
+    size: u64,
+    placed: u64,
+}
+
+const ZEROS: u64 = 1 << 63;
+
+impl From<Shape> for StoredShape {
+    fn from(shape: Shape) -> StoredShape {
+        let Shape { kind, perm, uid, gid, rdev, atime, mtime, target, size, zeros, placed } = shape;
+        let size = if zeros { size | ZEROS } else { size };
+        StoredShape { kind, perm, uid, gid, rdev, atime, mtime, target, size, placed }
+    }
+}
+
+impl From<StoredShape> for Shape {
+    fn from(stored: StoredShape) -> Shape {
+        let StoredShape { kind, perm, uid, gid, rdev, atime, mtime, target, size, placed } = stored;
+        let (size, zeros) = (size & !ZEROS, size & ZEROS != 0);
+        Shape { kind, perm, uid, gid, rdev, atime, mtime, target, size, zeros, placed }
+    }
 }
 
 /// An extended attribute that the backing does not have.

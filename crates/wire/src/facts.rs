@@ -85,6 +85,7 @@ fn inode_to_pb(fact: &InodeFact) -> pb::InodeFact {
         mtime: Some(time_to_pb(shape.mtime)),
         target: shape.target.as_deref().unwrap_or_default().to_vec(),
         size: shape.size,
+        zeros: shape.zeros,
         placed: shape.placed,
     }
 }
@@ -111,6 +112,7 @@ fn inode_from_pb(at: u64, fact: pb::InodeFact) -> Result<InodeFact, Errno> {
         mtime: time(fact.mtime)?,
         target: is_link.then(|| fact.target.into()),
         size: fact.size,
+        zeros: fact.zeros,
         placed: fact.placed,
     };
     Ok(InodeFact { at, ino, shape: Some(shape) })
@@ -147,6 +149,7 @@ mod tests {
             mtime: Time { sec: -7, nsec: 8 },
             target,
             size: 9,
+            zeros: kind == FileKind::Regular,
             placed: 10,
         }
     }
@@ -165,6 +168,7 @@ mod tests {
             inodes: vec![
                 InodeFact { at: 12, ino: Ino(3), shape: Some(shape(FileKind::Symlink)) },
                 InodeFact { at: 12, ino: Ino(4), shape: None },
+                InodeFact { at: 12, ino: Ino(5), shape: Some(shape(FileKind::Regular)) },
             ],
             xattrs: [Some(b"v".as_slice().into()), None]
                 .map(|value| XattrFact { at: 12, ino: Ino(3), name: (*b"user.x").into(), value })

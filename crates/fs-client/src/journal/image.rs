@@ -215,6 +215,8 @@ pub enum Record {
     Damaged(Ino, Vec<ByteRange>),
     /// What the service said of names and inodes that this node changed.
     Names(Box<Facts>),
+    /// What this node cut may be in other nodes' caches still, as bytes of theirs.
+    Overrides(Ino),
 }
 
 /// Largest offset of a file.
@@ -248,7 +250,9 @@ impl Record {
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
-            Record::Nameless(_) | Record::Seat(..) | Record::Alone(..) => true,
+            Record::Nameless(_) | Record::Seat(..) | Record::Alone(..) | Record::Overrides(_) => {
+                true
+            }
             Record::Names(facts) => facts.is_sound(),
         }
     }
@@ -279,6 +283,7 @@ impl Record {
             | Record::Cuts(ino, _)
             | Record::Home(ino, _)
             | Record::Damaged(ino, _)
+            | Record::Overrides(ino)
             | Record::Refused(ino, _) => Some(*ino),
         }
     }
@@ -303,6 +308,8 @@ pub struct Note {
     pub alone: bool,
     /// Lengths to which this node cut it, and at which versions: what is older and behind is void.
     pub cuts: Vec<(u64, Version)>,
+    /// Other nodes must hear of the cuts, also when nothing is held here: see [`Record::Overrides`].
+    pub overrides: bool,
     held: Extents<Held>,
     flushed: Extents<Version>,
 }
@@ -333,6 +340,7 @@ impl Note {
             seat: 0,
             alone: false,
             cuts: Vec::new(),
+            overrides: false,
             held: Extents::new(),
             flushed: Extents::new(),
         }
@@ -382,7 +390,14 @@ impl Note {
 
     /// Nothing is held, and nothing else need be known.
     fn is_of_no_use(&self) -> bool {
-        self.is_empty() && !self.appending && !self.is_untold() && self.flushed.is_empty()
+        let told = self.is_empty() && self.flushed.is_empty() && !self.overrides;
+        told && !self.appending && !self.is_untold()
+    }
+
+    /// Nothing is held; there are cuts of which others must hear.
+    #[must_use]
+    pub fn only_overrides(&self) -> bool {
+        self.overrides && self.is_empty() && self.flushed.is_empty()
     }
 
     /// Bytes of this file are where only this node knows them to be.
@@ -397,7 +412,7 @@ impl Note {
         let done = |h: &Held| matches!(h.kept, Kept::Owned(v) if v <= upto);
         let known: Vec<_> = self.held_in(range).into_iter().filter(|(_, h)| done(h)).collect();
         let home = self.header.home.as_ref();
-        let matters = home.is_some_and(|h| h.is_part() || !self.alone);
+        let matters = home.is_some_and(|h| h.is_part() || !self.alone || self.overrides);
         for (range, held) in known {
             if let Kept::Owned(version) = held.kept
                 && matters
@@ -412,7 +427,8 @@ impl Note {
     /// Under its own name the file is whole; where others have bytes of it, it matters which of those
     /// there are this node's.
     fn whole(&mut self) {
-        if self.alone && self.header.home.as_ref().is_some_and(|h| !h.is_part()) {
+        let known = self.alone && !self.overrides;
+        if known && self.header.home.as_ref().is_some_and(|h| !h.is_part()) {
             self.flushed = Extents::new();
         }
     }
@@ -528,9 +544,10 @@ impl Image {
     }
 
     /// Files of which a recovery without the service has something to say: also of bytes that are
-    /// under their name already, so that others do not write older ones over them.
+    /// under their name already, so that others do not write older ones over them; and of what was cut.
     pub fn sayable(&self) -> impl Iterator<Item = (Ino, &Note)> {
-        self.files().filter(|(_, n)| !n.nameless && (!n.is_empty() || !n.flushed.is_empty()))
+        let has_bytes = |n: &Note| !n.is_empty() || !n.flushed.is_empty();
+        self.files().filter(move |(_, n)| !n.nameless && (has_bytes(n) || n.overrides))
     }
 
     /// Files of which bytes are not under their name on the backing.
@@ -616,6 +633,7 @@ impl Image {
             out.extend((note.seat != 0).then_some(Record::Seat(ino, note.seat, note.known)));
             out.extend(note.alone.then_some(Record::Alone(ino, true)));
             out.extend((!note.cuts.is_empty()).then(|| Record::Cuts(ino, note.cuts.clone())));
+            out.extend(note.overrides.then_some(Record::Overrides(ino)));
             let flushed: Vec<_> = note.flushed().collect();
             out.extend(flushed.chunks(STEP).map(|c| Record::Home(ino, c.to_vec())));
         }
@@ -667,6 +685,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         }
         Record::Appending(_) => note.appending = true,
         Record::Nameless(_) => note.nameless = true,
+        Record::Overrides(_) => note.overrides = true,
         Record::Appended(_, range, version, size, at) => {
             note.appending = false;
             note.put(&[*range], Kept::Owned(*version), false);

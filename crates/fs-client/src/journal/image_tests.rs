@@ -1,6 +1,8 @@
 //! The image against an array of bytes, and its snapshots.
 
 use super::*;
+use ebb_types::FileKind;
+use ebb_types::facts::Shape;
 use proptest::prelude::*;
 
 const N: u64 = 24;
@@ -46,6 +48,7 @@ fn record() -> impl Strategy<Value = Record> {
         2 => ranges().prop_map(|r| Record::Durable(INO, r)),
         1 => ranges().prop_map(|r| Record::Damaged(INO, r)),
         1 => any::<bool>().prop_map(|alone| Record::Alone(INO, alone)),
+        1 => Just(Record::Overrides(INO)),
         1 => Just(Record::Gone(INO)),
         2 => Just(Record::File(INO, Box::new(header("d/f")))),
     ]
@@ -202,6 +205,50 @@ fn held_bytes_of_older_formats_are_understood() {
     }
     let unknown = postcard::to_stdvec(&(Kept::Written, 8u8)).unwrap();
     assert!(postcard::from_bytes::<Held>(&unknown).is_err());
+}
+
+#[test]
+fn shapes_of_older_formats_are_understood() {
+    let (time, kind) = (Time::default(), FileKind::Regular);
+    let old = (kind, 0o644u32, 1u32, 2u32, 0u32, time, time, None::<Box<[u8]>>, 77u64, 5u64);
+    let old = postcard::to_stdvec(&old).unwrap();
+    let mut shape: Shape = postcard::from_bytes(&old).unwrap();
+    assert_eq!((shape.size, shape.zeros, shape.placed, shape.is_zeros()), (77, false, 5, false));
+    assert_eq!(postcard::to_stdvec(&shape).unwrap(), old);
+    shape.zeros = true;
+    let new = postcard::to_stdvec(&shape).unwrap();
+    let read: Shape = postcard::from_bytes(&new).unwrap();
+    assert!(read == shape && read.is_zeros() && read.size == 77);
+}
+
+#[test]
+fn cuts_of_others_bytes_are_kept_when_nothing_is_held() {
+    let mut image = Image::default();
+    image.apply(&Record::File(INO, Box::new(header("f"))));
+    image.apply(&Record::Overrides(INO));
+    image.apply(&Record::Cut(INO, 100, Version(5)));
+    let cuts = |image: &Image| image.sayable().map(|(_, n)| n.cuts.clone()).collect::<Vec<_>>();
+    assert_eq!(cuts(&image), [vec![(100, Version(5))]]);
+    assert!(
+        image.file(INO).is_some_and(Note::only_overrides) && image.unpublished().next().is_none()
+    );
+
+    // What was flushed since is remembered with them, also when nobody else has the file by now.
+    let home = Home { path: b"f".to_vec(), ino: 5, seen: None, changing: false };
+    image.apply(&Record::File(INO, Box::new(Header { home: Some(home), ..header("f") })));
+    image.apply(&Record::Alone(INO, true));
+    let range = ByteRange::new(0, 50);
+    image.apply(&Record::Attaching(INO, vec![range], Version(5), Time::default()));
+    image.apply(&Record::Attached(INO, vec![range], Version(6), 50));
+    image.apply(&Record::Flushed(INO, vec![(range, Version(6))]));
+    let note = image.file(INO).expect("it is kept");
+    assert!(note.flushed().eq([(range, Version(6))]) && !note.only_overrides());
+
+    let mut again = Image::default();
+    image.snapshot().iter().for_each(|record| again.apply(record));
+    assert_eq!(again, image);
+    image.apply(&Record::Gone(INO));
+    assert!(image.sayable().next().is_none());
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub struct Introduction {
     pub alone: bool,
     /// Where this node cut it.
     pub cuts: Vec<(u64, Version)>,
+    /// Others must hear of that.
+    pub overrides: bool,
 }
 
 struct Queue {
@@ -134,10 +136,22 @@ impl Journal {
             if !file.cuts.is_empty() {
                 let _ = queue.push(&Record::Cuts(ino, file.cuts));
             }
+            if file.overrides {
+                let _ = queue.push(&Record::Overrides(ino));
+            }
         }
         let kept = queue.push(record);
         drop(queue);
         self.write_unless(kept);
+    }
+
+    /// This node cut what may be in other nodes' caches. Where there never were others nothing is noted.
+    pub fn push_overrides(&self, ino: Ino, header: impl FnOnce() -> Introduction) -> bool {
+        let shared = self.queue.lock().image.book.is_shared();
+        if shared {
+            self.push_about(ino, header, &Record::Overrides(ino));
+        }
+        shared
     }
 
     /// The same for something that matters only when the file is known already.

@@ -194,12 +194,19 @@ impl Node {
             _ => None,
         };
         if truncated {
+            file.state.write().path.clone_from(&opened.place.path);
             self.apply_cut(file, 0, &opened.map.map);
         } else {
             self.learn(file, &opened.map.map);
         }
         let rest = opened.map.map.rest_of(ByteRange::ALL).is_some();
         self.note_opened(file, opened, backing, look, ticket);
+        if truncated {
+            let state = file.state.read();
+            if state.overrides {
+                self.note_header(file, &state);
+            }
+        }
         if rest && let Err(e) = self.query(file, ByteRange::ALL).await {
             self.closed(file).await;
             return Err(e);

@@ -9,9 +9,10 @@ use crate::cache::CacheDir;
 use crate::journal::{Home, Note, Seen};
 use crate::passing::written_runs;
 use crate::recover::places::{Places, dress, kind};
+use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Extents, Ino, Time};
 use rustix::fs::{FileType, Stat};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -31,10 +32,13 @@ pub(super) struct Site<'a> {
     pub shared: bool,
     /// Files of which other recoveries must know which object they are, also when nobody else had them.
     pub told: BTreeSet<Ino>,
+    /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
+    pub zeros: Mutex<BTreeMap<Ino, u64>>,
 }
 
 /// A file on its way.
 pub(super) struct Work {
+    ino: Ino,
     statement: Statement,
     sources: Sources,
     corner: Corner,
@@ -93,7 +97,9 @@ impl Work {
         if !known && let Some(why) = conflict(site, note)?.filter(|_| !site.force) {
             return Err(Stay::Conflict(why));
         }
-        let mut corner = match note.alone && !known && !site.told.contains(&ino) {
+        // Nobody else has anything to say of it.
+        let alone = note.alone && !note.overrides && !known && !site.told.contains(&ino);
+        let mut corner = match alone {
             true => site.board.alone(ino, &statement)?,
             false => site.board.corner(ino)?,
         };
@@ -107,7 +113,25 @@ impl Work {
         }
         corner.say(&statement)?;
         let named = site.told.contains(&ino);
-        Ok(Work { statement, sources, corner, place, named, seen: 0 })
+        Ok(Work { ino, statement, sources, corner, place, named, seen: 0 })
+    }
+
+    /// Says which bytes of others this node has cut, of a file of which it holds nothing: whoever writes
+    /// to the file later goes by it. The file itself, where somebody has begun to write to it.
+    pub fn begin_of_cuts(site: &Site<'_>, ino: Ino, note: &Note) -> Result<Option<Work>, Stay> {
+        let known = site.board.place(ino)?.is_some();
+        let home = note.header.home.as_ref().filter(|h| h.path == note.header.path);
+        let in_place = match (home, site.places.stat(&note.header.path)?) {
+            (Some(home), Some(there)) => home.ino == there.st_ino,
+            _ => false,
+        };
+        let (statement, _) = claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
+        let mut corner = site.board.corner(ino)?;
+        corner.say(&statement)?;
+        // Whoever decides where the bytes go after this look reads what is said here.
+        let begun = known || in_place || corner.place()?.is_some();
+        let named = !note.header.path.is_empty();
+        if begun && named { Work::begin(site, ino, note).map(Some) } else { Ok(None) }
     }
 
     /// Where the file is on the backing, for the journal: a run that comes after this one must not
@@ -121,8 +145,7 @@ impl Work {
         if self.named {
             return &self.statement.shape.path;
         }
-        let newest = all.iter().max_by_key(|s| (s.known, &s.node));
-        &newest.unwrap_or(&self.statement).shape.path
+        &newest(all).unwrap_or(&self.statement).shape.path
     }
 
     fn everybody(&mut self) -> io::Result<Vec<Statement>> {
@@ -150,7 +173,10 @@ impl Work {
             self.corner.say(&self.statement)?;
             all = self.everybody()?;
         }
-        let missing = merge::missing(&all, self.place.base);
+        let mut missing = merge::missing(&all, self.place.base);
+        if self.zeros(site, &all) == Some(merge::size(&all)) {
+            (missing.holes, missing.silent) = (Vec::new(), false);
+        }
         if !missing.is_empty() && !site.force {
             return Ok(Progress::Missing(missing));
         }
@@ -159,10 +185,11 @@ impl Work {
         Ok(if own { Progress::Missing(missing) } else { Progress::Done })
     }
 
-    /// The same of a file that was empty as far as this node has heard: when nobody says otherwise.
-    pub fn step_empty(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
+    /// The same of a file that had no bytes but zeros as far as this node has heard: when nobody says
+    /// otherwise.
+    pub fn step_zeros(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
         let all = self.everybody()?;
-        if all.len() > 1 {
+        if !merge::is_nobodys(&all) {
             return self.step(site);
         }
         let Some((file, found_at)) = self.find(site, &all)? else {
@@ -170,6 +197,12 @@ impl Work {
         };
         self.publish(site, &file, &found_at, &all)?;
         Ok(Progress::Done)
+    }
+
+    /// How long it is, if it is of zeros alone and nobody says otherwise.
+    fn zeros(&self, site: &Site<'_>, all: &[Statement]) -> Option<u64> {
+        let heard = site.zeros.lock().get(&self.ino).copied();
+        heard.filter(|_| merge::is_nobodys(all))
     }
 
     /// The file that the bytes go into, under whatever name it has by now.
@@ -248,16 +281,20 @@ impl Work {
         all: &[Statement],
     ) -> Result<(), Stay> {
         let path = self.path(all).to_vec();
-        let size = merge::size(all).max(self.place.base);
+        // Recoveries made it, of zeros: it is as long as this one has heard.
+        let zeros = self.zeros(site, all).filter(|_| self.home().is_part());
+        let size = zeros.unwrap_or_else(|| merge::size(all).max(self.place.base));
         let len = file.metadata()?.len();
-        // Longer than all that is known: others have written there, unless somebody cut it.
-        if len < size || len > size && all.iter().any(|s| !s.cuts.is_empty()) {
+        // Longer than all that is known: others have written there, unless that was a recovery which had
+        // not heard who cut it.
+        let cut = || all.iter().any(|s| !s.cuts.is_empty()) && is_written_behind(all, size);
+        if len < size || len > size && (zeros.is_some() || cut()) {
             file.set_len(size)?;
         }
-        for range in merge::void(all) {
+        for range in merge::void(all, self.place.base) {
             zero(file, range)?;
         }
-        let newest = all.iter().max_by_key(|s| (s.known, &s.node)).filter(|_| !self.named);
+        let newest = newest(all).filter(|_| !self.named);
         let shape = &newest.unwrap_or(&self.statement).shape;
         let mtime = all.iter().map(|s| s.shape.mtime).max().unwrap_or(shape.mtime);
         dress(file, shape.perm, (shape.uid, shape.gid), (shape.atime, mtime))?;
@@ -288,6 +325,17 @@ impl Work {
             },
         }
     }
+}
+
+/// Who has heard of the file last. Of one that was only cut a node may not have heard the name.
+fn newest(all: &[Statement]) -> Option<&Statement> {
+    all.iter().filter(|s| !s.shape.path.is_empty()).max_by_key(|s| (s.known, &s.node))
+}
+
+/// True when recoveries have written behind this length, or are about to.
+fn is_written_behind(all: &[Statement], size: u64) -> bool {
+    let mut claims = all.iter().flat_map(|s| s.claims.iter());
+    claims.any(|(range, claim)| range.end() > size && claim.fate != Fate::Lost)
 }
 
 fn zero(file: &File, range: ByteRange) -> io::Result<()> {

@@ -173,6 +173,17 @@ pub fn size(all: &[Statement]) -> u64 {
     told.chain(ends).max().unwrap_or(0)
 }
 
+fn has_bytes(statement: &Statement, cuts: &[(u64, Version)]) -> bool {
+    statement.claims.iter().any(|(r, c)| !valid(r, c.key, cuts).is_empty())
+}
+
+/// True when nobody has said that it has a byte, but for those that were cut off.
+#[must_use]
+pub fn is_nobodys(all: &[Statement]) -> bool {
+    let cuts = cuts_of(all.iter());
+    !all.iter().any(|s| has_bytes(s, &cuts))
+}
+
 /// What is missing of a file of which the backing had the first `base` bytes before.
 #[must_use]
 pub fn missing(all: &[Statement], base: u64) -> Missing {
@@ -190,8 +201,9 @@ pub fn missing(all: &[Statement], base: u64) -> Missing {
         }
     }
     let mut missing = Missing::default();
-    // Who was alone knows of every byte; but nobody is, of whom another one has bytes.
-    let alone = all.len() == 1 && all.iter().all(|s| s.alone);
+    // Who was alone knows of every byte; but nobody is, of whom another one has bytes that count.
+    let others = |s: &Statement| all.iter().any(|o| o.node != s.node && has_bytes(o, &cuts));
+    let alone = all.iter().any(|s| s.alone && !others(s));
     missing.silent = all.len() == 1 && !alone && base == 0;
     if !alone {
         let gaps = best.gaps(whole).map(|r| ByteRange::new(r.start().max(base), r.end()));
@@ -209,11 +221,12 @@ pub fn missing(all: &[Statement], base: u64) -> Missing {
 }
 
 /// Bytes that were written before it was known that somebody had cut them off, and that are part
-/// of the file again: zeros.
+/// of the file again: zeros. Not of the `base` bytes that the backing had before.
 #[must_use]
-pub fn void(all: &[Statement]) -> Vec<ByteRange> {
+pub fn void(all: &[Statement], base: u64) -> Vec<ByteRange> {
     let cuts = cuts_of(all.iter());
-    let whole = ByteRange::new(0, size(all));
+    let size = size(all);
+    let whole = ByteRange::new(base.min(size), size);
     let mut void: Extents<()> = Extents::new();
     for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
         let kept = valid(range, claim.key, &cuts);

@@ -113,6 +113,7 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         force: job.force,
         shared: names.is_shared(),
         told: names.told(),
+        zeros: Mutex::new(names.zeros()),
     };
     let image = corrected(&found.image, &names);
     let mut left = names.directories(&site).map_err(failed)?;
@@ -160,6 +161,8 @@ enum Open<'a> {
     /// It could not be begun, for that reason; when others have done their part it perhaps can.
     Not(&'a Note, Stay),
     Begun(Box<Work>, &'a Note, Result<Progress, Stay>),
+    /// There was nothing to do but to say what was cut.
+    Said,
 }
 
 impl Recovery<'_> {
@@ -197,8 +200,13 @@ impl Recovery<'_> {
     }
 
     fn begin<'a>(&self, ino: Ino, note: &'a Note) -> Open<'a> {
-        let mut work = match Work::begin(&self.site, ino, note) {
-            Ok(work) => work,
+        let begun = match note.only_overrides() {
+            true => Work::begin_of_cuts(&self.site, ino, note),
+            false => Work::begin(&self.site, ino, note).map(Some),
+        };
+        let mut work = match begun {
+            Ok(Some(work)) => work,
+            Ok(None) => return Open::Said,
             Err(stay) => return Open::Not(note, stay),
         };
         let noted = self.note_place(ino, note, &work);
@@ -235,6 +243,10 @@ impl Recovery<'_> {
                         self.notes.push(&Record::Gone(ino));
                         ends.insert(ino, End::Done(note.len()));
                         changed = Instant::now();
+                    }
+                    Open::Said => {
+                        self.notes.push(&Record::Gone(ino));
+                        ends.insert(ino, End::Done(0));
                     }
                     other => rest.push((ino, other)),
                 }
@@ -276,9 +288,17 @@ impl Recovery<'_> {
         if image.book.is_empty() {
             return Ok(Vec::new());
         }
-        names.listen(self.site.board)?;
-        let _ = names.directories(&self.site)?;
-        let left = names.rest(&self.site, &self.objects.lock());
+        let left = loop {
+            let said = self.site.board.said()?;
+            names.listen(self.site.board)?;
+            *self.site.zeros.lock() = names.zeros();
+            let _ = names.directories(&self.site)?;
+            let left = names.rest(&self.site, &self.objects.lock());
+            // Who has said something meanwhile may have found what was made by older words.
+            if self.site.board.said()? == said {
+                break left;
+            }
+        };
         if left.is_empty() && ends.values().all(|end| matches!(end, End::Done(_))) {
             self.notes.push(&Record::Names(Box::new(names.done())));
             if !names.is_shared() {
@@ -328,6 +348,7 @@ fn stays(state: &Open<'_>) -> End {
             End::Stays { bytes: missing.bytes(), why: missing.describe() }
         }
         Open::Begun(_, note, Ok(Progress::Done)) => End::Done(note.len()),
+        Open::Said => End::Done(0),
     }
 }
 
@@ -337,6 +358,7 @@ fn outcome(image: &Image, ends: &BTreeMap<Ino, End>, left: Vec<Left>) -> Outcome
     for (ino, note) in image.sayable() {
         let path = label(ino, note);
         match ends.get(&ino) {
+            Some(End::Done(_)) if note.only_overrides() => {}
             Some(End::Done(bytes)) => (moved, files) = (moved + bytes, files + 1),
             Some(End::Stays { bytes, why }) => {
                 remaining.push(Remaining { path, bytes: *bytes, why: why.clone() });

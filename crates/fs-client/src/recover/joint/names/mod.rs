@@ -11,18 +11,18 @@
 //! # What is never done
 //! Nothing that is on the backing and was not made by a recovery of this job is changed, unless the job
 //! was going to replace it. A file of which no cache that was recovered has the bytes is not made,
-//! unless it was empty as far as was heard.
+//! unless it had none but zeros as far as was heard.
 
 mod acts;
 
 use super::board::{Board, Said};
 use super::file::{Progress, Site, Work};
-use super::statement;
+use super::{merge, statement};
 use crate::journal::{Header, Home, Image, Note};
 use acts::Trouble;
 use ebb_namespace::{Book, Missing};
 use ebb_types::facts::Shape;
-use ebb_types::{Facts, FileKind, Ino, Name};
+use ebb_types::{Facts, FileKind, Ino, Name, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ pub(super) struct Names {
     all: Book,
     /// Inodes of which this node has bytes.
     held: BTreeSet<Ino>,
+    /// What it cut of files of which it has none.
+    cuts: BTreeMap<Ino, Cuts>,
     /// Those of them that never were under their names on the backing.
     homeless: BTreeSet<Ino>,
     /// What recoveries made, or were going to, under names that were others by then: whoever takes that
@@ -49,6 +51,9 @@ pub(super) struct Names {
     /// `st_ino` of what is to be replaced, by path.
     replaces: BTreeMap<Vec<u8>, u64>,
 }
+
+/// Lengths to which a node cut a file, and at which versions; and the newest version it knows of.
+type Cuts = (Vec<(u64, Version)>, Version);
 
 /// A name that is not on the backing, and why.
 pub(super) struct Left {
@@ -91,6 +96,10 @@ fn is_like(now: Option<&Option<&Shape>>, stale: &Missing<'_>) -> bool {
     now.is_some_and(|shape| shape.as_ref().is_none_or(like))
 }
 
+fn has_bytes((_, note): &(Ino, &Note)) -> bool {
+    !note.only_overrides()
+}
+
 impl Names {
     /// Says what this node knows, and hears what all have said so far.
     /// Others that are recovered at the same time are waited for as long as more of them come.
@@ -107,7 +116,12 @@ impl Names {
         let mut names = Names {
             all: own.clone(),
             own,
-            held: image.sayable().map(|(ino, _)| ino).collect(),
+            held: image.sayable().filter(has_bytes).map(|(ino, _)| ino).collect(),
+            cuts: image
+                .sayable()
+                .filter(|said| !has_bytes(said))
+                .map(|(ino, note)| (ino, (note.cuts.clone(), note.known)))
+                .collect(),
             homeless: image
                 .sayable()
                 .filter(|(_, n)| n.header.home.as_ref().is_none_or(Home::is_part))
@@ -163,6 +177,13 @@ impl Names {
             return BTreeSet::new();
         }
         self.paths.keys().chain(&self.homeless).copied().collect()
+    }
+
+    /// Files that are zeros and nothing else, and how long they are.
+    pub fn zeros(&self) -> BTreeMap<Ino, u64> {
+        let (missing, _) = self.all.missing();
+        let zeros = missing.iter().filter(|m| m.shape.is_zeros());
+        zeros.map(|m| (m.ino, m.shape.size)).collect()
     }
 
     /// True when the job has taken the file's last name away.
@@ -335,7 +356,10 @@ impl Names {
         // Under a name that another node gave it.
         let object = object.or_else(|| acts::elsewhere(site, &self.all, first, ours));
         let object = match object {
-            Some(object) => object,
+            Some(object) => {
+                self.lengthen(site, first, object, ours).map_err(failed(first))?;
+                object
+            }
             // Files are there that no recovery made: the job had got so far, and nothing is known of it here.
             None if names.iter().all(|m| acts::is_file(site, &self.all, m)) => return Ok(()),
             None => self.make(site, first, ours).map_err(failed(first))?,
@@ -353,7 +377,10 @@ impl Names {
             return acts::dress_directory(site, &self.all, missing);
         }
         match site.board.place(missing.ino)? {
-            Some(place) => acts::dress(site, &self.all, missing, place.ino),
+            Some(place) => {
+                self.lengthen(site, missing, place.ino, Some(place.ino))?;
+                acts::dress(site, &self.all, missing, place.ino)
+            }
             None => Ok(()),
         }
     }
@@ -376,15 +403,44 @@ impl Names {
         {
             return Ok(object);
         }
-        if missing.shape.size > 0 {
+        if !missing.shape.is_zeros() {
             let text = "bytes of it are in caches that were not recovered yet";
             return Err(Trouble::Other(text.to_owned()));
         }
-        let mut work = Work::begin(site, missing.ino, &self.empty(missing))?;
-        match work.step_empty(site)? {
+        self.make_of_zeros(site, missing)
+    }
+
+    fn make_of_zeros(&self, site: &Site<'_>, missing: &Missing<'_>) -> Result<u64, Trouble> {
+        let mut work = Work::begin(site, missing.ino, &self.of_zeros(missing))?;
+        match work.step_zeros(site)? {
             Progress::Done => Ok(work.home().ino),
             Progress::Missing(missing) => Err(Trouble::Other(missing.describe())),
         }
+    }
+
+    /// A file that a recovery made of zeros gets the length that was heard of last.
+    fn lengthen(
+        &self,
+        site: &Site<'_>,
+        missing: &Missing<'_>,
+        object: u64,
+        ours: Option<u64>,
+    ) -> Result<(), Trouble> {
+        let shape = missing.shape;
+        let regular = shape.kind == FileKind::Regular && ours == Some(object);
+        if !regular || !shape.is_zeros() || !site.board.has(missing.ino) {
+            return Ok(());
+        }
+        let file = site.places.file(&bytes(&missing.path), object)?;
+        let other = match file {
+            Some(file) => file.metadata()?.len() != shape.size,
+            None => false,
+        };
+        let all = site.board.corner(missing.ino)?.statements()?;
+        if other && merge::is_nobodys(&all) {
+            self.make_of_zeros(site, missing)?;
+        }
+        Ok(())
     }
 
     /// Whoever brought it knew it under another name.
@@ -418,7 +474,7 @@ impl Names {
         }
     }
 
-    fn empty(&self, missing: &Missing<'_>) -> Note {
+    fn of_zeros(&self, missing: &Missing<'_>) -> Note {
         let (path, shape) = (bytes(&missing.path), missing.shape);
         let older = |ino| Home { path: path.clone(), ino, seen: None, changing: false };
         let header = Header {
@@ -428,13 +484,16 @@ impl Names {
             gid: shape.gid,
             atime: shape.atime,
             mtime: shape.mtime,
-            size: 0,
+            size: shape.size,
             home: None,
             under: (missing.replaces != 0).then(|| older(missing.replaces)),
             shared: self.is_shared(),
         };
         let mut note = Note::new(header);
         note.alone = !self.is_shared();
+        if let Some((cuts, known)) = self.cuts.get(&missing.ino) {
+            (note.cuts, note.known) = (cuts.clone(), *known);
+        }
         note
     }
 
