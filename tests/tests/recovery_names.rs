@@ -276,6 +276,26 @@ fn the_newest_length_of_a_file_of_zeros_counts() {
     }
 }
 
+/// What a recovery made is its user's from then on.
+#[test]
+fn a_file_of_zeros_that_is_in_use_since_is_left_alone() {
+    for order in [[0, 1], [1, 0]] {
+        let Some(mut cluster) = cluster_of("posix", 2) else { return };
+        set_len(cluster.node(0), "file", ZEROS);
+        set_len(cluster.node(1), "file", 50);
+        cluster.nodes().iter().for_each(sync);
+        all_die(&mut cluster);
+        let [first, second] = order.map(|n| cluster.node(n));
+        ended_with(&recover(&cluster, first, &["--wait", "0s"]), 0, &[]);
+        // Of the second length alone nobody but its node tells the name.
+        std::fs::write(cluster.backing().join("file"), "in use").expect("write");
+        let output = recover(&cluster, second, &["--wait", "0s"]);
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{}", said(&output));
+        let got = std::fs::read_to_string(cluster.backing().join("file")).expect("read");
+        assert_eq!(got, "in use", "{}", said(&output));
+    }
+}
+
 /// Zeros are made of a file only when nobody has its bytes.
 #[test]
 fn a_file_whose_bytes_are_in_another_cache_is_not_made_of_zeros() {

@@ -284,11 +284,11 @@ impl Work {
         // Recoveries made it, of zeros: it is as long as this one has heard.
         let zeros = self.zeros(site, all).filter(|_| self.home().is_part());
         let size = zeros.unwrap_or_else(|| merge::size(all).max(self.place.base));
-        let len = file.metadata()?.len();
+        let (len, untouched) = (file.metadata()?.len(), is_hollow(file)?);
         // Longer than all that is known: others have written there, unless that was a recovery which had
         // not heard who cut it.
         let cut = || all.iter().any(|s| !s.cuts.is_empty()) && is_written_behind(all, size);
-        if len < size || len > size && (zeros.is_some() || cut()) {
+        if len < size || len > size && (zeros.is_some() && untouched || cut()) {
             file.set_len(size)?;
         }
         for range in merge::void(all, self.place.base) {
@@ -330,6 +330,11 @@ impl Work {
 /// Who has heard of the file last. Of one that was only cut a node may not have heard the name.
 fn newest(all: &[Statement]) -> Option<&Statement> {
     all.iter().filter(|s| !s.shape.path.is_empty()).max_by_key(|s| (s.known, &s.node))
+}
+
+/// True when nobody has written a byte into it, not even somebody who uses what an earlier recovery made.
+pub(super) fn is_hollow(file: &File) -> io::Result<bool> {
+    Ok(std::os::unix::fs::MetadataExt::blocks(&file.metadata()?) == 0)
 }
 
 /// True when recoveries have written behind this length, or are about to.

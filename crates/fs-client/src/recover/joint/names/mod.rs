@@ -16,7 +16,7 @@
 mod acts;
 
 use super::board::{Board, Said};
-use super::file::{Progress, Site, Work};
+use super::file::{Progress, Site, Work, is_hollow};
 use super::{merge, statement};
 use crate::journal::{Header, Home, Image, Note};
 use acts::Trouble;
@@ -433,7 +433,7 @@ impl Names {
         }
         let file = site.places.file(&bytes(&missing.path), object)?;
         let other = match file {
-            Some(file) => file.metadata()?.len() != shape.size,
+            Some(file) => file.metadata()?.len() != shape.size && is_hollow(&file)?,
             None => false,
         };
         let all = site.board.corner(missing.ino)?.statements()?;
