@@ -293,7 +293,8 @@ impl Recovery<'_> {
             names.listen(self.site.board)?;
             *self.site.zeros.lock() = names.zeros();
             let _ = names.directories(&self.site)?;
-            let left = names.rest(&self.site, &self.objects.lock());
+            let whole = self.objects.lock().clone();
+            let left = names.rest(&self.site, &whole);
             // Who has said something meanwhile may have found what was made by older words.
             if self.site.board.said()? == said {
                 break left;
