@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Output};
+use std::time::Duration;
 
 /// No byte is behind this.
 const LEN_MAX: usize = 20_000;
@@ -154,27 +155,61 @@ fn is_superseded(supersede: impl Fn(&Node), wanted: &[u8]) {
     if skip_reason().is_some() {
         return;
     }
-    for (on_the_backing, first) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
-        let builder = Cluster::builder().nodes(2).separate_meta().flush("end");
-        let mut cluster = builder.consistency("posix").start();
+    let default = [(false, 0), (false, 1), (true, 0), (true, 1)]
+        .map(|(placed, first)| ("", "", placed, first));
+    let others = [
+        ("--io-path", "auto", false, 0),
+        ("--io-path", "auto", false, 1),
+        ("--cache-size", "64MiB", false, 0),
+        ("--replicas", "2", false, 0),
+        ("--replicas", "2", true, 1),
+    ];
+    for (option, value, on_the_backing, first) in default.into_iter().chain(others) {
+        let builder = Cluster::builder().nodes(2).separate_meta().flush("end").consistency("posix");
+        let builder = if option.is_empty() { builder } else { builder.option(option, value) };
+        let mut cluster = builder.start();
         if on_the_backing {
             std::fs::write(cluster.backing().join("f"), vec![1; 13_000]).expect("write");
         }
         let (a, b) = (cluster.node(0), cluster.node(1));
+        if option == "--replicas" {
+            a.wait_status(Duration::from_secs(20), |s| !s["copies"]["partner"].is_null());
+        }
         let file = open(a);
         file.write_all_at(&[7; 13_000], 0).expect("write");
         file.sync_all().expect("fsync");
+        let what =
+            format!("{option} {value}, on the backing before: {on_the_backing}, first: {first}");
+        went_its_way(a, option, &what);
         drop(file);
         supersede(b);
         cluster.nodes().iter().for_each(sync);
         all_die(&mut cluster);
-        let what = format!("on the backing before: {on_the_backing}, first: {first}");
         let early = recover(&cluster, cluster.node(first), &["--wait", "0s"]);
         println!("{what}: {}", said(&early));
         for node in [1 - first, first] {
             ended_with(&recover(&cluster, cluster.node(node), &["--wait", "0s"]), 0, &[]);
         }
         same(&what, &std::fs::read(cluster.backing().join("f")).expect("the file"), wanted);
+    }
+}
+
+/// The node works in the way that the option asks for, where it can here.
+fn went_its_way(node: &Node, option: &str, what: &str) {
+    let status = node.status();
+    match option {
+        "--io-path" if status["io_path_obstacle"].is_null() => {
+            let past = status["opens"]["passthrough-write"].as_u64();
+            assert!(past > Some(0), "{what}: {}", status["opens"]);
+        }
+        "--replicas" => {
+            assert!(
+                status["copies"]["copied_bytes"].as_u64() > Some(0),
+                "{what}: {}",
+                status["copies"]
+            );
+        }
+        _ => {}
     }
 }
 
@@ -227,4 +262,17 @@ fn bytes_that_another_node_wrote_over_and_flushed_stay_away() {
         }
     };
     is_superseded(over, &[9; 13_000]);
+}
+
+/// The daemon that goes on for a killed one holds nothing of the file, but the cut.
+#[test]
+fn bytes_that_a_dead_daemon_cut_off_stay_away() {
+    let cut = |node: &Node| {
+        let file = File::options().write(true).truncate(true).open(node.path("f"));
+        file.and_then(|f| f.sync_all()).expect("fsync");
+        node.kill9();
+        let _ = node.ebb("umount", &[], &[]);
+        node.mount();
+    };
+    is_superseded(cut, &[]);
 }

@@ -54,8 +54,6 @@ pub struct State {
     pub alone: Alone,
     /// Where this node cut it, and at which versions; for the journal.
     pub cuts: Vec<(u64, Version)>,
-    /// Other nodes may have had what was cut, so the node journal keeps it.
-    pub overrides: bool,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
     /// What need not be asked.
@@ -216,7 +214,6 @@ impl CachedFile {
                 under: None,
                 alone: Alone::default(),
                 cuts: Vec::new(),
-                overrides: false,
                 orphan: false,
                 lease: FileLease::default(),
                 quiet: QuietWrites::default(),

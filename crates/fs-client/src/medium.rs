@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 
 /// The kernel writes pages back after so long; then a closed file is asked for and let go.
 const WRITTEN_BACK_MS: u64 = 35_000;
@@ -347,10 +348,18 @@ fn range_synced(file: &File, at: i64, len: i64, how: u32) -> io::Result<()> {
 /// Looks after the files that were written, as long as the node lives.
 pub(crate) async fn watch(node: Weak<Node>) {
     let Some(failed) = node.upgrade().map(|n| Arc::clone(&n.cache.medium.failed)) else { return };
+    let mut tick = tokio::time::interval(LOOK_EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let _ = tokio::time::timeout(LOOK_EVERY, failed.notified()).await;
+        let all = tokio::select! {
+            _ = tick.tick() => true,
+            () = failed.notified() => false,
+        };
         let Some(node) = node.upgrade() else { return };
-        let inos: Vec<Ino> = node.cache.medium.unsettled.lock().iter().copied().collect();
+        let mut inos: Vec<Ino> = node.cache.medium.unsettled.lock().iter().copied().collect();
+        if !all {
+            inos.retain(|ino| node.file(*ino).is_some_and(|file| file.is_failing()));
+        }
         let asked = Arc::clone(&node);
         let ask = move || asked.hear_of(&inos);
         let Ok(failing) = tokio::task::spawn_blocking(ask).await else { continue };

@@ -36,8 +36,7 @@ fn header(state: &State) -> Header {
 
 fn introduction(state: &State) -> Introduction {
     let alone = state.alone.is_proven();
-    let (cuts, overrides) = (state.cuts.clone(), state.overrides);
-    Introduction { header: header(state), alone, cuts, overrides }
+    Introduction { header: header(state), alone, cuts: state.cuts.clone() }
 }
 
 /// A backing file as it was found.
@@ -244,7 +243,7 @@ impl Node {
         let Some(journal) = self.journal() else { return };
         // Somebody else may have had what was cut, and not hear of it any more.
         if !state.alone.is_proven() && !state.orphan {
-            state.overrides |= journal.push_overrides(file.ino, || introduction(state));
+            journal.push_overrides(file.ino, || introduction(state));
         }
         journal.push_if_known(file.ino, &Record::Cut(file.ino, size, version));
     }
@@ -388,7 +387,7 @@ impl Node {
             state.alone = Alone::default();
             self.note_alone(file, &state);
         }
-        let overrides = file.state.read().overrides;
+        let overrides = self.journal().is_some_and(|j| j.overrides(file.ino));
         if published && alone && !left && !overrides {
             self.journal().map(|j| j.push_if_known(file.ino, &Record::Gone(file.ino)));
         } else if left || published {

@@ -285,12 +285,8 @@ fn node_seed() -> Vec<u8> {
         under: None,
         shared: false,
     };
-    let introduction = || Introduction {
-        header: header.clone(),
-        alone: true,
-        cuts: vec![(5000, Version(1))],
-        overrides: true,
-    };
+    let introduction =
+        || Introduction { header: header.clone(), alone: true, cuts: vec![(5000, Version(1))] };
     let ranges = vec![ByteRange::at(0, 100), ByteRange::at(4096, 100)];
     let (ino, now) = (Ino(9), Time::default());
     let records = [

@@ -390,14 +390,13 @@ impl Note {
 
     /// Nothing is held, and nothing else need be known.
     fn is_of_no_use(&self) -> bool {
-        let told = self.is_empty() && self.flushed.is_empty() && !self.overrides;
-        told && !self.appending && !self.is_untold()
+        !self.has_bytes() && !self.overrides && !self.appending && !self.is_untold()
     }
 
-    /// Nothing is held; there are cuts of which others must hear.
+    /// Bytes of it are held, or were flushed and are remembered.
     #[must_use]
-    pub fn only_overrides(&self) -> bool {
-        self.overrides && self.is_empty() && self.flushed.is_empty()
+    pub fn has_bytes(&self) -> bool {
+        !self.is_empty() || !self.flushed.is_empty()
     }
 
     /// Bytes of this file are where only this node knows them to be.
@@ -546,8 +545,7 @@ impl Image {
     /// Files of which a recovery without the service has something to say: also of bytes that are
     /// under their name already, so that others do not write older ones over them; and of what was cut.
     pub fn sayable(&self) -> impl Iterator<Item = (Ino, &Note)> {
-        let has_bytes = |n: &Note| !n.is_empty() || !n.flushed.is_empty();
-        self.files().filter(move |(_, n)| !n.nameless && (has_bytes(n) || n.overrides))
+        self.files().filter(|(_, n)| !n.nameless && (n.has_bytes() || n.overrides))
     }
 
     /// Files of which bytes are not under their name on the backing.

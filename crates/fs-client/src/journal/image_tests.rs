@@ -230,7 +230,8 @@ fn cuts_of_others_bytes_are_kept_when_nothing_is_held() {
     let cuts = |image: &Image| image.sayable().map(|(_, n)| n.cuts.clone()).collect::<Vec<_>>();
     assert_eq!(cuts(&image), [vec![(100, Version(5))]]);
     assert!(
-        image.file(INO).is_some_and(Note::only_overrides) && image.unpublished().next().is_none()
+        image.file(INO).is_some_and(|n| n.overrides && !n.has_bytes())
+            && image.unpublished().next().is_none()
     );
 
     // What was flushed since is remembered with them, also when nobody else has the file by now.
@@ -242,7 +243,7 @@ fn cuts_of_others_bytes_are_kept_when_nothing_is_held() {
     image.apply(&Record::Attached(INO, vec![range], Version(6), 50));
     image.apply(&Record::Flushed(INO, vec![(range, Version(6))]));
     let note = image.file(INO).expect("it is kept");
-    assert!(note.flushed().eq([(range, Version(6))]) && !note.only_overrides());
+    assert!(note.flushed().eq([(range, Version(6))]) && note.overrides);
 
     let mut again = Image::default();
     image.snapshot().iter().for_each(|record| again.apply(record));

@@ -36,8 +36,7 @@ fn attach(journal: &Journal, ino: u64, i: u64) {
     let range = ByteRange::at(i * 10, 10);
     let (now, v) = (Time::default(), Version(i));
     let record = Record::Attaching(Ino(ino), vec![range], v, now);
-    let introduction =
-        || Introduction { header: header(), alone: false, cuts: Vec::new(), overrides: false };
+    let introduction = || Introduction { header: header(), alone: false, cuts: Vec::new() };
     journal.push_about(Ino(ino), introduction, &record);
     journal.push(&Record::Attached(Ino(ino), vec![range], v.next(), range.end()));
 }

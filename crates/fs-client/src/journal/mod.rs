@@ -53,8 +53,6 @@ pub struct Introduction {
     pub alone: bool,
     /// Where this node cut it.
     pub cuts: Vec<(u64, Version)>,
-    /// Others must hear of that.
-    pub overrides: bool,
 }
 
 struct Queue {
@@ -136,22 +134,17 @@ impl Journal {
             if !file.cuts.is_empty() {
                 let _ = queue.push(&Record::Cuts(ino, file.cuts));
             }
-            if file.overrides {
-                let _ = queue.push(&Record::Overrides(ino));
-            }
         }
         let kept = queue.push(record);
         drop(queue);
         self.write_unless(kept);
     }
 
-    /// This node cut what may be in other nodes' caches. Where there never were others nothing is noted.
-    pub fn push_overrides(&self, ino: Ino, header: impl FnOnce() -> Introduction) -> bool {
-        let shared = self.queue.lock().image.book.is_shared();
-        if shared {
+    /// This node cuts what may be in other nodes' caches. Where there never were others nothing is noted.
+    pub fn push_overrides(&self, ino: Ino, header: impl FnOnce() -> Introduction) {
+        if self.queue.lock().image.book.is_shared() && !self.overrides(ino) {
             self.push_about(ino, header, &Record::Overrides(ino));
         }
-        shared
     }
 
     /// The same for something that matters only when the file is known already.
@@ -174,6 +167,12 @@ impl Journal {
     #[must_use]
     pub fn is_alone(&self, ino: Ino) -> bool {
         self.queue.lock().image.file(ino).is_some_and(|note| note.alone)
+    }
+
+    /// True when it is noted that other nodes must hear of its cuts.
+    #[must_use]
+    pub fn overrides(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some_and(|note| note.overrides)
     }
 
     /// True when something of the file is noted.

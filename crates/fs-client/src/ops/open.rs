@@ -202,10 +202,8 @@ impl Node {
         let rest = opened.map.map.rest_of(ByteRange::ALL).is_some();
         self.note_opened(file, opened, backing, look, ticket);
         if truncated {
-            let state = file.state.read();
-            if state.overrides {
-                self.note_header(file, &state);
-            }
+            // Where it is on the backing was not known when the cut was noted.
+            self.note_header(file, &file.state.read());
         }
         if rest && let Err(e) = self.query(file, ByteRange::ALL).await {
             self.closed(file).await;

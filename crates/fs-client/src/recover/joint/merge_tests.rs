@@ -164,7 +164,7 @@ fn go_on(node: &mut Node, places: &Places, board: &Board, effects: u64) {
     let ended = {
         let site = site(node, places, board);
         match &mut work {
-            None if node.note.only_overrides() => {
+            None if !node.note.has_bytes() && node.note.overrides => {
                 let begun = Work::begin_of_cuts(&site, INO, &node.note);
                 begun.map(|new| {
                     node.told = new.is_none();

@@ -200,9 +200,9 @@ impl Recovery<'_> {
     }
 
     fn begin<'a>(&self, ino: Ino, note: &'a Note) -> Open<'a> {
-        let begun = match note.only_overrides() {
-            true => Work::begin_of_cuts(&self.site, ino, note),
-            false => Work::begin(&self.site, ino, note).map(Some),
+        let begun = match note.has_bytes() {
+            true => Work::begin(&self.site, ino, note).map(Some),
+            false => Work::begin_of_cuts(&self.site, ino, note),
         };
         let mut work = match begun {
             Ok(Some(work)) => work,
@@ -359,7 +359,7 @@ fn outcome(image: &Image, ends: &BTreeMap<Ino, End>, left: Vec<Left>) -> Outcome
     for (ino, note) in image.sayable() {
         let path = label(ino, note);
         match ends.get(&ino) {
-            Some(End::Done(_)) if note.only_overrides() => {}
+            Some(End::Done(_)) if !note.has_bytes() => {}
             Some(End::Done(bytes)) => (moved, files) = (moved + bytes, files + 1),
             Some(End::Stays { bytes, why }) => {
                 remaining.push(Remaining { path, bytes: *bytes, why: why.clone() });

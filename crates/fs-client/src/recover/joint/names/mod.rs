@@ -36,7 +36,7 @@ pub(super) struct Names {
     all: Book,
     /// Inodes of which this node has bytes.
     held: BTreeSet<Ino>,
-    /// What it cut of files of which it has none.
+    /// What it cut.
     cuts: BTreeMap<Ino, Cuts>,
     /// Those of them that never were under their names on the backing.
     homeless: BTreeSet<Ino>,
@@ -96,10 +96,6 @@ fn is_like(now: Option<&Option<&Shape>>, stale: &Missing<'_>) -> bool {
     now.is_some_and(|shape| shape.as_ref().is_none_or(like))
 }
 
-fn has_bytes((_, note): &(Ino, &Note)) -> bool {
-    !note.only_overrides()
-}
-
 impl Names {
     /// Says what this node knows, and hears what all have said so far.
     /// Others that are recovered at the same time are waited for as long as more of them come.
@@ -116,12 +112,8 @@ impl Names {
         let mut names = Names {
             all: own.clone(),
             own,
-            held: image.sayable().filter(has_bytes).map(|(ino, _)| ino).collect(),
-            cuts: image
-                .sayable()
-                .filter(|said| !has_bytes(said))
-                .map(|(ino, note)| (ino, (note.cuts.clone(), note.known)))
-                .collect(),
+            held: image.sayable().filter(|(_, n)| n.has_bytes()).map(|(ino, _)| ino).collect(),
+            cuts: image.sayable().map(|(ino, n)| (ino, (n.cuts.clone(), n.known))).collect(),
             homeless: image
                 .sayable()
                 .filter(|(_, n)| n.header.home.as_ref().is_none_or(Home::is_part))
@@ -357,7 +349,7 @@ impl Names {
         let object = object.or_else(|| acts::elsewhere(site, &self.all, first, ours));
         let object = match object {
             Some(object) => {
-                self.lengthen(site, first, object, ours).map_err(failed(first))?;
+                self.resize(site, first, object, ours).map_err(failed(first))?;
                 object
             }
             // Files are there that no recovery made: the job had got so far, and nothing is known of it here.
@@ -378,7 +370,7 @@ impl Names {
         }
         match site.board.place(missing.ino)? {
             Some(place) => {
-                self.lengthen(site, missing, place.ino, Some(place.ino))?;
+                self.resize(site, missing, place.ino, Some(place.ino))?;
                 acts::dress(site, &self.all, missing, place.ino)
             }
             None => Ok(()),
@@ -419,7 +411,7 @@ impl Names {
     }
 
     /// A file that a recovery made of zeros gets the length that was heard of last.
-    fn lengthen(
+    fn resize(
         &self,
         site: &Site<'_>,
         missing: &Missing<'_>,
