@@ -142,7 +142,9 @@ impl Journal {
 
     /// This node cuts what may be in other nodes' caches. Where there never were others nothing is noted.
     pub fn push_overrides(&self, ino: Ino, header: impl FnOnce() -> Introduction) {
-        if self.queue.lock().image.book.is_shared() && !self.overrides(ino) {
+        let noted = self.overrides(ino);
+        let shared = self.queue.lock().image.book.is_shared();
+        if shared && !noted {
             self.push_about(ino, header, &Record::Overrides(ino));
         }
     }
