@@ -304,6 +304,46 @@ fn when_the_starter_is_killed_nothing_is_mounted() {
     }
 }
 
+/// The moment between the daemon's word that it is up and the starter's own end, held open.
+#[test]
+fn a_starter_that_was_killed_before_it_said_so_leaves_no_mount() {
+    if skip_reason().is_some() {
+        return;
+    }
+    for supervised in ["off", "auto"] {
+        // One that is stopped too early has not told its plan, one too late has done its work.
+        let mut after = (4..60).step_by(3).cycle().take(60).map(Duration::from_millis);
+        let held = after.any(|after| killed_while_it_waits(supervised, after));
+        assert!(held, "supervise {supervised}: no starter was stopped in time");
+    }
+}
+
+/// Stops a starter so long after its begin, and kills it when its daemon is up. False when it was
+/// not stopped while it waited for that.
+fn killed_while_it_waits(supervised: &str, after: Duration) -> bool {
+    let cluster = Cluster::builder().prepare();
+    let node = cluster.node(0);
+    let mut starter = node.mount_command(&["--supervise", supervised]).spawn().expect("ebb");
+    let point = node.mountpoint().display().to_string();
+    let pid = rustix::process::Pid::from_child(&starter);
+    std::thread::sleep(after);
+    rustix::process::kill_process(pid, Signal::STOP).expect("signal");
+    let up = || node.ebb("status", &[], &[]).status.success();
+    let comes_up = mounts::wait_until(Duration::from_secs(2), up);
+    if comes_up {
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(up(), "it does not wait for a starter that is slow");
+    }
+    starter.kill().expect("signal");
+    if starter.wait().expect("it ends").success() {
+        node.umount();
+        return false;
+    }
+    let gone = || processes_with(&point).is_empty() && !mounts::is_mounted(node.mountpoint());
+    assert!(mounts::wait_until(SOON, gone), "supervise {supervised}: something is left");
+    comes_up
+}
+
 /// A container, or anything with mount namespaces of its own, has a copy of every mount there is.
 #[test]
 fn umount_does_not_wait_for_other_mount_namespaces() {

@@ -1,6 +1,7 @@
 //! Starts a daemon in the background: this program again, in a session of its own. The plan goes
-//! through its standard input, so that nothing of it stands on a command line; it reports through
-//! its standard output whether the mount is up. A start that fails leaves nothing behind.
+//! through its standard input, so that nothing of it stands on a command line; its standard output
+//! is a socket, through which it reports whether the mount is up, and hears that its mount was
+//! taken: a start that fails, or whose starter is killed before that, leaves nothing behind.
 
 use crate::exit::{Context, Failure};
 use crate::plan::Plan;
@@ -9,9 +10,11 @@ use ebb_fs_client::registry;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -50,13 +53,46 @@ pub enum Report {
     },
 }
 
+/// A mount that is up and ends again, unless it is taken: when this process dies first, nobody
+/// was told of it.
+#[must_use]
+pub struct Started {
+    up: Up,
+    line: UnixStream,
+}
+
+impl Started {
+    /// What is mounted where.
+    pub fn up(&self) -> &Up {
+        &self.up
+    }
+
+    /// From here on the mount does without its starter.
+    pub fn take(mut self) -> Up {
+        // A daemon that has ended since shows at the next use of the mount.
+        let _ = self.line.write_all(&TAKEN);
+        self.up
+    }
+}
+
+/// What a daemon waits for after its report.
+const TAKEN: [u8; 1] = [b'\n'];
+
+/// On the daemon's side: waits until the mount was taken, or never will be.
+pub fn was_taken(line: OwnedFd) -> bool {
+    let mut word = TAKEN;
+    UnixStream::from(line).read_exact(&mut word).is_ok()
+}
+
 /// Starts the daemon of a plan and waits until its mount answers.
-pub fn start(plan: &Plan) -> Result<Up, Failure> {
+pub fn start(plan: &Plan) -> Result<Started, Failure> {
     cachedir::prepare(&plan.config.cache)?;
     let log = plan.log_file();
-    let (mut child, offset) = spawn(plan, &log)?;
-    let outcome = await_report(&mut child, plan).and_then(|report| match report {
-        Some(Report::Ready(up)) if mounts::answers(&up.mountpoint, ANSWER_LIMIT) => Ok(up),
+    let (mut child, line, offset) = spawn(plan, &log)?;
+    let outcome = await_report(&line, plan).and_then(|report| match report {
+        Some(Report::Ready(up)) if mounts::answers(&up.mountpoint, ANSWER_LIMIT) => {
+            Ok(Started { up, line })
+        }
         Some(Report::Ready(_)) => Err(Failure::failed("the mount is up but does not answer")),
         Some(Report::Failed { status, text }) => Err(Failure::with_status(status, text)),
         None => Err(died(&mut child, &log, offset)),
@@ -67,18 +103,19 @@ pub fn start(plan: &Plan) -> Result<Up, Failure> {
     outcome
 }
 
-/// The daemon process with its plan on the way, and how long its log was before.
-fn spawn(plan: &Plan, log: &Path) -> Result<(Child, u64), Failure> {
+/// The daemon process with its plan on the way, the line to it, and how long its log was before.
+fn spawn(plan: &Plan, log: &Path) -> Result<(Child, UnixStream, u64), Failure> {
     let what = format!("log {}", log.display());
     let file =
         OpenOptions::new().create(true).append(true).mode(0o600).open(log).or_usage(&what)?;
     let offset = file.metadata().or_usage(&what)?.len();
     let program = std::env::current_exe().or_failed("/proc/self/exe")?;
+    let (line, theirs) = UnixStream::pair().or_failed("a line to the daemon")?;
     let mut child = Command::new(&program)
         .arg("daemon")
         .arg(&plan.config.mountpoint)
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+        .stdout(OwnedFd::from(theirs))
         .stderr(file)
         .current_dir("/")
         .spawn()
@@ -88,14 +125,14 @@ fn spawn(plan: &Plan, log: &Path) -> Result<(Child, u64), Failure> {
         // A daemon that died before reading it says why by its report or its log.
         let _ = stdin.write_all(&text);
     }
-    Ok((child, offset))
+    Ok((child, line, offset))
 }
 
 /// What the daemon says; nothing when it ended without a word.
-fn await_report(child: &mut Child, plan: &Plan) -> Result<Option<Report>, Failure> {
-    let Some(stdout) = child.stdout.take() else { return Ok(None) };
+fn await_report(line: &UnixStream, plan: &Plan) -> Result<Option<Report>, Failure> {
+    let line = line.try_clone().or_failed("the line to the daemon")?;
     let (tx, rx) = mpsc::channel();
-    std::thread::spawn(move || tx.send(read_report(stdout)));
+    std::thread::spawn(move || tx.send(read_report(line)));
     rx.recv_timeout(START_LIMIT).map_err(|_| {
         Failure::new(
             crate::exit::Code::TimedOut,
@@ -108,10 +145,10 @@ fn await_report(child: &mut Child, plan: &Plan) -> Result<Option<Report>, Failur
     })
 }
 
-fn read_report(stdout: ChildStdout) -> Option<Report> {
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).ok()?;
-    serde_json::from_str(&line).ok()
+fn read_report(line: UnixStream) -> Option<Report> {
+    let mut text = String::new();
+    BufReader::new(line).read_line(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
 }
 
 fn died(child: &mut Child, log: &Path, offset: u64) -> Failure {

@@ -3,7 +3,7 @@
 
 use crate::exit::{Code, Context, Failure};
 use crate::keeper::{self, Ground};
-use crate::launch::Report;
+use crate::launch::{self, Report};
 use crate::plan::Plan;
 use crate::{daemon, logging};
 use ebb_fs_client::heir::{Heirloom, Line};
@@ -81,19 +81,40 @@ fn read_plan() -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-/// Says how the start went, and lets go of the pipe. When nobody is there to hear that the
-/// mount is up, `ebb mount` was killed: then nobody wants the mount either.
+/// Says how the start went, and lets go of the standard output. When nobody is there to take the
+/// mount, `ebb mount` was killed: then nobody wants the mount either.
 fn report(report: Report) {
     let mut line = serde_json::to_string(&report).unwrap_or_default();
     line.push('\n');
     let mut out = std::io::stdout();
+    let starter = starter();
     let heard = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     let _ = redirect(|null| rustix::stdio::dup2_stdout(null));
-    if let (Err(e), Report::Ready(_)) = (heard, report) {
-        tracing::error!("`ebb mount` is gone ({e}); ending");
-        let _ =
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+    if matches!(report, Report::Failed { .. }) {
+        return;
     }
+    match (heard, starter) {
+        (Err(e), _) => end(&e.to_string()),
+        (Ok(()), Some(line)) => drop(std::thread::spawn(move || {
+            if !launch::was_taken(line) {
+                end("it was killed before it could say that the mount is up");
+            }
+        })),
+        (Ok(()), None) => {}
+    }
+}
+
+/// The line to an `ebb mount` that waits; nothing where a supervisor shows the report, or where
+/// this daemon goes on for another one.
+fn starter() -> Option<OwnedFd> {
+    let out = rustix::stdio::stdout();
+    let is = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(out).ok()?.st_mode);
+    (is == rustix::fs::FileType::Socket).then(|| out.try_clone_to_owned().ok()).flatten()
+}
+
+fn end(why: &str) {
+    tracing::error!("`ebb mount` is gone ({why}); ending");
+    let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::TERM);
 }
 
 /// Connects a standard stream with /dev/null.

@@ -36,7 +36,10 @@ impl Args {
         if self.foreground {
             return foreground(&plan);
         }
-        say(&launch::start(&plan)?);
+        let started = launch::start(&plan)?;
+        say(started.up());
+        // The last step: killed before it, nothing stays mounted.
+        started.take();
         Ok(())
     }
 }

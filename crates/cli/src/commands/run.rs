@@ -61,14 +61,15 @@ async fn whole(plan: Plan, command: &[OsString]) -> Result<u8, Failure> {
     let mut signals = Signals::new().or_failed("signals")?;
     let timeout = plan.stop_timeout.0;
     let start = tokio::task::spawn_blocking(move || launch::start(&plan));
-    let up = tokio::select! {
-        up = start => up.or_failed("start")??,
+    let started = tokio::select! {
+        started = start => started.or_failed("start")??,
         // The daemon notices that nobody waits for it any more, and ends.
         signal = signals.next() => {
             let status = 128 + signal.as_raw();
             return Err(Failure::with_status(status, "ended by a signal before the mount was up"));
         }
     };
+    let up = started.take();
     let status = run(command, &mut signals).await;
     let drained = unmounted(up.mountpoint, timeout, &mut signals).await;
     verdict(status, drained)
