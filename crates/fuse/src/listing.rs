@@ -106,7 +106,8 @@ mod tests {
             &8_u32.to_ne_bytes(),
             &8_u32.to_ne_bytes(),
             b"12345678",
-        ];
-        assert_eq!(listing.bytes(), expected.concat());
+        ]
+        .concat();
+        assert_eq!(listing.bytes(), expected);
     }
 }

@@ -225,6 +225,20 @@ pub struct Statistics {
     pub frsize: u32,
 }
 
+impl Statistics {
+    /// Those of a file system that does not count.
+    pub const UNKNOWN: Statistics = Statistics {
+        blocks: 0,
+        bfree: 0,
+        bavail: 0,
+        files: 0,
+        ffree: 0,
+        bsize: 512,
+        namelen: 255,
+        frsize: 0,
+    };
+}
+
 impl ReplyStatfs {
     /// This is how.
     pub fn statfs(self, s: &Statistics) {
@@ -327,16 +341,18 @@ mod tests {
         let id = BackingId::unregistered(7);
         let passed = heard(|r: ReplyOpen| r.opened(FileHandle(9), FopenFlags::empty(), Some(&id)));
         let expected =
-            [9_u64.to_ne_bytes().as_slice(), &0x80_u32.to_ne_bytes(), &7_u32.to_ne_bytes()];
-        assert_eq!(passed[16..], expected.concat());
+            [9_u64.to_ne_bytes().as_slice(), &0x80_u32.to_ne_bytes(), &7_u32.to_ne_bytes()]
+                .concat();
+        assert_eq!(passed[16..], expected);
         let locked = heard(|r: ReplyLock| r.locked(1, 2, libc::F_WRLCK, 3));
         let expected = [
             1_u64.to_ne_bytes().as_slice(),
             &2_u64.to_ne_bytes(),
             &1_u32.to_ne_bytes(),
             &3_u32.to_ne_bytes(),
-        ];
-        assert_eq!(locked[16..], expected.concat());
+        ]
+        .concat();
+        assert_eq!(locked[16..], expected);
     }
 
     #[test]
