@@ -153,3 +153,64 @@ fn unmount_by_helper(at: &Path, lazy: bool) -> io::Result<()> {
     }
     Err(said(&output).unwrap_or_else(|| io::Error::other(format!("{HELPER}: {}", output.status))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn type_of(at: &Path) -> Option<String> {
+        let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = text.lines().find(|l| l.split(' ').nth(4) == at.to_str())?;
+        let kind = line.split(" - ").nth(1)?.split(' ').take(2);
+        Some(kind.collect::<Vec<_>>().join(" "))
+    }
+
+    /// Who has the privilege does not need the helper; it is asked all the same.
+    #[test]
+    fn the_helper_mounts_sends_the_device_and_unmounts() {
+        if Command::new(HELPER).arg("--version").output().is_err() {
+            return println!("SKIPPED: {HELPER} is not there");
+        }
+        if ebb_testkit::skip_reason().is_some() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let options = Options { subtype: "sub".into(), ..Options::new("a name") };
+        let device = Arc::new(by_helper(&at, &options).unwrap());
+        assert_eq!(type_of(&at).as_deref(), Some("fuse.sub a\\040name"));
+        let mount = Mount { at: at.clone(), device: Arc::clone(&device) };
+        assert!(mount.device.is_mounted());
+        unmount_by_helper(&at, true).unwrap();
+        assert_eq!(type_of(&at), None);
+        drop(mount);
+
+        let nowhere = at.join("nowhere");
+        let error = by_helper(&nowhere, &options).unwrap_err().to_string();
+        assert!(error.contains("nowhere"), "what the helper says: {error}");
+        let error = unmount_by_helper(&at, false).unwrap_err().to_string();
+        assert!(error.contains(HELPER), "the same: {error}");
+    }
+
+    #[test]
+    fn a_mount_is_taken_away_when_it_is_dropped_and_not_when_it_is_gone() {
+        if ebb_testkit::skip_reason().is_some() || !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let mount = || {
+            let device = directly(&at, &Options::new("tiny")).unwrap();
+            Mount { at: at.clone(), device: Arc::new(device) }
+        };
+        let first = mount();
+        assert_eq!(type_of(&at).as_deref(), Some("fuse tiny"));
+        unmount(&at, false).unwrap();
+        assert!(!first.device.is_mounted());
+        let second = mount();
+        drop(first);
+        assert!(type_of(&at).is_some(), "it is another one's");
+        drop(second);
+        assert_eq!(type_of(&at), None);
+    }
+}

@@ -8,6 +8,9 @@ mod attributes;
 mod data;
 mod names;
 mod session;
+#[cfg(test)]
+#[cfg(target_endian = "little")]
+mod tests;
 
 pub use crate::body::Malformed;
 pub use attributes::*;
