@@ -49,7 +49,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         if let Some(device) = self.to.take() {
-            tracing::debug!(unique = self.unique.0, "an answer was dropped");
+            tracing::warn!(unique = self.unique.0, "an answer was dropped");
             device.answer(self.unique, Err(Errno::EIO));
         }
     }
