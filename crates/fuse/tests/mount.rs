@@ -5,12 +5,12 @@
 
 mod tiny;
 
-use ebb_fuse::{FopenFlags, Notifier, Options, Session};
+use ebb_fuse::{Notifier, Options, Session};
 use ebb_testkit::skip_reason;
 use rustix::fs::FlockOperation;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -269,5 +269,4 @@ fn a_file_is_read_and_written_past_the_session() {
     assert_eq!((shared.reads(), shared.largest_write()), (reads, writes), "nobody was asked");
     assert_eq!(behind.metadata().unwrap().len(), 30);
     drop((file, running));
-    let _ = (behind.as_fd(), FopenFlags::FOPEN_PASSTHROUGH);
 }

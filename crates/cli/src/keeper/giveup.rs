@@ -37,7 +37,12 @@ fn answer(device: &Device) {
         if !matches!(poll(&mut fds, Some(&QUIET)), Ok(n) if n > 0) {
             return;
         }
-        let Ok(Some(got)) = device.receive(&mut buffer) else { return };
+        // Not with `Device::receive`, which waits for the next request when one was withdrawn.
+        let got = match rustix::io::read(device, &mut buffer[..]) {
+            Ok(got) => got,
+            Err(rustix::io::Errno::NOENT | rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        };
         match Head::decode(&buffer[..got]) {
             Ok((head, _)) if head.wants_answer() => device.refuse(head.unique, Errno::EIO),
             _ => {}

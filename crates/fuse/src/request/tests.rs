@@ -174,6 +174,7 @@ fn several_inodes_are_forgotten_at_once() {
     let Ok(Request::Forget(forgets)) = Request::decode(&head, &body) else { panic!("no forgets") };
     assert_eq!(forgets.iter().collect::<Vec<_>>(), [(FILE, 10), (INodeNo(3), 1)]);
     assert!(!head.wants_answer());
+    assert!(first().0.wants_answer());
 }
 
 proptest! {
