@@ -3,8 +3,8 @@
 //! is read in order, once, and asks nobody whether the bytes are right.
 
 use crate::one_file::{self, Behind};
+use ebb_fuse::{Background, Errno, FileHandle, FopenFlags, Handshake, ReplyData, ReplyOpen};
 use ebb_workloads::remote::FirstTouch;
-use fuser::{Errno, FileHandle, FopenFlags, KernelConfig, ReplyData, ReplyOpen};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,7 +24,7 @@ const LOOPS: usize = 2;
 /// A mounted one; dropping it unmounts.
 #[derive(Debug)]
 pub struct Fetching {
-    _session: fuser::BackgroundSession,
+    _session: Background,
 }
 
 impl Fetching {
@@ -126,7 +126,7 @@ impl Stream {
 }
 
 impl Behind for Far {
-    fn init(&self, _config: &mut KernelConfig) -> io::Result<()> {
+    fn init(&self, _: &mut Handshake) -> io::Result<()> {
         Ok(())
     }
 
@@ -138,7 +138,7 @@ impl Behind for Far {
         match self.begin() {
             Ok(stream) => {
                 *self.stream.lock() = Some(stream);
-                reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+                reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO, None);
             }
             Err(e) => reply.error(e.into()),
         }

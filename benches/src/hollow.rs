@@ -3,13 +3,12 @@
 //! a metadata service cost on top of that.
 
 use crate::asking::Asker;
-use ebb_wire::pb::{self, request::Op};
-use fuser::{
-    AccessFlags, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyCreate,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyWrite, ReplyXattr, Request, Session,
-    TimeOrNow, WriteFlags,
+use ebb_fuse::{
+    Background, Call, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Handshake,
+    Head, INodeNo, ListingPlus, Options, ReadDir, ReplyAttr, ReplyCreate, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, Session, SetAttr, Statistics, Write,
 };
+use ebb_wire::pb::{self, request::Op};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -100,22 +99,20 @@ pub(crate) fn attr(ino: u64, kind: FileType, size: u64) -> FileAttr {
 /// A mounted one; dropping it unmounts.
 #[derive(Debug)]
 pub struct Hollow {
-    _session: fuser::BackgroundSession,
+    _session: Background,
 }
 
 impl Hollow {
     /// Mounts it; `asker` is asked before the answers that a service would have to give.
     pub fn mount(at: &Path, asker: Option<Asker>) -> io::Result<Hollow> {
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName("hollow".into()),
-            MountOption::Subtype("hollow".into()),
-            MountOption::DefaultPermissions,
-        ];
-        config.n_threads = Some(LOOPS);
-        config.clone_fd = true;
+        let options = Options {
+            subtype: "hollow".into(),
+            default_permissions: true,
+            loops: LOOPS,
+            ..Options::new("hollow")
+        };
         let files = Files { tree: Arc::new(Mutex::new(Tree::new())), asker };
-        Ok(Hollow { _session: Session::new(files, at, &config)?.spawn()? })
+        Ok(Hollow { _session: Session::mount(files, at, &options)?.spawn()? })
     }
 }
 
@@ -143,14 +140,12 @@ impl Files {
     }
 }
 
-fn make(parent: INodeNo, name: &OsStr, mode: u32, open: bool) -> Op {
-    let name = name.as_bytes().to_vec();
-    Op::Make(pb::Make { parent: parent.0, name, mode, open, ..Default::default() })
+fn make(parent: INodeNo, name: &[u8], mode: u32, open: bool) -> Op {
+    Op::Make(pb::Make { parent: parent.0, name: name.to_vec(), mode, open, ..Default::default() })
 }
 
-fn unlink(parent: INodeNo, name: &OsStr, dir: bool) -> Op {
-    let name = name.as_bytes().to_vec();
-    Op::Unlink(pb::Unlink { parent: parent.0, name, dir, ..Default::default() })
+fn unlink(parent: INodeNo, name: &[u8], dir: bool) -> Op {
+    Op::Unlink(pb::Unlink { parent: parent.0, name: name.to_vec(), dir, ..Default::default() })
 }
 
 fn empty(done: Result<(), Errno>, reply: ReplyEmpty) {
@@ -160,122 +155,62 @@ fn empty(done: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-impl Filesystem for Files {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        ebb_fs_client::ask_kernel(config);
-        Ok(())
-    }
-
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let wanted = name.to_owned();
-        let op = || {
-            let name = name.as_bytes().to_vec();
-            Op::Lookup(pb::Lookup { parent: parent.0, name, lease: 0 })
-        };
+impl Files {
+    fn lookup(&self, parent: INodeNo, name: &[u8], reply: ReplyEntry) {
+        let wanted = OsStr::from_bytes(name).to_owned();
+        let op = || Op::Lookup(pb::Lookup { parent: parent.0, name: name.to_vec(), lease: 0 });
         self.after(true, op, move |tree, _| match tree.named(parent.0, &wanted) {
-            Ok(a) => reply.entry(&TTL, &a, Generation(0)),
+            Ok(a) => reply.entry(TTL, &a),
             Err(e) => reply.error(e),
         });
     }
 
-    fn getattr(&self, _req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, i: INodeNo, reply: ReplyAttr) {
         let op = || Op::GetAttr(pb::GetAttr { ino: i.0, lease: 0 });
         self.after(true, op, move |tree, _| match tree.attr(i.0) {
-            Ok(a) => reply.attr(&TTL, &a),
+            Ok(a) => reply.attr(TTL, &a),
             Err(e) => reply.error(e),
         });
     }
 
-    fn setattr(
-        &self,
-        _req: &Request,
-        i: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
+    fn setattr(&self, asked: &SetAttr, reply: ReplyAttr) {
         let mut tree = self.tree.lock();
-        if let (Some(size), Some(inode)) = (size, tree.inodes.get_mut(&i.0)) {
+        if let (Some(size), Some(inode)) = (asked.size, tree.inodes.get_mut(&asked.inode.0)) {
             inode.size = size;
         }
-        match tree.attr(i.0) {
-            Ok(a) => reply.attr(&TTL, &a),
+        match tree.attr(asked.inode.0) {
+            Ok(a) => reply.attr(TTL, &a),
             Err(e) => reply.error(e),
         }
     }
 
-    fn mkdir(
-        &self,
-        _req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let wanted = name.to_owned();
+    fn mkdir(&self, parent: INodeNo, name: &[u8], mode: u32, reply: ReplyEntry) {
+        let wanted = OsStr::from_bytes(name).to_owned();
         let op = || make(parent, name, (mode & 0o7777) | libc::S_IFDIR, false);
         self.after(false, op, move |tree, made| {
             let made = tree.make(made, parent.0, &wanted, FileType::Directory);
-            reply.entry(&TTL, &made, Generation(0));
+            reply.entry(TTL, &made);
         });
     }
 
-    fn create(
-        &self,
-        _req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        _flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let wanted = name.to_owned();
+    fn create(&self, parent: INodeNo, name: &[u8], mode: u32, reply: ReplyCreate) {
+        let wanted = OsStr::from_bytes(name).to_owned();
         let op = || make(parent, name, (mode & 0o7777) | libc::S_IFREG, true);
         self.after(false, op, move |tree, made| {
             let made = tree.make(made, parent.0, &wanted, FileType::RegularFile);
             let flags = ebb_fs_client::open_flags();
-            reply.created(&TTL, &made, Generation(0), FileHandle(made.ino.0), flags);
+            reply.created(TTL, &made, FileHandle(made.ino.0), flags, None);
         });
     }
 
-    fn write(
-        &self,
-        _req: &Request,
-        i: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        if let Some(inode) = self.tree.lock().inodes.get_mut(&i.0) {
-            inode.size = inode.size.max(offset + data.len() as u64);
+    fn write(&self, asked: &Write<'_>) -> u32 {
+        if let Some(inode) = self.tree.lock().inodes.get_mut(&asked.inode.0) {
+            inode.size = inode.size.max(asked.offset + asked.data.len() as u64);
         }
-        reply.written(data.len() as u32);
+        asked.data.len() as u32
     }
 
-    fn flush(
-        &self,
-        _req: &Request,
-        i: INodeNo,
-        _fh: FileHandle,
-        _owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
+    fn flush(&self, i: INodeNo, reply: ReplyEmpty) {
         let end = self.tree.lock().inodes.get(&i.0).map_or(0, |i| i.size);
         let op = || {
             let ranges = vec![pb::Range { start: 0, end }];
@@ -284,60 +219,62 @@ impl Filesystem for Files {
         self.after(false, op, |_, _| reply.ok());
     }
 
-    fn release(
-        &self,
-        _req: &Request,
-        i: INodeNo,
-        _fh: FileHandle,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.after(
-            false,
-            || Op::Release(pb::Release { ino: i.0, settles: false }),
-            |_, _| reply.ok(),
-        );
+    fn release(&self, i: INodeNo, reply: ReplyEmpty) {
+        let op = || Op::Release(pb::Release { ino: i.0, settles: false });
+        self.after(false, op, |_, _| reply.ok());
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let wanted = name.to_owned();
-        let op = || unlink(parent, name, false);
+    fn remove(&self, parent: INodeNo, name: &[u8], dir: bool, reply: ReplyEmpty) {
+        let wanted = OsStr::from_bytes(name).to_owned();
+        let op = || unlink(parent, name, dir);
         self.after(false, op, move |tree, _| empty(tree.remove(parent.0, &wanted), reply));
     }
 
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let wanted = name.to_owned();
-        let op = || unlink(parent, name, true);
-        self.after(false, op, move |tree, _| empty(tree.remove(parent.0, &wanted), reply));
-    }
-
-    fn readdirplus(
-        &self,
-        _req: &Request,
-        i: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectoryPlus,
-    ) {
+    fn readdirplus(&self, asked: &ReadDir, reply: ReplyDirectoryPlus) {
         let tree = self.tree.lock();
-        for (ino, inode) in tree.inodes.range(offset + 1..).filter(|(_, f)| f.parent == i.0) {
+        let mut listing = ListingPlus::new(asked.size);
+        let behind = tree.inodes.range(asked.offset + 1..);
+        for (ino, inode) in behind.filter(|(_, f)| f.parent == asked.inode.0) {
             let found = attr(*ino, inode.kind, inode.size);
             let is_root = *ino == ROOT;
-            if !is_root && reply.add(found.ino, *ino, &inode.name, &TTL, &found, Generation(0)) {
+            if !is_root && !listing.add(*ino, inode.name.as_bytes(), TTL, &found) {
                 break;
             }
         }
-        reply.ok();
+        reply.listed(&listing);
+    }
+}
+
+impl Filesystem for Files {
+    fn init(&mut self, kernel: &mut Handshake) -> io::Result<()> {
+        ebb_fs_client::ask_kernel(kernel);
+        Ok(())
     }
 
-    fn getxattr(&self, _req: &Request, i: INodeNo, name: &OsStr, _size: u32, reply: ReplyXattr) {
-        let op = || Op::GetXattr(pb::GetXattr { ino: i.0, name: name.as_bytes().to_vec() });
-        self.after(true, op, |_, _| reply.error(Errno::ENODATA));
-    }
-
-    fn access(&self, _req: &Request, _i: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    fn serve(&self, _: &Head, call: Call<'_>) {
+        match call {
+            Call::Lookup(asked, reply) => self.lookup(asked.parent, asked.name, reply),
+            Call::GetAttr(asked, reply) => self.getattr(asked.inode, reply),
+            Call::SetAttr(asked, reply) => self.setattr(&asked, reply),
+            Call::MkDir(asked, reply) => self.mkdir(asked.parent, asked.name, asked.mode, reply),
+            Call::Create(asked, reply) => self.create(asked.parent, asked.name, asked.mode, reply),
+            Call::Open(_, reply) | Call::OpenDir(_, reply) => {
+                reply.opened(FileHandle(0), FopenFlags::empty(), None);
+            }
+            Call::Write(asked, reply) => reply.written(self.write(&asked)),
+            Call::Flush(asked, reply) => self.flush(asked.inode, reply),
+            Call::Release(asked, reply) => self.release(asked.inode, reply),
+            Call::ReleaseDir(_, reply) => reply.ok(),
+            Call::Unlink(asked, reply) => self.remove(asked.parent, asked.name, false, reply),
+            Call::RmDir(asked, reply) => self.remove(asked.parent, asked.name, true, reply),
+            Call::ReadDirPlus(asked, reply) => self.readdirplus(&asked, reply),
+            Call::GetXattr(asked, reply) => {
+                let (ino, name) = (asked.inode.0, asked.name.to_vec());
+                let op = || Op::GetXattr(pb::GetXattr { ino, name });
+                self.after(true, op, |_, _| reply.error(Errno::ENODATA));
+            }
+            Call::StatFs(_, reply) => reply.statfs(&Statistics::UNKNOWN),
+            other => other.error(Errno::ENOSYS),
+        }
     }
 }

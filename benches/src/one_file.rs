@@ -2,12 +2,10 @@
 //! mounts it. Daemons that do next to nothing, to see what is left to any daemon.
 
 use crate::hollow::attr;
-use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, KernelConfig,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
-    Session,
+use ebb_fuse::{
+    Background, Call, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Handshake,
+    Head, INodeNo, Options, ReplyData, ReplyEntry, ReplyOpen, Session, Statistics,
 };
-use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -21,7 +19,7 @@ pub const NAME: &str = "f";
 /// What is behind the file.
 pub trait Behind: Send + Sync + 'static {
     /// Asks the kernel for what it needs.
-    fn init(&self, config: &mut KernelConfig) -> io::Result<()>;
+    fn init(&self, kernel: &mut Handshake) -> io::Result<()>;
 
     /// Bytes of the file.
     fn size(&self) -> io::Result<u64>;
@@ -36,13 +34,9 @@ pub trait Behind: Send + Sync + 'static {
 }
 
 /// Mounts it with so many event loops; dropping the session unmounts.
-pub fn mount(at: &Path, loops: usize, file: impl Behind) -> io::Result<fuser::BackgroundSession> {
-    let mut config = Config::default();
-    config.mount_options =
-        vec![MountOption::FSName("one-file".into()), MountOption::DefaultPermissions];
-    config.n_threads = Some(loops);
-    config.clone_fd = loops > 1;
-    Session::new(OneFile(file), at, &config)?.spawn()
+pub fn mount(at: &Path, loops: usize, file: impl Behind) -> io::Result<Background> {
+    let options = Options { default_permissions: true, loops, ..Options::new("one-file") };
+    Session::mount(OneFile(file), at, &options)?.spawn()
 }
 
 struct OneFile<B>(B);
@@ -58,45 +52,35 @@ impl<B: Behind> OneFile<B> {
             _ => Err(Errno::ENOENT),
         }
     }
+
+    fn lookup(&self, parent: INodeNo, name: &[u8], reply: ReplyEntry) {
+        let is_it = parent == ROOT && name == NAME.as_bytes();
+        match if is_it { self.attr(FILE) } else { Err(Errno::ENOENT) } {
+            Ok(a) => reply.entry(Duration::ZERO, &a),
+            Err(e) => reply.error(e),
+        }
+    }
 }
 
 impl<B: Behind> Filesystem for OneFile<B> {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        ebb_fs_client::ask_kernel(config);
-        self.0.init(config)
+    fn init(&mut self, kernel: &mut Handshake) -> io::Result<()> {
+        ebb_fs_client::ask_kernel(kernel);
+        self.0.init(kernel)
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found =
-            if parent == ROOT && name == NAME { self.attr(FILE) } else { Err(Errno::ENOENT) };
-        match found {
-            Ok(a) => reply.entry(&Duration::ZERO, &a, Generation(0)),
-            Err(e) => reply.error(e),
+    fn serve(&self, _: &Head, call: Call<'_>) {
+        match call {
+            Call::Lookup(asked, reply) => self.lookup(asked.parent, asked.name, reply),
+            Call::GetAttr(asked, reply) => match self.attr(asked.inode) {
+                Ok(a) => reply.attr(Duration::ZERO, &a),
+                Err(e) => reply.error(e),
+            },
+            Call::Open(_, reply) => self.0.open(reply),
+            Call::OpenDir(_, reply) => reply.opened(FileHandle(0), FopenFlags::empty(), None),
+            Call::Read(asked, reply) => self.0.read(asked.offset, asked.size as usize, reply),
+            Call::Release(_, reply) | Call::ReleaseDir(_, reply) => reply.ok(),
+            Call::StatFs(_, reply) => reply.statfs(&Statistics::UNKNOWN),
+            other => other.error(Errno::ENOSYS),
         }
-    }
-
-    fn getattr(&self, _req: &Request, i: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attr(i) {
-            Ok(a) => reply.attr(&Duration::ZERO, &a),
-            Err(e) => reply.error(e),
-        }
-    }
-
-    fn open(&self, _req: &Request, _i: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.0.open(reply);
-    }
-
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        self.0.read(offset, size as usize, reply);
     }
 }

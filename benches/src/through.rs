@@ -2,7 +2,9 @@
 //! leaves to any daemon.
 
 use crate::one_file::{self, Behind};
-use fuser::{BackingId, Errno, FileHandle, FopenFlags, InitFlags, KernelConfig, ReplyOpen};
+use ebb_fuse::{
+    Background, BackingId, Errno, FileHandle, FopenFlags, Handshake, InitFlags, ReplyOpen,
+};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -11,7 +13,7 @@ use std::sync::OnceLock;
 /// A mounted one; dropping it unmounts.
 #[derive(Debug)]
 pub struct Through {
-    _session: fuser::BackgroundSession,
+    _session: Background,
 }
 
 impl Through {
@@ -29,10 +31,12 @@ struct Past {
 }
 
 impl Behind for Past {
-    fn init(&self, config: &mut KernelConfig) -> io::Result<()> {
-        let refused = || io::Error::from(io::ErrorKind::Unsupported);
-        config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| refused())?;
-        config.set_max_stack_depth(2).map(drop).map_err(|_| refused())
+    fn init(&self, kernel: &mut Handshake) -> io::Result<()> {
+        if !kernel.ask_for(InitFlags::FUSE_PASSTHROUGH) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        kernel.set_max_stack_depth(2);
+        Ok(())
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -46,7 +50,7 @@ impl Behind for Past {
             let _ = self.id.set(id);
         }
         match self.id.get() {
-            Some(id) => reply.opened_passthrough(FileHandle(0), FopenFlags::empty(), id),
+            Some(id) => reply.opened(FileHandle(0), FopenFlags::empty(), Some(id)),
             None => reply.error(Errno::EOPNOTSUPP),
         }
     }

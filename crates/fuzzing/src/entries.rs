@@ -2,6 +2,7 @@
 
 use ebb_fs_client::control;
 use ebb_fs_client::journal::format as node_journal;
+use ebb_fuse::{Head, Request};
 use ebb_meta_client::map_from_pb;
 use ebb_transport::secure::{Keys, Purpose, Tls};
 use ebb_transport::{Token, wire};
@@ -171,6 +172,38 @@ pub fn node_record(beginning: &[u8], body: &[u8]) {
     let mut file = beginning.to_vec();
     ebb_journal::put_long(&mut file, body, usize::MAX);
     node_journal(&file);
+}
+
+/// Requests of the kernel: as they are, and with the length that they have.
+pub fn kernel_request(bytes: &[u8]) {
+    kernel_request_as_it_is(bytes);
+    if let (Ok(len), Some(rest)) = (u32::try_from(bytes.len()), bytes.get(4..)) {
+        kernel_request_as_it_is(&[&len.to_ne_bytes(), rest].concat());
+    }
+}
+
+fn kernel_request_as_it_is(bytes: &[u8]) {
+    let Ok((head, body)) = Head::decode(bytes) else { return };
+    let Ok(request) = Request::decode(&head, body) else { return };
+    let names = match &request {
+        Request::Lookup(asked) => vec![asked.name],
+        Request::SymLink(asked) => vec![asked.name, asked.target],
+        Request::Rename(asked) => vec![asked.name, asked.new_name],
+        Request::SetXattr(asked) => {
+            assert!(asked.name.len() + 1 + asked.value.len() <= body.len());
+            vec![asked.name]
+        }
+        Request::Write(asked) => {
+            assert!(asked.data.len() <= body.len() && asked.offset <= i64::MAX as u64);
+            vec![]
+        }
+        Request::Forget(forgets) => {
+            assert!(forgets.iter().count() <= body.len() / 8);
+            vec![]
+        }
+        _ => vec![],
+    };
+    assert!(names.iter().all(|name| !name.contains(&0) && name.len() < body.len()));
 }
 
 /// A line on the control socket, in both directions.

@@ -318,3 +318,31 @@ fn node_records() {
     assert!(seeds.len() > 4, "real records");
     feed("node-record", &seeds, |body| entries::node_record(&file, body));
 }
+
+#[test]
+fn kernel_requests() {
+    let request = |opcode: u32, body: &[u8]| {
+        let words = [7_u64, 1, 0, 0]; // a number, the root, and who asks
+        let len = 40 + body.len() as u32;
+        let head = [len.to_ne_bytes(), opcode.to_ne_bytes()].concat();
+        [head, words.map(u64::to_ne_bytes).concat(), body.to_vec()].concat()
+    };
+    let numbers =
+        |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|w| w.to_ne_bytes()).collect() };
+    // Every operation with a body of numbers and names that many of them can have.
+    let mut seeds: Vec<Vec<u8>> = (0..=52)
+        .map(|opcode| {
+            let body = [numbers(&[5, 0, 2, 0, 1, 0, 0, 0, 0, 0]), b"name\0other\0".to_vec()];
+            request(opcode, &body.concat())
+        })
+        .collect();
+    seeds.push(request(1, b"name\0"));
+    seeds.push(request(6, b"name\0a target\0"));
+    seeds.push(request(45, &[numbers(&[9, 0, 1, 0]), b"name\0other\0".to_vec()].concat()));
+    seeds.push(request(21, &[numbers(&[5, 0]), b"user.a\0value".to_vec()].concat()));
+    let write = numbers(&[3, 0, 100, 0, 5, 2, 11, 0, 0, 0]);
+    seeds.push(request(16, &[write, b"bytes".to_vec()].concat()));
+    seeds.push(request(42, &numbers(&[2, 0, 5, 0, 1, 0, 6, 0, 2, 0])));
+    seeds.push(request(26, &numbers(&[7, 45, 131_072, u32::MAX, 0x7ff])));
+    feed("kernel-requests", &seeds, entries::kernel_request);
+}

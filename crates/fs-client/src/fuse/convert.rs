@@ -1,15 +1,15 @@
 //! Between FUSE's words and ours.
 
+use ebb_fuse::{FileAttr, FileType, INodeNo, TimeOrNow};
 use ebb_meta_client::SetTime;
 use ebb_types::{Attr, Errno, FileKind, Ino, Time};
-use fuser::{FileAttr, FileType, INodeNo};
 use std::time::SystemTime;
 
 /// Preferred size of an application's buffers.
 const BLOCK_SIZE: u32 = 1 << 20;
 
-pub fn errno(e: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(e.0)
+pub fn errno(e: Errno) -> ebb_fuse::Errno {
+    ebb_fuse::Errno::from_i32(e.0)
 }
 
 pub fn ino(i: INodeNo) -> Ino {
@@ -49,9 +49,9 @@ pub fn attr(a: &Attr) -> FileAttr {
 }
 
 /// A time that the kernel asks to set.
-pub fn time(t: fuser::TimeOrNow) -> SetTime {
+pub fn time(t: TimeOrNow) -> SetTime {
     match t {
-        fuser::TimeOrNow::SpecificTime(t) => SetTime::To(Time::from(t)),
-        fuser::TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(t) => SetTime::To(Time::from(t)),
+        TimeOrNow::Now => SetTime::Now,
     }
 }

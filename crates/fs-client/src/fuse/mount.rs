@@ -1,11 +1,10 @@
-//! Mounts, runs the event loops, and takes the mount away again.
+//! Mounts, or goes on with the mount of a dead daemon, and runs the event loops.
 
 use super::Adapter;
 use crate::node::Node;
-use fuser::{Config, MountOption, Session, SessionACL};
+use ebb_fuse::{Device, Options, Session};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -33,7 +32,7 @@ const OTHERS_LET_GO_WITHIN: Duration = Duration::from_millis(300);
 /// A mount whose event loops run.
 pub struct Mounted {
     loops: JoinHandle<io::Result<()>>,
-    device: OwnedFd,
+    device: Arc<Device>,
     moments: mpsc::Receiver<Moment>,
 }
 
@@ -55,24 +54,22 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
         hint: hint(&cause),
         cause,
     };
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName("ebb".into()),
-        MountOption::Subtype("ebb".into()),
-        MountOption::DefaultPermissions,
-    ];
-    config.acl = if node.config.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(node.config.fuse_threads.max(1));
-    config.clone_fd = true;
+    let options = Options {
+        subtype: "ebb".into(),
+        default_permissions: true,
+        allow_other: node.config.allow_other,
+        loops: node.config.fuse_threads.max(1),
+        ..Options::new("ebb")
+    };
     let adapter = Adapter::new(Arc::clone(&node));
     let (places, resends) = (adapter.places(), adapter.resends());
     let inherited = heir.as_ref().map(|h| h.take_devices()).unwrap_or_default();
     let goes_on = !inherited.is_empty();
     let mut session = match goes_on {
-        true => Session::resume(adapter, inherited, config).map_err(failed)?,
-        false => Session::new(adapter, &mountpoint, &config).map_err(failed)?,
+        true => Session::resume(adapter, inherited, &options).map_err(failed)?,
+        false => Session::mount(adapter, &mountpoint, &options).map_err(failed)?,
     };
-    let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
+    let device = Arc::clone(session.device());
     places.connect(session.notifier());
     match &heir {
         Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
@@ -144,28 +141,4 @@ impl Mounted {
         }
         self.loops.join().unwrap_or_else(|_| Err(io::Error::other("an event loop panicked")))
     }
-}
-
-/// Takes the mount away; `lazy` also when somebody still uses it.
-pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    use rustix::mount::UnmountFlags;
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(mountpoint, flags) {
-        Err(rustix::io::Errno::PERM) => with_fusermount(mountpoint, lazy),
-        // It is not mounted (any more): that is what was wanted.
-        Err(rustix::io::Errno::INVAL) => Ok(()),
-        other => other.map_err(io::Error::from),
-    }
-}
-
-fn with_fusermount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    let mut command = std::process::Command::new("fusermount3");
-    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(mountpoint);
-    let output = command.output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    let busy = text.contains("busy");
-    Err(if busy { io::Error::from_raw_os_error(libc::EBUSY) } else { io::Error::other(text) })
 }

@@ -8,18 +8,16 @@ use crate::config::IoMode;
 use crate::node::Node;
 use crate::passing::{Door, Opening, obstacle_of};
 use ebb_consistency::{IoPath, Reason};
-use ebb_types::{Attr, Errno};
-use fuser::{
-    BackingId, FileHandle, FopenFlags, Generation, InitFlags, KernelConfig, ReplyCreate, ReplyOpen,
+use ebb_fuse::{
+    BackingId, Device, FileHandle, FopenFlags, Handshake, InitFlags, ReplyCreate, ReplyOpen,
 };
+use ebb_types::{Attr, Errno};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// The cache may be on an overlay file system.
 const STACK_DEPTH: u32 = 2;
-
-/// `_IOW(229, 2, uint32_t)`: gives a backing id back.
-const BACKING_CLOSE: libc::Ioctl = 0x4004_e502;
 
 impl Door for ReplyOpen {
     fn register(&self, file: BorrowedFd<'_>) -> io::Result<BackingId> {
@@ -43,18 +41,18 @@ fn chosen(node: &Node) -> Option<Reason> {
 }
 
 /// Asks the kernel for passthrough when a mount is made.
-pub fn negotiate(node: &Node, config: &mut KernelConfig) {
+pub fn negotiate(node: &Node, kernel: &mut Handshake) {
     if let Some(reason) = chosen(node) {
         return node.paths.set_obstacle(Some(reason));
     }
-    if config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_err() {
+    if !kernel.ask_for(InitFlags::FUSE_PASSTHROUGH) {
         return tracing::info!("this kernel has no FUSE passthrough");
     }
-    let _ = config.set_max_stack_depth(STACK_DEPTH);
+    kernel.set_max_stack_depth(STACK_DEPTH);
 }
 
 /// Tries on a mount that answers, with its device, whether files can be passed through.
-pub fn probe(node: &Node, device: &OwnedFd) {
+pub fn probe(node: &Node, device: &Arc<Device>) {
     if chosen(node).is_some() {
         return;
     }
@@ -80,11 +78,9 @@ fn leave_times_alone(node: &Node) {
     }
 }
 
-fn try_it(node: &Node, device: &OwnedFd) -> Result<(), Reason> {
+fn try_it(node: &Node, device: &Arc<Device>) -> Result<(), Reason> {
     let file = node.cache.nameless().map_err(|_| Reason::CacheFs)?;
-    let id = BackingId::create_raw(device, file.as_fd()).map_err(|e| obstacle_of(&e))?;
-    // SAFETY: the id was made just now and nobody else has it; the kernel copies the number.
-    unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &id) };
+    drop(device.open_backing(&file).map_err(|e| obstacle_of(&e))?);
     node.paths.set_fine_times(cache::has_fine_times(&file).map_err(|_| Reason::CacheFs)?);
     let times = cache::has_access_times(&file).unwrap_or(false);
     node.paths.set_access_times(times);
@@ -111,10 +107,9 @@ fn flags(path: IoPath) -> FopenFlags {
 pub fn answer_open(done: Result<(Result<Opening, Errno>, ReplyOpen), Errno>) {
     let Ok((opened, reply)) = done else { return };
     match opened {
-        Ok(Opening { fh, path, id: Some(id) }) => {
-            reply.opened_passthrough(FileHandle(fh), flags(path), &id);
+        Ok(Opening { fh, path, id }) => {
+            reply.opened(FileHandle(fh), flags(path), id.as_deref());
         }
-        Ok(Opening { fh, path, id: None }) => reply.opened(FileHandle(fh), flags(path)),
         Err(e) => reply.error(errno(e)),
     }
 }
@@ -123,12 +118,8 @@ pub fn answer_open(done: Result<(Result<Opening, Errno>, ReplyOpen), Errno>) {
 pub fn answer_create(done: Result<(Result<(Attr, Opening), Errno>, ReplyCreate), Errno>) {
     let Ok((created, reply)) = done else { return };
     match created {
-        Ok((a, Opening { fh, path, id: Some(id) })) => {
-            let (a, fh) = (attr(&a), FileHandle(fh));
-            reply.created_passthrough(&TTL, &a, Generation(0), fh, flags(path), &id);
-        }
-        Ok((a, Opening { fh, path, id: None })) => {
-            reply.created(&TTL, &attr(&a), Generation(0), FileHandle(fh), flags(path));
+        Ok((a, Opening { fh, path, id })) => {
+            reply.created(TTL, &attr(&a), FileHandle(fh), flags(path), id.as_deref());
         }
         Err(e) => reply.error(errno(e)),
     }

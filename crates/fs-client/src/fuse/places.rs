@@ -6,12 +6,10 @@
 //! rename(2) fails with ESTALE, however often the kernel asks again. An entry that is gone is
 //! not in the way, so the old one is taken away before the look-up is answered.
 
+use ebb_fuse::{INodeNo, Notifier};
 use ebb_locks::Mutex;
 use ebb_types::{Ino, Name};
-use fuser::{INodeNo, Notifier};
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -94,7 +92,7 @@ impl Places {
         let tell = tokio::task::spawn_blocking(move || {
             if let Some(kernel) = places.kernel.get() {
                 // ENOENT: the kernel has let go by itself.
-                let _ = kernel.inval_entry(INodeNo(dir.0), OsStr::from_bytes(old_name.as_bytes()));
+                let _ = kernel.inval_entry(INodeNo(dir.0), old_name.as_bytes());
             }
         });
         if tokio::time::timeout(LET_GO_WAIT, tell).await.is_err() {

@@ -15,7 +15,7 @@
 //! * Bytes on the backing of a file that lost its last name while it was open here: the supervisor
 //!   keeps its descriptor.
 //!
-//! [`Notifier::resend`]: fuser::Notifier::resend
+//! [`Notifier::resend`]: ebb_fuse::Notifier::resend
 
 mod area;
 mod line;

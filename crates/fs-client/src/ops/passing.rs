@@ -97,7 +97,7 @@ impl Node {
         file: &Arc<CachedFile>,
         asked: Asked,
         door: &dyn Door,
-    ) -> Result<(IoPath, Option<Arc<fuser::BackingId>>), Errno> {
+    ) -> Result<(IoPath, Option<Arc<ebb_fuse::BackingId>>), Errno> {
         let writes = asked.access.writes();
         let (crowded, confined) = (writes && self.is_crowded(), writes && self.is_confined());
         let mut state = file.state.write();

@@ -12,8 +12,8 @@ pub use telling::Telling;
 pub use track::{Stamp, Track, written_runs};
 
 use ebb_consistency::{Beside, IoPath, Reason};
+use ebb_fuse::BackingId;
 use ebb_locks::Mutex;
-use fuser::BackingId;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -4,12 +4,10 @@
 
 use super::medium::{Cut, Loss, Medium};
 use crate::random;
-use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
+use ebb_fuse::{
+    Call, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Head, INodeNo, Options,
+    Read, ReplyData, ReplyEntry, Session, Statistics, Write,
 };
-use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -34,13 +32,9 @@ struct Disk {
 /// # Errors
 /// When it cannot be mounted.
 pub fn serve(at: &Path, bytes: usize) -> io::Result<()> {
-    let mut config = Config::default();
-    config.mount_options = vec![MountOption::FSName("ebb-power-disk".into())];
-    config.n_threads = Some(1);
     let power =
         Mutex::new(Power { medium: Medium::new(bytes), is_on: true, last: Loss::default() });
-    let session = Session::new(Disk { power }, at, &config)?.spawn()?;
-    session.join()
+    Session::mount(Disk { power }, at, &Options::new("ebb-power-disk"))?.run()
 }
 
 impl Power {
@@ -99,108 +93,69 @@ impl Disk {
     }
 }
 
-impl Filesystem for Disk {
-    fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match name.to_str() {
-            Some("disk") => reply.entry(&TTL, &self.attr(DISK), Generation(0)),
-            Some("control") => reply.entry(&TTL, &self.attr(CONTROL), Generation(0)),
+impl Disk {
+    fn lookup(&self, name: &[u8], reply: ReplyEntry) {
+        match name {
+            b"disk" => reply.entry(TTL, &self.attr(DISK)),
+            b"control" => reply.entry(TTL, &self.attr(CONTROL)),
             _ => reply.error(Errno::ENOENT),
         }
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&TTL, &self.attr(ino.0));
-    }
-
-    /// O_TRUNC of `control`; nothing else has attributes that change.
-    fn setattr(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        _size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        reply.attr(&TTL, &self.attr(ino.0));
-    }
-
-    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Nothing may wait in the page cache of this machine.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn read(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        if ino.0 == CONTROL {
+    fn read(&self, asked: &Read, reply: ReplyData) {
+        let (offset, size) = (asked.offset as usize, asked.size as usize);
+        if asked.inode.0 == CONTROL {
             let Loss { at_stake, lost } = self.power().last;
             let text = format!("{at_stake} {lost}");
-            return reply.data(text.as_bytes().get(offset as usize..).unwrap_or_default());
+            return reply.data(text.as_bytes().get(offset..).unwrap_or_default());
         }
-        let read = self.powered(|m| Ok(m.read(offset as usize, size as usize).to_vec()));
-        match read {
+        match self.powered(|m| Ok(m.read(offset, size).to_vec())) {
             Ok(data) => reply.data(&data),
             Err(e) => reply.error(e),
         }
     }
 
-    fn write(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let written = match ino.0 {
-            CONTROL => self.power().obey(&String::from_utf8_lossy(data)),
-            _ => {
-                self.powered(|m| m.write(offset as usize, data).then_some(()).ok_or(Errno::ENOSPC))
-            }
-        };
-        match written {
-            Ok(()) => reply.written(u32::try_from(data.len()).expect("one request")),
-            Err(e) => reply.error(e),
+    fn write(&self, asked: &Write<'_>) -> Result<(), Errno> {
+        if asked.inode.0 == CONTROL {
+            return self.power().obey(&String::from_utf8_lossy(asked.data));
         }
+        self.powered(|m| {
+            m.write(asked.offset as usize, asked.data).then_some(()).ok_or(Errno::ENOSPC)
+        })
     }
 
-    fn fsync(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        let synced = self.powered(|medium| {
+    fn flush(&self) -> Result<(), Errno> {
+        self.powered(|medium| {
             medium.flush();
             Ok(())
-        });
-        match synced {
-            Ok(()) => reply.ok(),
-            Err(e) => reply.error(e),
+        })
+    }
+}
+
+impl Filesystem for Disk {
+    fn serve(&self, _: &Head, call: Call<'_>) {
+        match call {
+            Call::Lookup(asked, reply) => self.lookup(asked.name, reply),
+            Call::GetAttr(asked, reply) => reply.attr(TTL, &self.attr(asked.inode.0)),
+            // O_TRUNC of `control`; nothing else has attributes that change.
+            Call::SetAttr(asked, reply) => reply.attr(TTL, &self.attr(asked.inode.0)),
+            // Nothing may wait in the page cache of this machine.
+            Call::Open(_, reply) => {
+                reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO, None);
+            }
+            Call::OpenDir(_, reply) => reply.opened(FileHandle(0), FopenFlags::empty(), None),
+            Call::Release(_, reply) | Call::ReleaseDir(_, reply) => reply.ok(),
+            Call::Read(asked, reply) => self.read(&asked, reply),
+            Call::Write(asked, reply) => match self.write(&asked) {
+                Ok(()) => reply.written(u32::try_from(asked.data.len()).expect("one request")),
+                Err(e) => reply.error(e),
+            },
+            Call::Fsync(_, reply) => match self.flush() {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(e),
+            },
+            Call::StatFs(_, reply) => reply.statfs(&Statistics::UNKNOWN),
+            other => other.error(Errno::ENOSYS),
         }
     }
 }
