@@ -49,6 +49,7 @@ mod tests {
             unchanged: false,
             covers: ByteRange::ALL,
             ranges: Vec::new(),
+            base: ebb_consistency::Base::default(),
         }
     }
 

@@ -302,6 +302,6 @@ impl Node {
                 None => tracing::debug!(?report, "dirty again after it was drained"),
             }
         }
-        Ok(())
+        self.replace_now(ino).await
     }
 }

@@ -194,7 +194,8 @@ impl Node {
                 if let Some(file) = file {
                     let at = (&grant.backing_path[..], grant.backing_ino);
                     let ranges = without(&grant.ranges, &ended.again);
-                    self.note_flushed(&file, &ranges, at, ended.published).await;
+                    let how = (ended.published, ended.waits);
+                    self.note_flushed(&file, &ranges, at, how).await;
                     self.copies_in_surplus(grant.ino);
                     self.unlist_if_clean(&file);
                 }

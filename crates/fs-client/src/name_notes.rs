@@ -42,8 +42,9 @@ impl Node {
             // What is not answered is asked for again.
             let _ = node.ask_places(journal).await;
             if journal.facts() > MANY && settled.is_none_or(|at| at.elapsed() > SETTLE_EVERY) {
-                // What cannot be brought there yet stays noted.
-                let _ = node.settle_names().await;
+                // What cannot be brought there yet stays noted. A file that is open for the whole job and
+                // replaces an older one must not hold back everything else for ever.
+                let _ = node.settle_names(journal.facts() < 4 * MANY).await;
                 settled = Some(Instant::now());
             }
         }
@@ -61,10 +62,18 @@ impl Node {
         Ok(())
     }
 
-    /// Brings to the backing what has no bytes that would have to be flushed first.
-    async fn settle_names(&self) -> Result<(), Errno> {
-        while self.meta.materialize(0).await.map_err(Errno::from)?.remaining > 0 {}
-        Ok(())
+    /// Brings to the backing what has no bytes that would have to be flushed first; `closed`: but for files
+    /// that replace older ones and are open.
+    async fn settle_names(&self, closed: bool) -> Result<(), Errno> {
+        loop {
+            let step = match closed {
+                true => self.meta.materialize_closed().await,
+                false => self.meta.materialize(0).await,
+            };
+            if step.map_err(Errno::from)?.remaining == 0 {
+                return Ok(());
+            }
+        }
     }
 
     /// Names are as durable as the service's journal, and as this node's.

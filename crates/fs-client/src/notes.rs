@@ -366,7 +366,7 @@ impl Node {
         file: &CachedFile,
         ranges: &[(ByteRange, Version)],
         grant: (&[u8], u64),
-        published: bool,
+        (published, waits): (bool, bool),
     ) {
         let look = {
             let mut state = file.state.write();
@@ -381,7 +381,7 @@ impl Node {
         };
         let left = self.journal().is_some_and(|j| j.holds(file.ino));
         let alone = self.journal().is_some_and(|j| j.is_alone(file.ino));
-        if !published && !left {
+        if !published && !left && !waits {
             // What the file lacks is not this node's.
             let mut state = file.state.write();
             state.alone = Alone::default();
@@ -401,6 +401,29 @@ impl Node {
             state.home.found(look, Some(seen.unwrap_or(home)));
             self.note_header(file, &state);
         }
+        self.try_write_notes();
+    }
+
+    /// It has its name on the backing.
+    pub(crate) fn note_replaced(&self, file: &CachedFile) {
+        let Some(journal) = self.journal() else { return };
+        let mut state = file.state.write();
+        state.under = None;
+        let kept = journal.holds(file.ino) || journal.overrides(file.ino);
+        if !kept && journal.is_alone(file.ino) {
+            journal.push_if_known(file.ino, &Record::Gone(file.ino));
+        } else {
+            // A part file keeps its number when it gets its name.
+            let path = state.path.clone();
+            let named = |home: &Home| Home { path, seen: None, changing: false, ..home.clone() };
+            let home = state.home.home().filter(|h| h.is_part()).map(named);
+            let look = state.home.look();
+            if home.is_some() {
+                state.home.found(look, home);
+            }
+            self.note_header(file, &state);
+        }
+        drop(state);
         self.try_write_notes();
     }
 

@@ -408,8 +408,10 @@ async fn one(
         if seated {
             ends_with(node, ino, seat, false).await?;
         }
-        if let Some(note) = note.filter(|n| n.overrides && !nameless) {
+        if let Some(note) = note.clone().filter(|n| n.overrides && !n.waits() && !nameless) {
             done.image.insert(ino, of_cuts_alone(note, place.path));
+        } else if let Some(note) = note.filter(|n| answer.base.replaces != 0 && n.waits()) {
+            done.image.insert(ino, note);
         }
         return node.cache.remove(ino).map_err(Errno::from);
     }

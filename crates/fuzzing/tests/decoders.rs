@@ -174,6 +174,8 @@ fn server_frames() {
         lease: Some(pb::Lease { seq: 5, version: 9, compared: true }),
         changed: vec![range(1, 2)],
         guessed: vec![range(1, 2)],
+        object: 5,
+        replaces: 6,
     };
     let dir = Some(pb::Told { attr, lease: map.lease, ino: 7, complete: true });
     let bodies = [

@@ -196,6 +196,8 @@ impl Opened {
 pub struct FlushDone {
     /// The file has its own name, size and attributes on the backing; nothing is missing.
     pub published: bool,
+    /// Nothing is missing, and it replaces an older file when nobody has it open any more.
+    pub waits: bool,
     /// The file's newest version.
     pub version: Version,
     /// These became newer meanwhile and count as unflushed.
@@ -587,12 +589,28 @@ impl MetaClient {
         let op = Op::FlushEnd(pb::FlushEnd { ino: ino.0, grant, done, shaped });
         let end = expect_body!(self.call_explained(op).await?, FlushDone);
         let again = end.again.into_iter().map(ebb_wire::range_from_pb).collect::<Result<_, _>>()?;
-        Ok(FlushDone { published: end.published, version: Version(end.version), again })
+        let (published, waits) = (end.published, end.waits);
+        Ok(FlushDone { published, waits, version: Version(end.version), again })
     }
 
     /// Brings to the backing what is not file content, at most `limit` names of it.
     pub async fn materialize(&self, limit: u32) -> Result<Materialized, CallError> {
-        let op = Op::Materialize(pb::Materialize { limit });
+        self.materialized(pb::Materialize { limit, ..pb::Materialize::default() }).await
+    }
+
+    /// The same, but for files that replace older ones and are open: more may be written.
+    pub async fn materialize_closed(&self) -> Result<Materialized, CallError> {
+        self.materialized(pb::Materialize { closed: true, ..pb::Materialize::default() }).await
+    }
+
+    /// A file of which nothing is missing on the backing gets its name; `closed`: unless somebody has it
+    /// open.
+    pub async fn materialize_one(&self, ino: Ino, closed: bool) -> Result<Materialized, CallError> {
+        self.materialized(pb::Materialize { limit: 0, ino: ino.0, closed }).await
+    }
+
+    async fn materialized(&self, op: pb::Materialize) -> Result<Materialized, CallError> {
+        let op = Op::Materialize(op);
         let m = expect_body!(self.call_explained(op).await?, Materialize);
         Ok(Materialized {
             done: m.done,

@@ -1,7 +1,7 @@
 //! Ownership maps as received, checked: what comes out keeps the order that the view of a file
 //! relies on.
 
-use ebb_consistency::{Grant, LeaseSeq, MapAnswer, Owned};
+use ebb_consistency::{Base, Grant, LeaseSeq, MapAnswer, Owned};
 use ebb_types::{ByteRange, Errno, NodeId, Time, Version};
 use ebb_wire::{pb, range_from_pb, time_from_pb};
 
@@ -48,6 +48,7 @@ pub fn map_from_pb(map: pb::FileMap) -> Result<Mapped, Errno> {
         unchanged: map.unchanged,
         covers,
         ranges: owned_from_pb(&map.ranges, covers, version)?,
+        base: Base { object: map.object, replaces: map.replaces },
     };
     Ok(Mapped { map: answer, mtime, lease: map.lease.map(grant_from_pb) })
 }
@@ -98,6 +99,8 @@ mod tests {
             lease: Some(pb::Lease { seq: 3, version: 9, compared: true }),
             changed: Vec::new(),
             guessed: Vec::new(),
+            object: 77,
+            replaces: 0,
         }
     }
 
@@ -117,6 +120,7 @@ mod tests {
             flushed: false,
         };
         assert_eq!((got.map.ranges.len(), got.map.ranges[0]), (3, first));
+        assert_eq!(got.map.base, Base { object: 77, replaces: 0 });
     }
 
     #[test]

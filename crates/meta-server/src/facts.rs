@@ -90,6 +90,15 @@ impl Core {
             subject.inos.extend(fact.bound.map(|b| b.ino));
             facts.names.push(fact);
         }
+        // What begins anew is to replace what the backing has under its name.
+        for ino in &subject.inos {
+            let renewed = state.ns.get(*ino).filter(|_| state.ns.replaces(*ino) != 0);
+            for link in renewed.into_iter().flat_map(|i| &i.links) {
+                if !subject.names.iter().any(|(p, n)| *p == link.parent && *n == link.name) {
+                    facts.names.push(state.ns.name_fact(at, link.parent, &link.name));
+                }
+            }
+        }
         let size = |ino| state.files.get(ino).map_or((0, false), |f| (f.size(), f.is_zeros()));
         let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(ino)));
         facts.inodes.extend(inodes);

@@ -24,6 +24,7 @@ mod journal;
 mod late;
 mod leases;
 mod lineage;
+mod older;
 mod ops;
 #[cfg(test)]
 mod overlay_tests;

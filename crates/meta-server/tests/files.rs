@@ -321,7 +321,7 @@ fn random_op(seed: &mut u64, dirs: &[u64], inos: &[u64]) -> Op {
         8 | 9 => Op::Attach(pb::Attach { ino, ranges, ..Default::default() }),
         10 => Op::SetAttr(pb::SetAttr { ino, mode: Some(0o600), ..Default::default() }),
         11 => Op::ReadDir(pb::ReadDir { ino: parent, ..Default::default() }),
-        12 => Op::Materialize(pb::Materialize { limit: 3 }),
+        12 => Op::Materialize(pb::Materialize { limit: 3, ..Default::default() }),
         _ => Op::Lookup(pb::Lookup { parent, name, ..Default::default() }),
     }
 }
@@ -464,7 +464,7 @@ async fn many_files_are_brought_to_the_backing_together_and_a_failure_stays_alon
     std::fs::remove_dir_all(&there).unwrap();
     let s = s.crash_and_restart(|_| {}).await;
     let mut a = s.node("a").await;
-    a.ask(Op::Materialize(pb::Materialize { limit: 0 })).await.unwrap();
+    a.ask(Op::Materialize(pb::Materialize { limit: 0, ..Default::default() })).await.unwrap();
     assert_eq!(std::fs::read(&there).unwrap(), [0; 100]);
     assert!(parts(&backing).is_empty());
 }

@@ -31,6 +31,7 @@ mod publish;
 mod record;
 mod remove;
 mod rename;
+mod renew;
 mod tree;
 mod xattr;
 
@@ -44,5 +45,6 @@ pub use parts::Known;
 pub use plan::{Plan, Restat, Step};
 pub use record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 pub use rename::RenameMode;
+pub use renew::Older;
 pub use tree::{Absence, Namespace, ReplayError};
 pub use xattr::{XattrMode, XattrSource, XattrTrial};

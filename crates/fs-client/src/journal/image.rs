@@ -406,6 +406,12 @@ impl Note {
         !self.nameless && (!self.is_empty() || in_part && !self.flushed.is_empty())
     }
 
+    /// Nothing is held, and what was flushed waits for its name.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.is_empty() && self.is_unpublished()
+    }
+
     /// The backing has what was attached up to this version.
     fn flush(&mut self, range: ByteRange, upto: Version) {
         let done = |h: &Held| matches!(h.kept, Kept::Owned(v) if v <= upto);

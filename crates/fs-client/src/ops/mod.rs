@@ -10,6 +10,7 @@ pub mod nameless;
 pub mod names;
 pub mod open;
 pub mod passing;
+pub mod renew;
 pub mod reopen;
 pub mod room;
 pub mod seat;

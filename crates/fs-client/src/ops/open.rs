@@ -390,6 +390,7 @@ impl Node {
             Ok(()) => {
                 let backing = file.state.write().backing.take();
                 self.close_aside(backing);
+                self.replace_when_closed(file).await;
             }
         }
         // It can have lost its name since the service was told of the release.

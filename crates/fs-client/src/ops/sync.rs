@@ -39,6 +39,7 @@ impl Node {
         grant: Option<Grant>,
     ) -> bool {
         let mut state = file.state.write();
+        self.learn_base(file, &mut state, answer.base);
         let changes = state.view.apply(answer);
         self.note_changes(file, &changes);
         self.take_away(file, &mut state, &changes);
@@ -90,6 +91,7 @@ impl Node {
     /// A cut that the service has carried out.
     pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
         let mut state = file.state.write();
+        self.learn_base(file, &mut state, map.base);
         let changes = state.view.truncated(size, map);
         state.quiet.cut(size);
         self.note_cut(file, &mut state, size, map.version);

@@ -248,6 +248,8 @@ impl Recovery<'_> {
         };
         match (there, expected) {
             (None, None) => None,
+            // A part file keeps its number when it gets its name.
+            (Some(there), _) if home.is_some_and(|h| h.is_part() && h.ino == there.ino) => None,
             (None, Some(home)) if home.is_part() => None,
             // In the service's journal it may still have a name; made anew it would be empty.
             (None, Some(_)) if header.under.is_some() => None,

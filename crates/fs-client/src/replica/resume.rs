@@ -110,6 +110,7 @@ mod tests {
             size: 50,
             covers: ByteRange::ALL,
             unchanged: false,
+            base: ebb_consistency::Base::default(),
         }
     }
 

@@ -178,6 +178,10 @@ impl Core {
 
     async fn resize(&self, turn: &Turn<'_>, ino: Ino, to: Size) -> Result<(), Errno> {
         let (now, len) = (Time::now(), to.len());
+        let empties = to == Size::Exactly(0) && self.state().file(ino)?.size() > 0;
+        if empties && self.renew(turn, ino).await? {
+            return Ok(());
+        }
         let (step, with) = {
             let state = self.state();
             let changes = to.changes(state.file(ino)?.size());

@@ -33,6 +33,8 @@ pub(super) fn map(
         lease: None,
         changed: Vec::new(),
         guessed: Vec::new(),
+        object: state.ns.get(ino).and_then(|i| i.seen).map_or(0, |s| s.key.ino),
+        replaces: state.ns.replaces(ino),
     })
 }
 

@@ -139,7 +139,8 @@ impl Call {
         if self.core.state().ns.get(ino).is_none_or(|i| i.links.is_empty()) {
             return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
         }
-        let published = match op.done {
+        let waits = op.done && self.core.waits_for_closes(ino);
+        let published = match op.done && !waits {
             false => false,
             true => self.core.publish_shaped(ino, shaped).await.unwrap_or_else(|e| {
                 // The bytes are safe where they are; a drain tries again and reports.
@@ -149,11 +150,18 @@ impl Call {
         };
         let version = self.core.state().file(ino).map_or(0, |f| f.version().0);
         let again = again.into_iter().map(ebb_wire::range_to_pb).collect();
-        Ok(Some(Body::FlushDone(pb::FlushDone { published, version, again })))
+        Ok(Some(Body::FlushDone(pb::FlushDone { published, version, again, waits })))
     }
 }
 
 impl Core {
+    /// Nothing of it is missing on the backing, and it replaces an older file there: that stays until
+    /// nobody has the new one open any more, for more may be written.
+    pub(super) fn waits_for_closes(&self, ino: Ino) -> bool {
+        let state = self.state();
+        state.ns.replaces(ino) != 0 && state.ns.is_open(ino) && !state.is_dirty(ino)
+    }
+
     /// A failure on the backing that status shows.
     pub(super) fn report(&self, ino: Ino, operation: &str, errno: Errno) {
         let path = self.state().ns.path(ino).map(|p| p.to_bytes()).unwrap_or_default();

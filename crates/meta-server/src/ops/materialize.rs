@@ -20,6 +20,9 @@ impl Call {
     /// One batch of this node's pass: first everything that is missing, then the times of the
     /// directories, which what came into them has moved.
     pub(super) async fn materialize(&self, op: &pb::Materialize) -> OpResult {
+        if op.ino != 0 {
+            return self.materialize_one(Ino(op.ino), op.closed).await;
+        }
         let limit = if op.limit == 0 { BATCH } else { op.limit.min(BATCH_MAX) } as usize;
         let mut pass = self.core.sessions.pass(self.who.node);
         let batch = self.batch(pass, limit);
@@ -30,6 +33,9 @@ impl Call {
         pass.after = batch.last().copied().or(pass.after);
         let mut publishing = JoinSet::new();
         for ino in &batch {
+            if op.closed && self.core.waits_for_closes(*ino) {
+                continue;
+            }
             let waits = unfinished(&self.core.state(), *ino);
             if waits.is_empty() {
                 publishing.spawn(publish(Arc::clone(&self.core), *ino));
@@ -57,6 +63,25 @@ impl Call {
         }
         let next = next.filter(|_| left).unwrap_or_default();
         self.core.sessions.set_pass(self.who.node, next);
+        Ok(Some(Body::Materialize(reply)))
+    }
+
+    /// A file of which nothing is missing gets its name; `closed`: unless somebody has it open, or it has
+    /// no byte on the backing yet. (One that was only made empty is likely to be written next.)
+    async fn materialize_one(&self, ino: Ino, closed: bool) -> OpResult {
+        let early = {
+            let state = self.core.state();
+            let part = state.ns.get(ino).is_some_and(|i| matches!(i.home, Home::Part { .. }));
+            closed && (!part || state.ns.is_open(ino))
+        };
+        let waits = unfinished(&self.core.state(), ino);
+        let mut reply = pb::MaterializeReply { unfinished: waits, ..Default::default() };
+        if reply.unfinished.is_empty() && !early {
+            match publish(Arc::clone(&self.core), ino).await {
+                Ok(done) => reply.done = u64::from(done),
+                Err(failed) => reply.failures.extend(failed),
+            }
+        }
         Ok(Some(Body::Materialize(reply)))
     }
 

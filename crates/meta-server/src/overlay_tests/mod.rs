@@ -235,7 +235,10 @@ impl Overlay {
     async fn materialize(&mut self) -> Vec<pb::Unfinished> {
         let mut unfinished = Vec::new();
         for _ in 0..1000 {
-            match self.ask(Op::Materialize(pb::Materialize { limit: 3 })).await {
+            match self
+                .ask(Op::Materialize(pb::Materialize { limit: 3, ..Default::default() }))
+                .await
+            {
                 Ok(Some(Body::Materialize(m))) => {
                     assert_eq!(m.failures, Vec::new());
                     unfinished.extend(m.unfinished);
@@ -442,7 +445,9 @@ async fn overlay(o: &mut Overlay, act: &Act) -> Result<(), Errno> {
             match **act {
                 Act::Flush => o.try_flush_all().await,
                 Act::Materialize => {
-                    let _ = o.ask(Op::Materialize(pb::Materialize { limit: 100 })).await;
+                    let _ = o
+                        .ask(Op::Materialize(pb::Materialize { limit: 100, ..Default::default() }))
+                        .await;
                 }
                 _ => {
                     let done = Box::pin(overlay(o, act)).await;
@@ -540,7 +545,7 @@ fn run_meddled(acts: &[(Act, bool)]) {
                 (_, true) => drop(reference(&backing, act)),
                 (Act::Flush, false) => o.try_flush_all().await,
                 (Act::Materialize, false) => {
-                    let op = Op::Materialize(pb::Materialize { limit: 100 });
+                    let op = Op::Materialize(pb::Materialize { limit: 100, ..Default::default() });
                     let _ = o.ask(op).await;
                 }
                 (_, false) => drop(overlay(&mut o, act).await),

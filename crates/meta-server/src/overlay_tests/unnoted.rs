@@ -131,7 +131,8 @@ fn things_without_content_that_got_there_unnoted_go_when_they_are_taken_away() {
                 let (act, deaths) = (act.clone(), &mut deaths);
                 async move {
                     overlay(&mut o, &act).await.unwrap();
-                    let publish = Op::Materialize(pb::Materialize { limit: 1 });
+                    let publish =
+                        Op::Materialize(pb::Materialize { limit: 1, ..Default::default() });
                     *deaths += u32::from(o.ask_dying(publish, effects).await);
                     let gone = match act {
                         Act::Mkdir(path) => Act::Rmdir(path),

@@ -334,7 +334,10 @@ impl Node {
     pub async fn materialize(&mut self) -> pb::MaterializeReply {
         let mut sum = pb::MaterializeReply::default();
         for _ in 0..1000 {
-            match self.ask(Op::Materialize(pb::Materialize { limit: 2 })).await {
+            match self
+                .ask(Op::Materialize(pb::Materialize { limit: 2, ..Default::default() }))
+                .await
+            {
                 Ok(Some(Body::Materialize(m))) => {
                     sum.done += m.done;
                     sum.failures.extend(m.failures);

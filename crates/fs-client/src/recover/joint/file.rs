@@ -403,6 +403,8 @@ fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
     };
     let why = match (there, expected) {
         (None, None) => None,
+        // A part file keeps its number when it gets its name.
+        (Some(there), _) if home.is_some_and(|h| h.is_part() && h.ino == there.st_ino) => None,
         (None, Some(home)) if home.is_part() || header.under.is_some() => None,
         (None, Some(_)) => Some("the file on the backing is gone"),
         (Some(there), None) if home.is_some_and(|h| h.ino == there.st_ino) => None,
