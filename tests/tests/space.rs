@@ -398,3 +398,39 @@ fn a_log_that_cannot_be_written_ends_no_daemon() {
     assert_eq!(node.pid(), pid);
     node.umount();
 }
+
+/// More than the backing can take is refused, however large the buffer is; both ways to the bytes.
+#[test]
+fn an_allocation_beyond_what_the_backing_has_is_refused() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    for io_path in ["daemon", "auto"] {
+        let builder = Cluster::builder().nodes(1).flush("end").option("--io-path", io_path);
+        let cluster = builder.backing(disk.path()).start();
+        let file = File::create(cluster.node(0).path("f")).expect("create");
+        let allocate = |from: u64, len: u64, keep_size: bool| {
+            let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
+            let flags = if keep_size { keep } else { rustix::fs::FallocateFlags::empty() };
+            rustix::fs::fallocate(&file, flags, from, len)
+        };
+        let len = || file.metadata().expect("stat").len();
+        let full = Err(rustix::io::Errno::NOSPC);
+        for (from, much) in [(0, 1 << 50), (0, 100 << 20), (1 << 20, 100 << 20)] {
+            for keep_size in [false, true] {
+                assert_eq!(allocate(from, much, keep_size), full, "{io_path}: {much} from {from}");
+            }
+        }
+        assert_eq!(len(), 0, "{io_path}");
+        assert_eq!(allocate(0, 10 << 20, false), Ok(()), "{io_path}");
+        assert_eq!(len(), 10 << 20, "{io_path}");
+        // What is there already needs no more room.
+        file.write_all_at(&[7; 1000], 500).expect("write");
+        disk.fill();
+        assert_eq!(allocate(0, 10 << 20, false), Ok(()), "{io_path}");
+        assert_eq!(allocate(0, 20 << 20, false), full, "{io_path}");
+        disk.unfill();
+        drop(file);
+        cluster.node(0).umount();
+        assert_eq!(fs::metadata(disk.path().join("f")).expect("stat").len(), 10 << 20);
+        fs::remove_file(disk.path().join("f")).expect("remove");
+    }
+}

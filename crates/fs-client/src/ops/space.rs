@@ -50,6 +50,10 @@ impl Node {
         }
         match wanted {
             Space::Reserve { keep_size } => {
+                self.has_room_for(
+                    range.end().saturating_sub(range.start().max(self.size_of(handle))),
+                )
+                .await?;
                 self.reserve(handle, range).await?;
                 if !keep_size {
                     self.grow(file.ino, range.end(), true).await?;
@@ -76,6 +80,17 @@ impl Node {
         let passed = state.passing.as_ref().and_then(|_| handle.file.cache(&self.cache).ok());
         let len = passed.and_then(|cache| cache.metadata().ok()).map(|m| m.len());
         len.unwrap_or_else(|| state.view.size())
+    }
+
+    /// ENOSPC when the backing cannot take so many new bytes: the promise of a reservation could not be
+    /// kept, however large the buffer is. What other files have not brought there yet is not counted.
+    async fn has_room_for(&self, bytes: u64) -> Result<(), Errno> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let there = self.statfs().await?;
+        let room = there.bavail.saturating_mul(u64::from(there.frsize));
+        if bytes > room { Err(Errno::ENOSPC) } else { Ok(()) }
     }
 
     async fn reserve(&self, handle: &OpenFile, range: ByteRange) -> Result<(), Errno> {
