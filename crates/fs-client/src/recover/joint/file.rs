@@ -288,7 +288,15 @@ impl Work {
         // Longer than all that is known: others have written there, unless that was a recovery which had
         // not heard who cut it.
         let cut = || all.iter().any(|s| !s.cuts.is_empty()) && is_written_behind(all, size);
-        if len < size || len > size && (zeros.is_some() && untouched || cut()) {
+        // Of a file that has its name and of which no recovery has a byte, those that are in it are its
+        // user's.
+        let named = !Home::is_part(&Home { path: found_at.to_vec(), ..self.home() });
+        let in_use = named && !untouched && merge::is_nobodys(all);
+        let cuts = len > size && (zeros.is_some() && untouched || cut());
+        if in_use && !cuts {
+            return Ok(());
+        }
+        if len < size || cuts {
             file.set_len(size)?;
         }
         for range in merge::void(all, self.place.base) {
@@ -300,7 +308,7 @@ impl Work {
         dress(file, shape.perm, (shape.uid, shape.gid), (shape.atime, mtime))?;
         file.sync_all()?;
         tick::effect()?;
-        if !Home::is_part(&Home { path: found_at.to_vec(), ..self.home() }) {
+        if named {
             return Ok(());
         }
         let (from, to) = (site.places.at(found_at, false)?, site.places.at(&path, true)?);
