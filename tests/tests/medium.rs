@@ -165,6 +165,9 @@ fn an_fsync_on_a_disk_that_fails_says_so() {
     let node = cluster.node(0);
     disk.fail();
     write(node, "file", 1);
+    // Beside a handle past the daemon there is no other way to open it, and what is lost cannot be
+    // brought to that one.
+    node.wait_closed();
     let file = File::options().read(true).write(true).open(node.path("file")).expect("open");
     assert_eq!(file.sync_all().expect_err("it failed").raw_os_error(), Some(libc::EIO));
     disk.heal();
@@ -178,6 +181,7 @@ fn an_fsync_on_a_disk_that_fails_says_so() {
     };
     assert!(past || is_lost(&file));
     drop(file);
+    node.wait_closed();
     assert!(is_lost(&File::open(node.path("file")).expect("open")));
     let ended = node.ebb("umount", &[], &[]);
     assert_eq!(code(&ended), 3, "{}", describe(&ended));
