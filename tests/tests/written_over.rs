@@ -182,10 +182,8 @@ fn when_all_die_the_old_one_is_there_until_the_caches_bring_the_new_one() {
                 let file = empty(node);
                 file.write_all_at(&new(), 0).expect("write");
                 file.sync_all().expect("fsync");
-                if options.contains(&("--flush", "immediate")) {
-                    if model == "posix" {
-                        node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
-                    }
+                if options.contains(&("--flush", "immediate")) && model == "posix" {
+                    node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
                 }
                 is_old(&cluster, &what);
                 File::open(node.mountpoint()).and_then(|d| d.sync_all()).expect("fsync");

@@ -19,7 +19,7 @@ fn now(ino: u64, closed: bool) -> Op {
 }
 
 fn number(path: &Path) -> u64 {
-    std::fs::metadata(path).unwrap().ino()
+    std::fs::metadata(path).expect("stat").ino()
 }
 
 #[tokio::test]
