@@ -202,6 +202,25 @@ fn when_all_die_the_old_one_is_there_until_the_caches_bring_the_new_one() {
     }
 }
 
+/// The close comes at every moment of the last flush: one of the two publishes.
+#[test]
+fn a_close_beside_the_last_flush_publishes() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let seed = random::seed();
+    let mut dice = random::generator(seed);
+    let cluster = with_a_checkpoint(1, "posix", &[("--flush", "immediate")]);
+    for round in 2..20u8 {
+        let file = empty(cluster.node(0));
+        file.write_all_at(&[round; 20_000], 0).expect("write");
+        std::thread::sleep(Duration::from_micros(dice.random_range(0..30_000)));
+        drop(file);
+        let whole = || std::fs::read(there(&cluster)).is_ok_and(|b| b == [round; 20_000]);
+        assert!(mounts::wait_until(SOON, whole), "seed {seed}: round {round} is not published");
+    }
+}
+
 /// Of two nodes that wrote it the first does not hear that it was published when the second one closed it.
 #[test]
 fn a_node_that_was_not_told_of_the_new_name_takes_it_for_nobody_elses() {

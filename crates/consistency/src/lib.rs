@@ -37,7 +37,7 @@ pub use lease::{
 };
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
-pub use ownership::{Base, FileState, MapAnswer, NotFlushed, Owned, Quiet, QuietState, Seat};
+pub use ownership::{FileState, MapAnswer, NotFlushed, Owned, Quiet, QuietState, Seat};
 pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};

@@ -53,15 +53,6 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 #[error("bytes {0} are not flushed")]
 pub struct NotFlushed(pub ByteRange);
 
-/// Which objects of the backing a file has to do with, by their numbers there; 0: none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Base {
-    /// Its unowned bytes are this one's.
-    pub object: u64,
-    /// This one has its name until it is published.
-    pub replaces: u64,
-}
-
 /// What the service answers to a query.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MapAnswer {
@@ -79,8 +70,6 @@ pub struct MapAnswer {
     pub covers: ByteRange,
     /// Owned bytes, sorted and disjoint, merged for readers.
     pub ranges: Vec<Owned>,
-    /// Whose the unowned bytes are.
-    pub base: Base,
 }
 
 impl MapAnswer {
@@ -464,8 +453,6 @@ impl FileState {
             unchanged,
             covers,
             ranges,
-            // Not known here.
-            base: Base::default(),
         }
     }
 

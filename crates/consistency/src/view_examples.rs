@@ -156,7 +156,6 @@ fn answers_out_of_order_do_no_harm() {
         unchanged: false,
         covers: ByteRange::new(0, 30),
         ranges: vec![owned(10, 20), owned(5, 15), owned(40, 50), owned(20, 20)],
-        base: crate::Base::default(),
     };
     view.apply(&answer);
     let plan = view.plan_read(ByteRange::ALL);

@@ -49,7 +49,6 @@ mod tests {
             unchanged: false,
             covers: ByteRange::ALL,
             ranges: Vec::new(),
-            base: ebb_consistency::Base::default(),
         }
     }
 

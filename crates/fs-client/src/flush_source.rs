@@ -196,6 +196,10 @@ impl Node {
                     let ranges = without(&grant.ranges, &ended.again);
                     let how = (ended.published, ended.waits);
                     self.note_flushed(&file, &ranges, at, how).await;
+                    if ended.waits {
+                        // The close can have come while this was on its way, and have left it to us.
+                        self.replace_when_closed(&file).await;
+                    }
                     self.copies_in_surplus(grant.ino);
                     self.unlist_if_clean(&file);
                 }

@@ -371,7 +371,8 @@ impl Node {
         let look = {
             let mut state = file.state.write();
             state.view.flushed(ranges);
-            if published {
+            // It may have begun anew since, over what was just published.
+            if published && state.under.as_ref().is_some_and(|u| u.ino != grant.1) {
                 state.under = None;
             }
             if let Some(journal) = self.journal() {
@@ -404,11 +405,14 @@ impl Node {
         self.try_write_notes();
     }
 
-    /// It has its name on the backing.
-    pub(crate) fn note_replaced(&self, file: &CachedFile) {
-        let Some(journal) = self.journal() else { return };
+    /// It has its name on the backing, in place of this older one; unless it has begun anew since.
+    pub(crate) fn note_replaced(&self, file: &CachedFile, older: u64) {
         let mut state = file.state.write();
+        if state.under.as_ref().is_none_or(|u| u.ino != older) {
+            return;
+        }
         state.under = None;
+        let Some(journal) = self.journal() else { return };
         let kept = journal.holds(file.ino) || journal.overrides(file.ino);
         if !kept && journal.is_alone(file.ino) {
             journal.push_if_known(file.ino, &Record::Gone(file.ino));

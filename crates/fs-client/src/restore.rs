@@ -408,10 +408,13 @@ async fn one(
         if seated {
             ends_with(node, ino, seat, false).await?;
         }
-        if let Some(note) = note.clone().filter(|n| n.overrides && !n.waits() && !nameless) {
-            done.image.insert(ino, of_cuts_alone(note, place.path));
-        } else if let Some(note) = note.filter(|n| answer.base.replaces != 0 && n.waits()) {
-            done.image.insert(ino, note);
+        let waits = since.base.replaces != 0;
+        let left = note.filter(|_| !nameless).and_then(|note| match note.waits() && waits {
+            true => Some(note),
+            false => note.overrides.then(|| of_cuts_alone(note, place.path)),
+        });
+        if let Some(left) = left {
+            done.image.insert(ino, left);
         }
         return node.cache.remove(ino).map_err(Errno::from);
     }

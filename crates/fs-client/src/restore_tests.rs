@@ -90,7 +90,6 @@ fn what_was_published_meanwhile_is_noted_as_published() {
         unchanged: false,
         covers: ByteRange::ALL,
         ranges: vec![its],
-        base: ebb_consistency::Base::default(),
     };
     let view = || FileView::restored(ME, &answer, &[(at(30, 40), v(3))], &[at(0, 30)]);
     let judged = [
@@ -142,7 +141,6 @@ proptest! {
         let answer = MapAnswer {
             version: Version(6), size: at, base_version: Version(2), base_len: 0,
             unchanged: false, covers: ByteRange::ALL, ranges,
-            base: ebb_consistency::Base::default(),
         };
         let note = image.file(Ino(1)).unwrap();
         let changed: Vec<_> = changed.iter().map(|(s, l)| ByteRange::at(*s, *l)).collect();

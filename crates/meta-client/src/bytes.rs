@@ -2,7 +2,7 @@
 
 use crate::client::{CallError, MetaClient};
 use crate::driver::LEFT;
-use crate::map::{Mapped, grant_from_pb, map_from_pb, owned_from_pb};
+use crate::map::{Base, Mapped, grant_from_pb, map_from_pb, owned_from_pb};
 use crate::names::{Wish, attr_for, attr_of, expect_body, told_attr};
 use ebb_consistency::{MapAnswer, Owned, Told};
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
@@ -96,6 +96,8 @@ impl QueryRequest {
 pub struct Changes {
     /// Who owns what.
     pub map: MapAnswer,
+    /// Whose the bytes are that nobody owns.
+    pub base: Base,
     /// Unowned bytes that changed, and perhaps owned ones; in any order.
     pub changed: Vec<ByteRange>,
     /// What changed by guesses alone: nobody is known to have written there.
@@ -380,11 +382,11 @@ impl MetaClient {
                 list.iter().map(|r| range_from_pb(*r)).collect::<Result<_, _>>()
             };
             let (changed, guessed) = (ranges(&map.changed)?, ranges(&map.guessed)?);
-            let mut map = map_from_pb(map)?.map;
+            let Mapped { mut map, base, .. } = map_from_pb(map)?;
             let whole = QueryRequest { ino, range: ByteRange::ALL, known, lease: false };
             self.query_rest(whole, &mut map).await?;
             if map.covers == ByteRange::ALL {
-                return Ok(Changes { map, changed, guessed });
+                return Ok(Changes { map, base, changed, guessed });
             }
         }
         Err(Errno::EAGAIN)

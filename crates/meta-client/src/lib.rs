@@ -34,7 +34,7 @@ pub use copies::{Adopted, Holding, Pairs};
 pub use driver::Event;
 pub use facts::OnFacts;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
-pub use map::{Mapped, map_from_pb};
+pub use map::{Base, Mapped, map_from_pb};
 pub use names::{
     DirEntry, DirPage, LookedUp, Made, MakeRequest, New, Renamed, SetAttr, SetAttrDone, SetTime,
     Wish,

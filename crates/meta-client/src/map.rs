@@ -1,15 +1,26 @@
 //! Ownership maps as received, checked: what comes out keeps the order that the view of a file
 //! relies on.
 
-use ebb_consistency::{Base, Grant, LeaseSeq, MapAnswer, Owned};
+use ebb_consistency::{Grant, LeaseSeq, MapAnswer, Owned};
 use ebb_types::{ByteRange, Errno, NodeId, Time, Version};
 use ebb_wire::{pb, range_from_pb, time_from_pb};
+
+/// Which objects of the backing a file has to do with, by their numbers there; 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Base {
+    /// Its unowned bytes are this one's.
+    pub object: u64,
+    /// This one has its name until it is published.
+    pub replaces: u64,
+}
 
 /// What the service answered about the bytes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
     /// Who owns what.
     pub map: MapAnswer,
+    /// Whose the bytes are that nobody owns.
+    pub base: Base,
     /// When the published content last changed; absent when the answer is `unchanged`, or the
     /// service does not say.
     pub mtime: Option<Time>,
@@ -48,9 +59,9 @@ pub fn map_from_pb(map: pb::FileMap) -> Result<Mapped, Errno> {
         unchanged: map.unchanged,
         covers,
         ranges: owned_from_pb(&map.ranges, covers, version)?,
-        base: Base { object: map.object, replaces: map.replaces },
     };
-    Ok(Mapped { map: answer, mtime, lease: map.lease.map(grant_from_pb) })
+    let base = Base { object: map.object, replaces: map.replaces };
+    Ok(Mapped { map: answer, base, mtime, lease: map.lease.map(grant_from_pb) })
 }
 
 /// Checks owned ranges: not empty, sorted, disjoint, inside `covers`, not newer than `newest`.
@@ -120,7 +131,7 @@ mod tests {
             flushed: false,
         };
         assert_eq!((got.map.ranges.len(), got.map.ranges[0]), (3, first));
-        assert_eq!(got.map.base, Base { object: 77, replaces: 0 });
+        assert_eq!(got.base, Base { object: 77, replaces: 0 });
     }
 
     #[test]

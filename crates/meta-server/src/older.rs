@@ -79,7 +79,8 @@ impl Core {
     /// whole, it does, and this says so. The caller cuts it otherwise.
     pub(crate) async fn renew(&self, turn: &Turn<'_>, ino: Ino) -> Result<bool, Errno> {
         let Some(older) = self.state().ns.older(ino) else { return Ok(false) };
-        let xattrs = match self.backing.run(move |b| b.may_be_replaced(&older)).await {
+        let asked = older.clone();
+        let xattrs = match self.backing.run(move |b| b.may_be_replaced(&asked)).await {
             Ok(Some(xattrs)) => xattrs,
             Ok(None) => return Ok(false),
             Err(Errno::ETIMEDOUT) => return Err(Errno::ETIMEDOUT),
@@ -90,8 +91,8 @@ impl Core {
         };
         let (plan, with) = {
             let state = self.state();
-            // Somebody may have removed or renamed it while the backing was asked.
-            if state.ns.older(ino).is_none() {
+            // It may be another one by now.
+            if state.ns.older(ino) != Some(older) {
                 return Ok(false);
             }
             (begin_anew(&state, ino, xattrs)?, vec![Entry::File(ino, FileOp::Truncate(0))])

@@ -282,7 +282,7 @@ impl Node {
             }
             match self.meta.open(file.ino, false, false, Version::ZERO, Wish::No).await {
                 Ok(opened) => {
-                    self.learn(file, &opened.map.map);
+                    self.learn(file, &opened.map);
                     file.state.write().registered = true;
                     return;
                 }

@@ -164,8 +164,8 @@ impl Node {
             }
         };
         match args.only_grow {
-            true => self.apply_grown(&file, &map.map).await?,
-            false => self.apply_cut(&file, size, &map.map),
+            true => self.apply_grown(&file, &map).await?,
+            false => self.apply_cut(&file, size, &map),
         }
         self.complete(&file).await?;
         Ok(done.attr)

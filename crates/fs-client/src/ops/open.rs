@@ -195,9 +195,9 @@ impl Node {
         };
         if truncated {
             file.state.write().path.clone_from(&opened.place.path);
-            self.apply_cut(file, 0, &opened.map.map);
+            self.apply_cut(file, 0, &opened.map);
         } else {
-            self.learn(file, &opened.map.map);
+            self.learn(file, &opened.map);
         }
         let rest = opened.map.map.rest_of(ByteRange::ALL).is_some();
         self.note_opened(file, opened, backing, look, ticket);

@@ -4,7 +4,7 @@
 use crate::file::{CachedFile, State};
 use crate::journal::Home;
 use crate::node::Node;
-use ebb_consistency::Base;
+use ebb_meta_client::Base;
 use ebb_types::{Errno, Ino};
 use std::sync::Arc;
 
@@ -33,16 +33,15 @@ impl Node {
     /// Nobody has the file open here any more: if nobody has it elsewhere, and nothing of it is missing on
     /// the backing, it takes the place of the older one. What fails is the next drain's.
     pub(crate) async fn replace_when_closed(&self, file: &Arc<CachedFile>) {
-        let waits = {
+        let older = {
             let state = file.state.read();
             let clean = state.view.unflushed_bytes() == 0 && !state.view.has_unattached();
-            state.under.is_some() && clean && !state.orphan && state.opens == 0
+            let waits = clean && !state.orphan && state.opens == 0;
+            state.under.as_ref().filter(|_| waits).map(|u| u.ino)
         };
-        if !waits {
-            return;
-        }
+        let Some(older) = older else { return };
         match self.meta.materialize_one(file.ino, true).await {
-            Ok(done) if done.done > 0 => self.note_replaced(file),
+            Ok(done) if done.done > 0 => self.note_replaced(file, older),
             Ok(_) => {}
             Err(e) => {
                 tracing::debug!(ino = %file.ino, error = %e, "not published at the last close")
@@ -52,14 +51,13 @@ impl Node {
 
     /// The same at once, whoever has it open: what fsync promises under `--durability backing`.
     pub(crate) async fn replace_now(&self, ino: Ino) -> Result<(), Errno> {
-        let Some(file) = self.file(ino).filter(|f| f.state.read().under.is_some()) else {
-            return Ok(());
-        };
+        let Some(file) = self.file(ino) else { return Ok(()) };
+        let Some(older) = file.state.read().under.as_ref().map(|u| u.ino) else { return Ok(()) };
         let done = self.meta.materialize_one(ino, false).await?;
         match done.failures.first() {
             Some(failure) => Err(Errno(failure.errno)),
             None if done.done > 0 => {
-                self.note_replaced(&file);
+                self.note_replaced(&file, older);
                 Ok(())
             }
             None => Ok(()),

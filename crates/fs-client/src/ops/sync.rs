@@ -8,8 +8,8 @@ use crate::handles::OpenFile;
 use crate::known::Changing;
 use crate::node::Node;
 use crate::ops::open::Again;
-use ebb_consistency::{Asked, Changes, Grant, MapAnswer, Scope, SyncEvent, Untold};
-use ebb_meta_client::{AttachRequest, Attached, QueryRequest, Quietly};
+use ebb_consistency::{Asked, Changes, Grant, Scope, SyncEvent, Untold};
+use ebb_meta_client::{AttachRequest, Attached, Mapped, QueryRequest, Quietly};
 use ebb_types::{ByteRange, Errno, NodeId, Time, Version, split_by};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -27,20 +27,20 @@ const QUERIES_MAX: u32 = 16;
 impl Node {
     /// Takes an answer of the service into the view. False when the answer is too old to judge
     /// some of our own bytes: ask again.
-    pub(crate) fn learn(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
+    pub(crate) fn learn(&self, file: &CachedFile, answer: &Mapped) -> bool {
         self.learn_leased(file, answer, None, None)
     }
 
     fn learn_leased(
         &self,
         file: &CachedFile,
-        answer: &MapAnswer,
+        answer: &Mapped,
         ticket: Option<Asked>,
         grant: Option<Grant>,
     ) -> bool {
         let mut state = file.state.write();
         self.learn_base(file, &mut state, answer.base);
-        let changes = state.view.apply(answer);
+        let changes = state.view.apply(&answer.map);
         self.note_changes(file, &changes);
         self.take_away(file, &mut state, &changes);
         let certain = changes.doubtful.is_empty();
@@ -89,9 +89,10 @@ impl Node {
     }
 
     /// A cut that the service has carried out.
-    pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, map: &MapAnswer) {
+    pub(crate) fn apply_cut(&self, file: &CachedFile, size: u64, answer: &Mapped) {
+        let Mapped { map, base, .. } = answer;
         let mut state = file.state.write();
-        self.learn_base(file, &mut state, map.base);
+        self.learn_base(file, &mut state, *base);
         let changes = state.view.truncated(size, map);
         state.quiet.cut(size);
         self.note_cut(file, &mut state, size, map.version);
@@ -121,13 +122,13 @@ impl Node {
     pub(crate) async fn apply_grown(
         &self,
         file: &CachedFile,
-        map: &MapAnswer,
+        answer: &Mapped,
     ) -> Result<(), Errno> {
-        self.learn_whole(file, map).await?;
+        self.learn_whole(file, answer).await?;
         let mut state = file.state.write();
         // Not shorter than what was written here and is not published yet.
         let size = state.view.size();
-        self.note_cut(file, &mut state, size, map.version);
+        self.note_cut(file, &mut state, size, answer.map.version);
         Ok(())
     }
 
@@ -137,7 +138,7 @@ impl Node {
         while uncertain < QUERIES_MAX {
             let (query, ticket) = self.question(file, range);
             let answer = self.meta.query(query).await?;
-            if !self.learn_leased(file, &answer.map, ticket, answer.lease) {
+            if !self.learn_leased(file, &answer, ticket, answer.lease) {
                 uncertain += 1;
                 continue;
             }
@@ -155,10 +156,10 @@ impl Node {
     pub(crate) async fn learn_whole(
         &self,
         file: &CachedFile,
-        answer: &MapAnswer,
+        answer: &Mapped,
     ) -> Result<(), Errno> {
         let certain = self.learn(file, answer);
-        match certain && answer.rest_of(ByteRange::ALL).is_none() {
+        match certain && answer.map.rest_of(ByteRange::ALL).is_none() {
             true => Ok(()),
             false => self.query(file, ByteRange::ALL).await,
         }
@@ -222,7 +223,7 @@ impl Node {
                 within = ByteRange::new(sending.part.end(), within.end());
             } else if contested.is_empty() {
                 if let Some(answer) = &done.map {
-                    self.learn_whole(file, &answer.map).await?;
+                    self.learn_whole(file, answer).await?;
                 }
                 break;
             } else {
@@ -591,7 +592,7 @@ impl Node {
         let known = Version::ZERO;
         let query = QueryRequest { ino: file.ino, range, known, lease: false };
         let answer = self.meta.query(query).await?;
-        match self.learn(file, &answer.map) && answer.map.rest_of(range).is_none() {
+        match self.learn(file, &answer) && answer.map.rest_of(range).is_none() {
             true => Ok(()),
             false => self.query(file, range).await,
         }

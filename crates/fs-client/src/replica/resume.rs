@@ -110,7 +110,6 @@ mod tests {
             size: 50,
             covers: ByteRange::ALL,
             unchanged: false,
-            base: ebb_consistency::Base::default(),
         }
     }
 
