@@ -441,7 +441,9 @@ fn a_writer_beside_a_reader() {
     let [one, two] = cluster.nodes() else { panic!("two nodes") };
     let mut want = record(3, 0, 50_000);
     std::fs::write(one.path("f"), &want).expect("write");
+    one.wait_closed();
     assert_eq!(std::fs::read(two.path("f")).expect("fetch"), want);
+    two.wait_closed();
     let reader = File::open(two.path("f")).expect("open");
     let writer = rw(&two.path("f"));
     assert_eq!(opens(two, "daemon-beside-passthrough"), 1);

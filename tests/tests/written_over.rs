@@ -53,8 +53,17 @@ fn empty(node: &Node) -> File {
     file.expect("open")
 }
 
-fn is_past_the_daemon(node: &Node) -> bool {
-    node.status()["io_path_obstacle"].is_null()
+/// The node has worked in the way that the options ask for, where it can here.
+fn went_its_way(node: &Node, options: &[(&str, &str)], what: &str) {
+    let status = node.status();
+    if options.contains(&("--io-path", "auto")) && status["io_path_obstacle"].is_null() {
+        let past = status["opens"]["passthrough-write"].as_u64();
+        assert!(past > Some(0), "{what}: {}", status["opens"]);
+    }
+    if options.contains(&("--replicas", "2")) {
+        let copied = status["copies"]["copied_bytes"].as_u64();
+        assert!(copied > Some(0), "{what}: {}", status["copies"]);
+    }
 }
 
 #[test]
@@ -87,10 +96,7 @@ fn the_old_one_stays_until_the_new_one_is_whole_and_closed() {
                 node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
                 is_old(&cluster, &what);
             }
-            if options.contains(&("--io-path", "auto")) && is_past_the_daemon(node) {
-                let past = node.status()["opens"]["passthrough-write"].as_u64();
-                assert!(past > Some(0), "{what}");
-            }
+            went_its_way(node, options, &what);
             drop(file);
             node.wait_closed();
             if options.contains(&("--flush", "immediate")) {
@@ -179,9 +185,13 @@ fn when_all_die_the_old_one_is_there_until_the_caches_bring_the_new_one() {
                 let what = format!("{model} {options:?}, {nodes} node(s)");
                 let mut cluster = with_a_checkpoint(nodes, model, options);
                 let node = cluster.node(0);
+                if options.contains(&("--replicas", "2")) {
+                    node.wait_status(SOON, |s| !s["copies"]["partner"].is_null());
+                }
                 let file = empty(node);
                 file.write_all_at(&new(), 0).expect("write");
                 file.sync_all().expect("fsync");
+                went_its_way(node, options, &what);
                 if options.contains(&("--flush", "immediate")) && model == "posix" {
                     node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
                 }
@@ -263,6 +273,56 @@ fn a_node_that_was_not_told_of_the_new_name_takes_it_for_nobody_elses() {
     }
 }
 
+/// What was flushed and has not got its name is remembered by the daemon that takes the cache over.
+#[test]
+fn what_waits_is_not_forgotten_by_the_next_daemon() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let mut cluster = with_a_checkpoint(1, "session", &[("--flush", "immediate")]);
+    let node = cluster.node(0);
+    let file = empty(node);
+    file.write_all_at(&new(), 0).expect("write");
+    file.sync_all().expect("fsync");
+    node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+    node.kill9();
+    drop(file);
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+    is_old(&cluster, "taken over");
+    all_die(&mut cluster);
+    is_old(&cluster, "all died");
+    ended_with(&recover(&cluster, cluster.node(0), &["--wait", "0s"]), 0, &[]);
+    is_new(&cluster, "recovered");
+}
+
+/// Under a supervisor the program that writes it over notices nothing of a dead daemon.
+#[test]
+fn a_daemon_that_dies_under_its_supervisor_changes_nothing() {
+    if skip_reason().is_some() {
+        return;
+    }
+    for flush in ["idle", "immediate"] {
+        let builder = Cluster::builder().nodes(1).separate_meta().consistency("posix");
+        let cluster = builder.flush(flush).supervised().start();
+        std::fs::write(there(&cluster), old()).expect("write");
+        let node = cluster.node(0);
+        let file = empty(node);
+        for part in 0..4 {
+            file.write_all_at(&[2; 50_000], part * 50_000).expect("write");
+            file.sync_all().expect("fsync");
+            assert!(node.kill_daemon_only(), "{flush}: no daemon to kill");
+            is_old(&cluster, flush);
+        }
+        same(flush, &std::fs::read(node.path("checkpoint")).expect("read"), &new());
+        is_old(&cluster, flush);
+        drop(file);
+        node.drain();
+        is_new(&cluster, flush);
+        node.umount();
+    }
+}
+
 /// The service lives: what a dead node wrote is brought by its next daemon, or told.
 #[test]
 fn when_the_writer_dies_the_old_one_stays_until_it_is_back() {
@@ -283,6 +343,38 @@ fn when_the_writer_dies_the_old_one_stays_until_it_is_back() {
         same(flush, &std::fs::read(cluster.node(1).path("checkpoint")).expect("read"), &new());
         node.drain();
         is_new(&cluster, flush);
+    }
+}
+
+/// What it had written may be half of a checkpoint: neither others' drains nor its being given up put that
+/// in the place of the old one.
+#[test]
+fn a_writer_that_died_leaves_the_old_one_also_when_others_drain_and_leave() {
+    if skip_reason().is_some() {
+        return;
+    }
+    for given_up in [false, true] {
+        let builder = Cluster::builder().nodes(2).separate_meta().consistency("posix");
+        let cluster = builder.flush("immediate").lease("1s").start();
+        std::fs::write(there(&cluster), old()).expect("write");
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let file = empty(a);
+        file.write_all_at(&new(), 0).expect("write");
+        file.sync_all().expect("fsync");
+        a.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+        a.kill9();
+        drop(file);
+        if given_up {
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        b.drain();
+        is_old(&cluster, "another node has drained");
+        b.umount();
+        is_old(&cluster, "another node has left");
+        let _ = a.ebb("umount", &[], &[]);
+        a.mount();
+        a.umount();
+        is_new(&cluster, "it was back");
     }
 }
 

@@ -15,8 +15,10 @@ use std::time::Duration;
 
 /// How long a look-up waits for the kernel to let go. The rename that waits for the look-up may
 /// hold the lock that this needs; when it then fails and is tried again by the kernel, this has
-/// had its turn.
-const LET_GO_WAIT: Duration = Duration::from_millis(100);
+/// had its turn. Long for a machine that is busy: whoever is answered too early fails.
+const LET_GO_WAIT: Duration = Duration::from_secs(1);
+/// The same for pages. What is not dropped in this time is dropped after it.
+const REFRESH_WAIT: Duration = Duration::from_millis(100);
 
 type Place = (Ino, Name);
 
@@ -110,7 +112,7 @@ impl Places {
                 let _ = kernel.inval_inode(INodeNo(ino.0), 0, 0);
             }
         });
-        if tokio::time::timeout(LET_GO_WAIT, tell).await.is_err() {
+        if tokio::time::timeout(REFRESH_WAIT, tell).await.is_err() {
             tracing::debug!(%ino, "the kernel is still busy with pages of a file");
         }
     }

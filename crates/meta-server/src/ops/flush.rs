@@ -139,7 +139,7 @@ impl Call {
         if self.core.state().ns.get(ino).is_none_or(|i| i.links.is_empty()) {
             return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
         }
-        let waits = op.done && self.core.waits_for_closes(ino);
+        let waits = op.done && self.core.waits_for_closes(ino, NodeId::NOBODY);
         let published = match op.done && !waits {
             false => false,
             true => self.core.publish_shaped(ino, shaped).await.unwrap_or_else(|e| {
@@ -156,10 +156,11 @@ impl Call {
 
 impl Core {
     /// Nothing of it is missing on the backing, and it replaces an older file there: that stays until
-    /// nobody has the new one open any more, for more may be written.
-    pub(super) fn waits_for_closes(&self, ino: Ino) -> bool {
+    /// nobody (but `but`) has the new one open any more, for more may be written.
+    pub(super) fn waits_for_closes(&self, ino: Ino, but: NodeId) -> bool {
         let state = self.state();
-        state.ns.replaces(ino) != 0 && state.ns.is_open(ino) && !state.is_dirty(ino)
+        let open = state.ns.is_open_by_others(ino, but);
+        open && state.ns.replaces(ino) != 0 && !state.is_dirty(ino)
     }
 
     /// A failure on the backing that status shows.

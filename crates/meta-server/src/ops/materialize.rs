@@ -6,7 +6,7 @@ use crate::sessions::Pass;
 use crate::state::State;
 use crate::stats::failure;
 use ebb_namespace::Home;
-use ebb_types::{Errno, Ino};
+use ebb_types::{Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::sync::Arc;
@@ -32,8 +32,10 @@ impl Call {
         }
         pass.after = batch.last().copied().or(pass.after);
         let mut publishing = JoinSet::new();
+        // Another node that writes a file over may be in the middle of it, or have died there.
+        let but = if op.closed { NodeId::NOBODY } else { self.who.node };
         for ino in &batch {
-            if op.closed && self.core.waits_for_closes(*ino) {
+            if self.core.waits_for_closes(*ino, but) {
                 continue;
             }
             let waits = unfinished(&self.core.state(), *ino);

@@ -4,7 +4,8 @@ use super::{Call, OpResult};
 use crate::core::Core;
 use crate::state::{Entry, State};
 use ebb_consistency::StreamId;
-use ebb_types::{Errno, NodeId};
+use ebb_namespace::Record;
+use ebb_types::{Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 
@@ -44,10 +45,16 @@ impl Call {
 impl Core {
     /// Locks, opens and grants of a node go.
     pub fn give_up(&self, node: NodeId) {
+        self.give_up_but(node, |_, _| false);
+    }
+
+    /// The same, but for opens of files that are kept.
+    fn give_up_but(&self, node: NodeId, kept: impl Fn(&State, Ino) -> bool) {
         self.end_claims_of(node);
         self.unlock_node(node);
         let mut state = self.state();
-        let records = state.ns.plan_release_all(node);
+        let mut records = state.ns.plan_release_all(node);
+        records.retain(|r| !matches!(r, Record::Close { ino, .. } if kept(&state, *ino)));
         self.commit_ns(&mut state, records);
     }
 
@@ -74,7 +81,8 @@ impl Core {
                 self.commit(&mut state, &[Entry::GivenUp(node, true)]);
             }
             drop(state);
-            self.give_up(node);
+            // What it was writing over may be half of it: the older file stays until it is back.
+            self.give_up_but(node, |state, ino| state.ns.replaces(ino) != 0);
         }
     }
 
