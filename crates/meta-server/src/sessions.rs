@@ -67,6 +67,8 @@ struct Session {
     incarnation: Incarnation,
     /// The stream, as long as it is open.
     stream: Option<Line>,
+    /// It has had a stream of this service.
+    was_here: bool,
     heard: Instant,
     dirty_bytes: u64,
     alive: bool,
@@ -97,6 +99,7 @@ impl Session {
         Session {
             incarnation,
             stream: None,
+            was_here: false,
             heard: Instant::now(),
             dirty_bytes: 0,
             alive: true,
@@ -145,6 +148,7 @@ impl Sessions {
         }
         session.expired = false;
         session.stream = Some(line);
+        session.was_here = true;
         session.heard = Instant::now();
         session.alive = true;
     }
@@ -235,6 +239,13 @@ impl Sessions {
         let inner = self.inner.lock();
         let session = inner.get(&node).filter(|s| s.alive);
         session.is_some_and(|s| s.stream.as_ref().is_some_and(|line| !line.out.is_closed()))
+    }
+
+    /// True when it has gone without a word: its stream is broken, or its lease is over. A node that has
+    /// not come back yet to a service that has just begun is not gone.
+    pub fn is_gone(&self, node: NodeId) -> bool {
+        let inner = self.inner.lock();
+        inner.get(&node).is_none_or(|s| !s.alive || (s.was_here && s.stream.is_none()))
     }
 
     /// True within the lease; and what the node said it has to flush.

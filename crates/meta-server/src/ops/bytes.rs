@@ -70,6 +70,15 @@ impl Call {
         })))
     }
 
+    /// Notes that this node has it open; false: it had already.
+    fn open_first(&self, ino: Ino) -> bool {
+        let mut state = self.core.state();
+        let first = !state.ns.is_open_by(ino, self.who.node);
+        let records = state.ns.plan_open(self.who.node, ino);
+        self.core.commit_ns(&mut state, records);
+        first
+    }
+
     fn note_open(&self, op: &pb::Open) -> OpResult {
         let mut state = self.core.state();
         let ino = Ino(op.ino);
@@ -98,10 +107,21 @@ impl Call {
         self.core.compare(ino, true).await?;
         let mut seat = 0;
         if op.truncate {
-            seat = self
-                .core
-                .set_size(self.who.node, ino, Size::Exactly(0), &Change::default())
-                .await?;
+            // Open before it is empty: nobody must take that for all that it is to be.
+            let first = self.open_first(ino);
+            let change = Change::default();
+            let cut = self.core.set_size(self.who.node, ino, Size::Exactly(0), &change);
+            seat = match cut.await {
+                Ok(seat) => seat,
+                Err(e) => {
+                    if first {
+                        let mut state = self.core.state();
+                        let records = state.ns.plan_release(self.who.node, ino);
+                        self.core.commit_ns(&mut state, records);
+                    }
+                    return Err(e.into());
+                }
+            };
         }
         let mut opened = self.note_open(op)?;
         if let Some(Body::Opened(opened)) = &mut opened {

@@ -18,6 +18,20 @@ struct Shaped {
     version: Version,
 }
 
+/// What holds a file back that replaces an older one on the backing: more may be written to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unless {
+    /// Somebody has it open.
+    Open,
+    /// Somebody has it open who is gone: he may have died in the middle.
+    OpenByTheDead,
+}
+
+fn held_back(state: &State, ino: Ino, counts: impl Fn(NodeId) -> bool) -> bool {
+    let replaces = state.ns.replaces(ino) != 0 && !state.is_dirty(ino);
+    replaces && state.ns.open_by(ino).any(counts)
+}
+
 /// A claim that ends when it is dropped.
 pub(super) struct Claim<'a> {
     core: &'a Core,
@@ -139,15 +153,17 @@ impl Call {
         if self.core.state().ns.get(ino).is_none_or(|i| i.links.is_empty()) {
             return Err(OpError::new(Errno::ENOENT, "the file was deleted"));
         }
-        let waits = op.done && self.core.waits_for_closes(ino, NodeId::NOBODY);
+        let waits = op.done && self.core.waits_for_closes(ino);
         let published = match op.done && !waits {
             false => false,
-            true => self.core.publish_shaped(ino, shaped).await.unwrap_or_else(|e| {
+            true => self.core.publish_shaped(ino, shaped, Unless::Open).await.unwrap_or_else(|e| {
                 // The bytes are safe where they are; a drain tries again and reports.
                 self.core.report(ino, "publish", e);
                 false
             }),
         };
+        // It may have been opened since, and emptied.
+        let waits = waits || (op.done && !published && self.core.waits_for_closes(ino));
         let version = self.core.state().file(ino).map_or(0, |f| f.version().0);
         let again = again.into_iter().map(ebb_wire::range_to_pb).collect();
         Ok(Some(Body::FlushDone(pb::FlushDone { published, version, again, waits })))
@@ -156,11 +172,14 @@ impl Call {
 
 impl Core {
     /// Nothing of it is missing on the backing, and it replaces an older file there: that stays until
-    /// nobody (but `but`) has the new one open any more, for more may be written.
-    pub(super) fn waits_for_closes(&self, ino: Ino, but: NodeId) -> bool {
-        let state = self.state();
-        let open = state.ns.is_open_by_others(ino, but);
-        open && state.ns.replaces(ino) != 0 && !state.is_dirty(ino)
+    /// nobody has the new one open any more, for more may be written.
+    pub(super) fn waits_for_closes(&self, ino: Ino) -> bool {
+        self.waits_for(ino, Unless::Open)
+    }
+
+    pub(super) fn waits_for(&self, ino: Ino, unless: Unless) -> bool {
+        let counts = |node| unless == Unless::Open || self.sessions.is_gone(node);
+        held_back(&self.state(), ino, counts)
     }
 
     /// A failure on the backing that status shows.
@@ -172,11 +191,16 @@ impl Core {
 
     /// Brings to the backing what is missing of an inode; false when that must wait, because
     /// bytes are unflushed or being written.
-    pub(super) async fn publish(&self, ino: Ino) -> Result<bool, Errno> {
-        self.publish_shaped(ino, None).await
+    pub(super) async fn publish(&self, ino: Ino, unless: Unless) -> Result<bool, Errno> {
+        self.publish_shaped(ino, None, unless).await
     }
 
-    async fn publish_shaped(&self, ino: Ino, shaped: Option<Shaped>) -> Result<bool, Errno> {
+    async fn publish_shaped(
+        &self,
+        ino: Ino,
+        shaped: Option<Shaped>,
+        unless: Unless,
+    ) -> Result<bool, Errno> {
         let regular = self.state().ns.inode(ino)?.kind == FileKind::Regular;
         let _claim = if regular {
             let Some(id) = self.try_claim(ino, NodeId::NOBODY, &[ByteRange::ALL]) else {
@@ -186,7 +210,7 @@ impl Core {
         } else {
             None
         };
-        let errno = match self.publish_once(ino, shaped).await {
+        let errno = match self.publish_once(ino, shaped, unless).await {
             Err(errno) => errno,
             done => return done,
         };
@@ -200,14 +224,21 @@ impl Core {
                 _ => {}
             }
         }
-        if surprise { self.publish_once(ino, None).await } else { Err(errno) }
+        if surprise { self.publish_once(ino, None, unless).await } else { Err(errno) }
     }
 
-    async fn publish_once(&self, ino: Ino, shaped: Option<Shaped>) -> Result<bool, Errno> {
+    async fn publish_once(
+        &self,
+        ino: Ino,
+        shaped: Option<Shaped>,
+        unless: Unless,
+    ) -> Result<bool, Errno> {
         let plan = move |state: &State| {
             let inode = state.ns.inode(ino)?;
             let nameless = inode.links.is_empty() && ino != Ino::ROOT;
-            if nameless || state.is_dirty(ino) {
+            // Who asked may have looked before somebody opened it and cut it to nothing.
+            let opened = unless == Unless::Open && held_back(state, ino, |_| true);
+            if nameless || opened || state.is_dirty(ino) {
                 return Ok(None);
             }
             let file = state.files.get(&ino);

@@ -1,12 +1,13 @@
 //! Bringing everything but unflushed bytes to the backing, a little at a time.
 
+use super::flush::Unless;
 use super::{Call, OpResult};
 use crate::core::Core;
 use crate::sessions::Pass;
 use crate::state::State;
 use crate::stats::failure;
 use ebb_namespace::Home;
-use ebb_types::{Errno, Ino, NodeId};
+use ebb_types::{Errno, Ino};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::sync::Arc;
@@ -32,15 +33,14 @@ impl Call {
         }
         pass.after = batch.last().copied().or(pass.after);
         let mut publishing = JoinSet::new();
-        // Another node that writes a file over may be in the middle of it, or have died there.
-        let but = if op.closed { NodeId::NOBODY } else { self.who.node };
+        let unless = if op.closed { Unless::Open } else { Unless::OpenByTheDead };
         for ino in &batch {
-            if self.core.waits_for_closes(*ino, but) {
+            if self.core.waits_for(*ino, unless) {
                 continue;
             }
             let waits = unfinished(&self.core.state(), *ino);
             if waits.is_empty() {
-                publishing.spawn(publish(Arc::clone(&self.core), *ino));
+                publishing.spawn(publish(Arc::clone(&self.core), *ino, unless));
             } else {
                 reply.unfinished.extend(waits);
             }
@@ -79,7 +79,8 @@ impl Call {
         let waits = unfinished(&self.core.state(), ino);
         let mut reply = pb::MaterializeReply { unfinished: waits, ..Default::default() };
         if reply.unfinished.is_empty() && !early {
-            match publish(Arc::clone(&self.core), ino).await {
+            let unless = if closed { Unless::Open } else { Unless::OpenByTheDead };
+            match publish(Arc::clone(&self.core), ino, unless).await {
                 Ok(done) => reply.done = u64::from(done),
                 Err(failed) => reply.failures.extend(failed),
             }
@@ -102,8 +103,8 @@ const OWNER: &str = "set owner and group (published for the service's user alone
 
 /// False: somebody is writing to it; who does publishes it, or has more to flush. A failure of
 /// what was deleted meanwhile is none: nothing is missing.
-async fn publish(core: Arc<Core>, ino: Ino) -> Result<bool, Option<pb::Failure>> {
-    let published = core.publish(ino).await;
+async fn publish(core: Arc<Core>, ino: Ino, unless: Unless) -> Result<bool, Option<pb::Failure>> {
+    let published = core.publish(ino, unless).await;
     let failed = |operation: &str, errno| {
         let path = core.state().ns.path(ino)?;
         Some(failure(&path.to_bytes(), operation, errno))
