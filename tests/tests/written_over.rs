@@ -378,6 +378,31 @@ fn a_writer_that_died_leaves_the_old_one_also_when_others_drain_and_leave() {
     }
 }
 
+/// A node that only read it and died must not keep what others write, drain and are told of from its name.
+#[test]
+fn a_reader_that_died_does_not_hold_back_what_others_drain() {
+    if skip_reason().is_some() {
+        return;
+    }
+    for given_up in [false, true] {
+        let cluster = Cluster::builder().nodes(2).separate_meta().consistency("posix");
+        let cluster = cluster.lease("1s").start();
+        std::fs::write(there(&cluster), old()).expect("write");
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        let file = File::open(a.path("checkpoint")).expect("open");
+        file.read_exact_at(&mut [0; 10], 0).expect("read");
+        a.kill9();
+        drop(file);
+        if given_up {
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        std::fs::write(b.path("checkpoint"), new()).expect("write");
+        b.drain();
+        is_new(&cluster, "drained with 0");
+        b.umount();
+    }
+}
+
 /// A file that was only made empty is empty on the backing in the end, not before.
 #[test]
 fn a_file_that_was_made_empty_is_empty_after_a_drain_and_after_a_recovery() {

@@ -287,6 +287,11 @@ impl State {
         self.files.get(&ino).is_some_and(|f| !f.is_clean())
     }
 
+    /// True when bytes of it are this node's, flushed or not.
+    pub fn has_written(&self, ino: Ino, node: NodeId) -> bool {
+        self.files.get(&ino).is_some_and(|f| f.owned().any(|o| o.node == node))
+    }
+
     /// Makes an entry true.
     pub fn apply(&mut self, entry: &Entry) -> Result<(), Misfit> {
         match entry {

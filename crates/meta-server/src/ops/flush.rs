@@ -23,7 +23,8 @@ struct Shaped {
 pub(super) enum Unless {
     /// Somebody has it open.
     Open,
-    /// Somebody has it open who is gone: he may have died in the middle.
+    /// A node that has written to it has it open and is gone: it may have died in the middle. (Whoever only
+    /// read it must not keep what others drain from its name.)
     OpenByTheDead,
 }
 
@@ -178,8 +179,9 @@ impl Core {
     }
 
     pub(super) fn waits_for(&self, ino: Ino, unless: Unless) -> bool {
-        let counts = |node| unless == Unless::Open || self.sessions.is_gone(node);
-        held_back(&self.state(), ino, counts)
+        let state = self.state();
+        let half = |node| self.sessions.is_gone(node) && state.has_written(ino, node);
+        held_back(&state, ino, |node| unless == Unless::Open || half(node))
     }
 
     /// A failure on the backing that status shows.
