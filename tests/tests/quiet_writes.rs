@@ -230,8 +230,19 @@ fn a_stopped_holder_delays_others_by_a_lease_and_loses_nothing() {
     same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
 }
 
+/// A busy machine can keep a node from hearing of the service for so long that it tells of everything, as
+/// it must. Such a run shows nothing of what was not told: it is tried again.
+fn until_something_was_untold(run: fn() -> u64) {
+    let told = (0..3).map(|_| run()).take_while(|untold| *untold <= 5 * RECORD).count();
+    assert!(told < 3, "all of it was told, each time");
+}
+
 #[test]
 fn a_dead_holder_loses_no_byte_silently() {
+    until_something_was_untold(a_dead_holder);
+}
+
+fn a_dead_holder() -> u64 {
     let cluster = posix(2);
     let (a, b) = (cluster.node(0), cluster.node(1));
     let file = written_quietly(&cluster, 20);
@@ -250,7 +261,7 @@ fn a_dead_holder_loses_no_byte_silently() {
     drop(other);
     // Its bytes are in its cache, and its next daemon brings them.
     a.mount();
-    assert!(untold(a) > 5 * RECORD, "all of it was told: {}", a.log());
+    let untold = untold(a);
     let want = bytes(1, 0, 0, 20 * RECORD);
     for node in [a, b] {
         let got = std::fs::read(node.path("f")).expect("read");
@@ -258,10 +269,15 @@ fn a_dead_holder_loses_no_byte_silently() {
     }
     cluster.umount_all();
     same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+    untold
 }
 
 #[test]
 fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
+    until_something_was_untold(a_daemon_that_comes_back);
+}
+
+fn a_daemon_that_comes_back() -> u64 {
     let cluster = posix(2);
     let (a, b) = (cluster.node(0), cluster.node(1));
     drop(written_quietly(&cluster, 3));
@@ -273,7 +289,7 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
     let mut want = bytes(1, 0, 0, 20 * RECORD);
     same("afterwards", &std::fs::read(b.path("f")).expect("read"), &want);
     // What that daemon has told is not told a second time by the one after it, over what others wrote.
-    assert!(untold(a) > 5 * RECORD, "all of it was told: {}", a.log());
+    let first = untold(a);
     for (node, step) in [(b, 15), (b, 17), (a, 16)] {
         let at = (step * RECORD) as usize;
         let file = open(&node.path("f"));
@@ -289,6 +305,7 @@ fn a_daemon_that_comes_back_at_once_has_what_was_not_told() {
     }
     assert_eq!(untold(a), 0, "{}", a.log());
     assert!(!a.log().contains("overwritten since"), "{}", a.log());
+    first
 }
 
 /// What was written without a word and not synced when the node lost its power is lost as it is anywhere: the
