@@ -77,7 +77,7 @@ impl BaseChanges {
 
 impl BaseChanges {
     /// `range`, cut by when its bytes changed last.
-    fn segments(&self, range: ByteRange) -> Vec<(ByteRange, Version)> {
+    pub fn segments(&self, range: ByteRange) -> Vec<(ByteRange, Version)> {
         if range.is_empty() {
             return Vec::new();
         }

@@ -5,7 +5,8 @@
 //! interleaving of small programs.
 //!
 //! * [`model`], [`table`], [`msc`]: what each consistency model does at which call, as data.
-//! * [`ownership`] (on [`tree`]): the service's side of one file, who owns which bytes.
+//! * [`ownership`] (on [`tree`]): the service's side of one file, who owns which bytes; and what nodes
+//!   tell a service that lost the end of its journal ([`Assertion`]).
 //! * [`view`]: a node's side of one file, what is in its cache and what it last learned.
 //! * [`lease`]: what a node need not ask again, on the service's side and on a node's.
 //! * [`claim`]: claims of whole blocks, for writers whose exact bytes are not known.
@@ -37,7 +38,9 @@ pub use lease::{
 };
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
-pub use ownership::{FileState, MapAnswer, NotFlushed, Owned, Quiet, QuietState, Seat};
+pub use ownership::{
+    Assertion, Claimed, FileState, Leap, MapAnswer, NotFlushed, Owned, Quiet, QuietState, Seat,
+};
 pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};

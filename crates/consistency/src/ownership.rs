@@ -28,11 +28,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[path = "quiet.rs"]
 mod quiet;
+#[path = "reassert.rs"]
+mod reassert;
 #[path = "seat.rs"]
 mod seat;
 
 pub use crate::tree::Owned;
 pub use quiet::{Quiet, QuietState};
+pub use reassert::{Assertion, Claimed, Leap};
 pub use seat::Seat;
 
 /// Up to so many entries, an answer speaks of the whole file, whatever was asked.
@@ -97,6 +100,10 @@ pub struct FileState {
     quiet: QuietState,
     /// At which node it sits; stored apart.
     seat: Option<Seat>,
+    /// No version below it is given out any more; stored apart.
+    floor: Version,
+    /// What nodes may know better; stored apart.
+    leap: Option<Box<Leap>>,
     tree: OwnershipTree,
 }
 
@@ -132,6 +139,8 @@ impl FileState {
             guesses: Guesses::default(),
             quiet: QuietState::default(),
             seat: None,
+            floor: Version::ZERO,
+            leap: None,
             tree: OwnershipTree::new(),
         }
     }
@@ -378,20 +387,27 @@ impl FileState {
     /// Sets the size. A cut takes the bytes beyond it from everyone; an extension adds zeros.
     pub fn truncate(&mut self, len: u64) -> Version {
         let version = self.step();
-        if len < self.size {
+        // While words are missing, the file may be longer than is known.
+        if len < self.size || self.leap.is_some() {
             self.tree.remove(ByteRange::from(len));
             self.base_len = self.base_len.min(len);
             self.base_version = version;
             self.changes.mark(ByteRange::from(len), version);
             self.guesses.forget(ByteRange::from(len));
         }
+        self.sized(len, version);
         self.size = len;
         version
     }
 
     /// The file ends at `len` if it ended before; never cuts.
     pub fn grow(&mut self, len: u64) -> Version {
-        if len > self.size { self.truncate(len) } else { self.version }
+        self.grown(len);
+        if len > self.size {
+            self.size = len;
+            self.step();
+        }
+        self.version
     }
 
     /// Somebody outside of the job changed the file on the backing. Owned flushed bytes are no
@@ -404,6 +420,7 @@ impl FileState {
         self.tree = OwnershipTree::new();
         kept.into_iter().for_each(|o| self.tree.insert(o));
         self.base_len = new_len;
+        self.base_is_of(version);
         self.base_version = version;
         self.changes = BaseChanges::new(version);
         self.guesses = Guesses::default();
@@ -425,6 +442,7 @@ impl FileState {
         self.tree.is_empty()
             && self.base_len == self.size
             && self.seat.is_none()
+            && self.leap.is_none()
             && self.stored_guesses().is_none()
             && self.stored_quiet().is_none()
     }
@@ -492,7 +510,7 @@ impl FileState {
         for grant in granted {
             for marked in self.tree.mark_flushed(grant.range, node, grant.version) {
                 bytes += marked.len();
-                self.base_len = self.base_len.max(marked.end());
+                self.base_reaches(marked.end());
             }
         }
         bytes
@@ -536,7 +554,7 @@ impl FileState {
             self.tree.remove(piece.range);
             self.base_version = self.base_version.max(piece.version);
             self.changes.mark(piece.range, piece.version);
-            self.base_len = self.base_len.max(piece.range.end());
+            self.base_reaches(piece.range.end());
         }
         self.step()
     }
@@ -584,7 +602,7 @@ impl FileState {
     }
 
     fn step(&mut self) -> Version {
-        self.version = self.version.next();
+        self.version = self.version.next().max(self.floor);
         self.version
     }
 }
@@ -612,6 +630,8 @@ impl TryFrom<Stored> for FileState {
             guesses: Guesses::default(),
             quiet: QuietState::default(),
             seat: None,
+            floor: Version::ZERO,
+            leap: None,
             tree: OwnershipTree::try_from(s.owned)?,
         })
     }

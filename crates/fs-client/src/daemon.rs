@@ -367,6 +367,7 @@ fn start(
     runtime.block_on(node.publish_what_was_begun());
     node.begun.send_replace(true);
     runtime.spawn(Node::keep_telling(Arc::downgrade(&node)));
+    runtime.spawn(Node::keep_reasserting(Arc::downgrade(&node)));
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
     let peers = PeerServer::serve(listener, source, token, lending(&node.config))

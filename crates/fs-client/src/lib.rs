@@ -43,6 +43,7 @@ mod passing;
 mod peer_source;
 mod quiet;
 mod read_ahead;
+mod reassert;
 pub mod recover;
 pub mod registry;
 pub mod replica;

@@ -53,6 +53,8 @@ pub struct Metrics {
     pub staged_files: AtomicU64,
     /// Bytes that another node took over before they were flushed here.
     pub overtaken: AtomicU64,
+    /// Files of which a service that lost the end of its journal was told what it may have forgotten.
+    pub reasserted: AtomicU64,
     /// Files whose locks were given up because this node was silent.
     pub locks_lost: AtomicU64,
 }
@@ -70,6 +72,7 @@ impl Default for Metrics {
             staged_bytes: AtomicU64::new(0),
             staged_files: AtomicU64::new(0),
             overtaken: AtomicU64::new(0),
+            reasserted: AtomicU64::new(0),
             locks_lost: AtomicU64::new(0),
         }
     }
@@ -86,13 +89,18 @@ impl Metrics {
         histogram.sum_us.fetch_add(us, Relaxed);
     }
 
-    fn totals(&self) -> [(&'static str, &'static str, u64); 6] {
+    fn totals(&self) -> [(&'static str, &'static str, u64); 7] {
         [
             ("bytes_written", "Bytes written by applications", self.bytes_written.load(Relaxed)),
             ("bytes_read", "Bytes read by applications", self.bytes_read.load(Relaxed)),
             ("fetched_bytes_peer", "Bytes from other nodes", self.fetched_peer.load(Relaxed)),
             ("fetched_bytes_backing", "Bytes from the backing", self.fetched_backing.load(Relaxed)),
             ("overtaken_bytes", "Bytes another node overwrote", self.overtaken.load(Relaxed)),
+            (
+                "reasserted_files",
+                "Files told again to a service that lost the end of its journal",
+                self.reasserted.load(Relaxed),
+            ),
             (
                 "locks_lost",
                 "Files whose locks were given up while this node was silent",

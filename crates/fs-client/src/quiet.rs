@@ -314,6 +314,16 @@ impl Node {
         }
     }
 
+    /// Everything is told that nobody is telling just now.
+    pub(crate) async fn tell_quiet_if_idle(&self) {
+        for file in self.all_quiet() {
+            let Ok(_turn) = file.turn.try_lock() else { continue };
+            if let Err(e) = self.end_quiet_in_turn(&file).await {
+                tracing::warn!(ino = %file.ino, error = %e, "quiet writes are not told yet");
+            }
+        }
+    }
+
     /// Everything is told, for this node leaves.
     pub(crate) async fn tell_everything(&self) {
         for file in self.all_quiet() {

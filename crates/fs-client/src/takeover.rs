@@ -9,7 +9,7 @@ use crate::node::Node;
 use crate::ops::reopen;
 use crate::restore;
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
-use ebb_types::Ino;
+use ebb_types::{Errno, Ino};
 use ebb_wire::pb::Welcome;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,6 +55,14 @@ pub(crate) fn take_over(
     let cache = &node.config.cache;
     let mut image = Image::default();
     let open: Option<HashSet<Ino>> = inherited.map(|i| i.opened.iter().map(|o| o.ino).collect());
+    let failed = local("cannot tell the service what an earlier daemon knew");
+    let reassert = async {
+        if let Some(found) = left.found().filter(|_| left.is_of_job(welcome.job)) {
+            node.reassert_noted(found).await?;
+        }
+        if welcome.reassert { node.meta.reasserted().await } else { Ok(()) }
+    };
+    runtime.block_on(reassert).map_err(|e: Errno| failed(e.into()))?;
     if let Some(found) = left.found() {
         let restored = runtime
             .block_on(restore::take_over(node, found, left.is_of_job(welcome.job), open.as_ref()))

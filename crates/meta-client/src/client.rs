@@ -108,6 +108,8 @@ pub(crate) struct Inner {
     /// The goodbye is on its way: a stream that ends is not resumed.
     pub leaving: AtomicBool,
     pub trusting: Trusting,
+    /// Counts the sessions whose service wants to be told again what this node knows.
+    pub owed: watch::Sender<u64>,
     /// Who keeps what the service tells of names.
     pub on_facts: OnceLock<OnFacts>,
     calls: [AtomicU64; NAMES.len()],
@@ -190,6 +192,7 @@ impl MetaClient {
             unknown_replies: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             trusting: Trusting::default(),
+            owed: watch::Sender::new(0),
             on_facts: OnceLock::new(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),

@@ -108,6 +108,9 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
     }
     inner.exchange.up(session.number);
     inner.heartbeat();
+    if session.welcome.reassert {
+        inner.owed.send_modify(|sessions| *sessions += 1);
+    }
 }
 
 /// Hands out what comes until the stream breaks (Ok) or this node is told to stop (Err).

@@ -8,7 +8,7 @@
 //! * [`once`]: which request is which when the daemon itself was replaced.
 //! * [`facts`]: what is told for the node's journal.
 //! * [`trust`]: until when leases may be trusted, and their recall.
-//! * [`client`], [`names`], [`bytes`], [`copies`], [`locks`]: the calls.
+//! * [`client`], [`names`], [`bytes`], [`copies`], [`locks`], [`reassert`]: the calls.
 
 mod bytes;
 mod client;
@@ -22,6 +22,7 @@ mod map;
 mod names;
 mod once;
 mod ops;
+mod reassert;
 mod session;
 mod trust;
 
@@ -39,6 +40,7 @@ pub use names::{
     DirEntry, DirPage, LookedUp, Made, MakeRequest, New, Renamed, SetAttr, SetAttrDone, SetTime,
     Wish,
 };
+pub use reassert::{Forgotten, KnownFile};
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
 pub use session::{ConnectError, ConnectOptions};
 pub use trust::{OnGivenUp, OnPublish, OnRecall, PublishFor, now_ms};

@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 45] = [
+pub(crate) const NAMES: [&str; 46] = [
     "hello",
     "prove",
     "heartbeat",
@@ -50,6 +50,7 @@ pub(crate) const NAMES: [&str; 45] = [
     "adopt",
     "published",
     "exists",
+    "reassert",
 ];
 
 /// Index into [`NAMES`].
@@ -97,6 +98,7 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Adopt(_) => 42,
         Op::Published(_) => 43,
         Op::Exists(_) => 44,
+        Op::Reassert(_) => 45,
     }
 }
 

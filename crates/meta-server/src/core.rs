@@ -10,11 +10,12 @@ use crate::config::{Config, StartError};
 use crate::copies::Copies;
 use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
-use crate::journal::{Journal, JournalError, Lsn, StateDir};
+use crate::journal::{Journal, JournalError, Lsn, Read, StateDir};
 use crate::leases::Desk;
 use crate::lineage::{Start, first_ino};
 use crate::ops::copies::Appends;
 use crate::publishing::Publishing;
+use crate::reassert::Waiting;
 use crate::rounds::Rounds;
 use crate::seats::Seats;
 use crate::sessions::Sessions;
@@ -112,6 +113,8 @@ pub struct Core {
     pub instance: u64,
     /// Held while a node is given up, and while one is welcomed: neither sees half of the other.
     pub coming_and_going: Mutex<ComingAndGoing>,
+    /// Whether requests wait for what nodes tell again.
+    pub words: Waiting,
     /// The job: as old as the journal, not as this process.
     pub job: u64,
     /// So many records of this job are older than the journal's first one.
@@ -124,7 +127,7 @@ impl Core {
         let backing = Backing::open(&config.backing)
             .map_err(|source| StartError::Backing { path: config.backing.clone(), source })?;
         let dir = StateDir::take(&config.state_dir)?;
-        let (job, mut state) = restore(&dir, config, &backing)?;
+        let (job, mut state, rebooted) = restore(&dir, config, &backing)?;
         if let Some(wanted) = &config.consistency {
             match &state.consistency {
                 None => state.consistency = Some(wanted.clone()),
@@ -140,6 +143,9 @@ impl Core {
         name_parts(&mut state)?;
         let instance = random();
         begin(&mut state, instance)?;
+        if rebooted {
+            crate::reassert::leap(&mut state);
+        }
         let records_before = state.lineage.journalled();
         let before: Vec<NodeId> = state.nodes.keys().copied().collect();
         // Files have part files first, which are looked for at once.
@@ -148,6 +154,7 @@ impl Core {
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
         let forgetting = Forgetting::new(config.inodes_max, &state.ns);
         let core = Core {
+            words: Waiting::begin(&state, config.lease),
             sessions: Sessions::new(&state),
             desk: Desk::new(config.trust.min(config.lease / 2), &before),
             state: Mutex::new(state),
@@ -488,21 +495,26 @@ fn begin(state: &mut State, instance: u64) -> Result<(), StartError> {
     state.apply(&Entry::Started(start)).map_err(StartError::Serve)
 }
 
-fn restore(dir: &StateDir, config: &Config, backing: &Backing) -> Result<(u64, State), StartError> {
+/// The job, its state, and whether the machine was booted since that was written.
+fn restore(
+    dir: &StateDir,
+    config: &Config,
+    backing: &Backing,
+) -> Result<(u64, State, bool), StartError> {
     let root = backing
         .stat(&ebb_namespace::BackingPath::ROOT)
         .map_err(|e| StartError::Backing { path: config.backing.clone(), source: e.into() })?;
-    let Some((job, bodies)) = dir.read()? else {
+    let Some(Read { job, bodies, rebooted }) = dir.read()? else {
         let job = random();
         // The root has the first one; where others begin the start says.
-        return Ok((job, State::new(Namespace::new(&root, Ino(Ino::ROOT.0 + 1)))));
+        return Ok((job, State::new(Namespace::new(&root, Ino(Ino::ROOT.0 + 1))), false));
     };
     let path = config.state_dir.join("journal");
     let state = state::replay(&bodies)
         .map_err(|what| StartError::Journal(JournalError::Header { path, what }))?;
     let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|s| s.key.ino);
     match had {
-        Some(had) if had == root.seen.key.ino => Ok((job, state)),
+        Some(had) if had == root.seen.key.ino => Ok((job, state, rebooted)),
         _ => Err(StartError::OtherBacking {
             state_dir: config.state_dir.clone(),
             backing: config.backing.clone(),

@@ -108,6 +108,8 @@ fn named(op: &Op) -> [u64; 4] {
         Op::Describe(d) => one(d.ino),
         // What is forgotten is known to be there.
         Op::Exists(_) => one(0),
+        // It speaks of what was.
+        Op::Reassert(_) => one(0),
         Op::Open(o) => one(o.ino),
         Op::Release(r) => one(r.ino),
         Op::Query(q) => one(q.ino),

@@ -396,9 +396,11 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
     match entry {
         Entry::File(ino, op) => match op {
             // Owners stay as they are, or readers find out by asking the owner.
-            FileOp::Detach(..) | FileOp::Flushed(..) | FileOp::Changes(_) | FileOp::Guesses(_) => {
-                (Vec::new(), true)
-            }
+            FileOp::Detach(..)
+            | FileOp::Flushed(..)
+            | FileOp::Changes(_)
+            | FileOp::Guesses(_)
+            | FileOp::Leap(_) => (Vec::new(), true),
             FileOp::Quiet(_, None) | FileOp::QuietState(_) => (Vec::new(), true),
             // Whoever may write quietly must be the only one who believes anything.
             FileOp::Quiet(_, Some(_)) => (vec![*ino], true),
@@ -414,6 +416,7 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             | FileOp::Adopt(..)
             | FileOp::Lost(_)
             | FileOp::UndoAppend(..)
+            | FileOp::Reassert(..)
             | FileOp::DetachAnew(..) => (vec![*ino], true),
         },
         Entry::Ns(Record::Attr { ino, .. } | Record::Free { ino }) => (vec![*ino], true),

@@ -31,6 +31,7 @@ mod overlay_tests;
 mod peek;
 mod publishing;
 mod quiet;
+mod reassert;
 mod rounds;
 mod seats;
 mod server;

@@ -1,7 +1,7 @@
 //! A look into a state directory without a service and without changing it: which names and
 //! bytes of the job had not reached the backing when its last service ended.
 
-use crate::journal::{self, JournalError, StateDir};
+use crate::journal::{self, JournalError, Read, StateDir};
 use crate::state::{self, State};
 use ebb_namespace::Home;
 use ebb_types::{FileKind, Ino};
@@ -37,7 +37,7 @@ pub fn peek(state_dir: &Path) -> Result<Option<Peek>, JournalError> {
         return Ok(None);
     }
     let dir = StateDir::take(state_dir)?;
-    let Some((job, bodies)) = dir.read()? else { return Ok(None) };
+    let Some(Read { job, bodies, .. }) = dir.read()? else { return Ok(None) };
     let path = state_dir.join("journal");
     let state = state::replay(&bodies).map_err(|what| JournalError::Header { path, what })?;
     let nodes = state.nodes.values().map(|n| n.name.clone()).collect();
@@ -66,6 +66,6 @@ fn missing(state: &State, ino: Ino) -> Option<Pending> {
 
 /// How many inodes the bytes of a journal lead to, or why they are not believed.
 pub fn judge(bytes: &[u8]) -> Result<usize, String> {
-    let (_, bodies) = journal::judge(bytes).map_err(|e| e.to_string())?;
-    state::replay(&bodies).map(|state| state.ns.len())
+    let read = journal::judge(bytes).map_err(|e| e.to_string())?;
+    state::replay(&read.bodies).map(|state| state.ns.len())
 }

@@ -3,7 +3,7 @@
 
 use crate::begun::Begun;
 use crate::lineage::{Lineage, Start};
-use ebb_consistency::{FileState, Owned, QuietState, Seat, StoredChanges, StoredGuesses};
+use ebb_consistency::{Assertion, FileState, Leap, Owned, QuietState, Seat, StoredChanges, StoredGuesses};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
@@ -55,6 +55,10 @@ pub enum Entry {
     GivenUp(NodeId, bool),
     /// Versions up to this one were given to files that were forgotten since.
     Forgotten(Version),
+    /// This node has told again what a service that lost the end of its journal may have forgotten.
+    Reasserted(NodeId),
+    /// In a snapshot: below this no version is given out any more, and these nodes have not told yet.
+    Leapt(Version, Vec<NodeId>),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -123,6 +127,10 @@ pub enum FileOp {
     NoSeat(NodeId, u64),
     /// It is at least so long.
     Grow(u64),
+    /// What a node knows of it from before the service lost the end of its journal.
+    Reassert(NodeId, Box<Assertion>),
+    /// Follows `State` in a snapshot.
+    Leap(Box<(Version, Option<Leap>)>),
 }
 
 /// A node as the journal keeps it.
@@ -137,6 +145,11 @@ pub struct NodeRecord {
     /// Where it serves its bytes.
     pub peer_address: String,
 }
+
+/// Numbers of nodes, and of their copies, that are not given out after the end of a journal was lost:
+/// more than can have been given out in that time.
+const NODES_SKIPPED: u32 = 1 << 12;
+const EPOCHS_SKIPPED: u64 = 1 << 20;
 
 /// Answers remembered across a restart, per node.
 const ANSWERED_MAX: usize = 1024;
@@ -230,6 +243,10 @@ pub struct State {
     pub given_up: BTreeSet<NodeId>,
     /// The newest version of any file that was forgotten: what is found again begins after it.
     pub forgotten: Version,
+    /// No version below it is given out: a service that lost the end of its journal may have.
+    floor: Version,
+    /// The nodes that have not told yet what that one may have forgotten.
+    pub owing: BTreeSet<NodeId>,
 }
 
 /// The journal says something that cannot be.
@@ -255,6 +272,8 @@ impl State {
             lineage: Lineage::default(),
             given_up: BTreeSet::new(),
             forgotten: Version::ZERO,
+            floor: Version::ZERO,
+            owing: BTreeSet::new(),
         }
     }
 
@@ -309,6 +328,7 @@ impl State {
             Entry::Heir(node) => drop(self.nodes.insert(node.id, node.clone())),
             Entry::NodeLeft(node) => {
                 self.nodes.remove(node);
+                self.has_told(*node);
                 self.given_up.remove(node);
                 self.answered.remove(node);
                 self.pairs.remove(node);
@@ -342,6 +362,11 @@ impl State {
             }
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
+            Entry::Reasserted(node) => self.has_told(*node),
+            Entry::Leapt(floor, owing) => {
+                self.floor = *floor;
+                self.owing = owing.iter().copied().collect();
+            }
             Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
             Entry::Started(start) => {
                 self.apply_ns(&Record::NextIno(start.first))?;
@@ -360,7 +385,14 @@ impl State {
             Record::Inode(new) if new.kind == FileKind::Regular => {
                 let known_before = ebb_namespace::is_found(new.ino);
                 let last = if known_before { self.forgotten } else { Version::ZERO };
-                self.files.insert(new.ino, FileState::found(new.size, last));
+                let mut file = FileState::found(new.size, last);
+                if known_before && self.floor != Version::ZERO {
+                    file.leap(self.floor);
+                    if self.owing.is_empty() {
+                        file.end_leap();
+                    }
+                }
+                self.files.insert(new.ino, file);
             }
             Record::Forget { ino } => {
                 if let Some(file) = self.files.remove(ino) {
@@ -414,12 +446,37 @@ impl State {
             FileOp::UndoAppend(node, range) => drop(file.undo_append(*node, *range)),
             FileOp::Seat(seat) => file.take_seat(*seat),
             FileOp::NoSeat(node, id) => file.leave_seat(*node, *id),
+            FileOp::Reassert(node, assertion) => file.reassert(*node, assertion),
+            FileOp::Leap(leap) => file.restore_leap((**leap).clone()),
         }
         match file.untold_writer() {
             Some(_) => self.quiet.insert(ino),
             None => self.quiet.remove(&ino),
         };
         Ok(())
+    }
+
+    /// The end of the journal may be lost: nothing that it may have given out is given out again, and
+    /// the nodes are to tell what they know.
+    pub fn leap(&mut self, floor: Version) {
+        self.floor = self.floor.max(floor);
+        self.files.values_mut().for_each(|file| file.leap(floor));
+        self.next_node = self.next_node.saturating_add(NODES_SKIPPED);
+        self.next_epoch = self.next_epoch.saturating_add(EPOCHS_SKIPPED);
+        self.owing.extend(self.nodes.keys());
+        self.end_leap();
+    }
+
+    fn has_told(&mut self, node: NodeId) {
+        if self.owing.remove(&node) {
+            self.end_leap();
+        }
+    }
+
+    fn end_leap(&mut self) {
+        if self.owing.is_empty() {
+            self.files.values_mut().for_each(FileState::end_leap);
+        }
     }
 
     /// True when nothing is lost by forgetting this inode: the backing has it exactly so.
@@ -457,6 +514,9 @@ impl State {
         let forgotten =
             (self.forgotten > Version::ZERO).then_some(Entry::Forgotten(self.forgotten));
         out.extend(forgotten);
+        let owing = || self.owing.iter().copied().collect();
+        let leapt = self.floor > Version::ZERO;
+        out.extend(leapt.then(|| Entry::Leapt(self.floor, owing())));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
@@ -472,6 +532,8 @@ impl State {
             let quiet = file.stored_quiet().map(Box::new);
             out.extend(quiet.map(|q| Entry::File(*ino, FileOp::QuietState(q))));
             out.extend(file.seat().map(|seat| Entry::File(*ino, FileOp::Seat(seat))));
+            let leap = file.stored_leap().map(Box::new);
+            out.extend(leap.map(|l| Entry::File(*ino, FileOp::Leap(l))));
         }
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();

@@ -251,6 +251,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         _ => {}
     }
     let known = state.nodes.values().find(|n| n.name == hello.node).cloned();
+    let came_back = known.as_ref().filter(|k| k.incarnation != incarnation).map(|k| k.id);
     let mut known = known;
     let mut id = known.as_ref().map_or(state.next_node(), |n| n.id);
     let mut who = Who { node: id, incarnation };
@@ -300,8 +301,12 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     if known.as_ref() != Some(&record) {
         entries.push(if heir { Entry::Heir(record) } else { Entry::Node(record) });
     }
+    // With its cache went what it knew.
+    let before = came_back.filter(|old| hello.empty && state.owing.contains(old));
+    entries.extend(before.map(Entry::Reasserted));
     core.commit(&mut state, &entries);
     drop(state);
+    core.look_who_owes_words();
     if let Some(ghost) = ghost {
         tracing::warn!(name = hello.node, lost = %ghost, "a partner has copies");
         core.give_up(ghost);
@@ -342,6 +347,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         job: core.job,
         trust_ms,
         kept,
+        reassert: core.state().owing.contains(&id),
     };
     Ok(Joined { who, serial, ended, recalls: recalled, welcome })
 }
@@ -497,6 +503,9 @@ impl Stream {
         tell: Option<watch::Sender<Option<pb::Reply>>>,
         replies: &mut Vec<pb::Reply>,
     ) {
+        if self.core.awaits_words(&op) {
+            return self.after_words(call, op, tell);
+        }
         self.start_when(Settled::Nothing, call, op, tell, replies).await;
     }
 
@@ -578,6 +587,20 @@ impl Stream {
 }
 
 impl Stream {
+    /// Does an operation once the nodes have told what this service may have forgotten.
+    fn after_words(&self, call: Call, op: Op, tell: Option<watch::Sender<Option<pb::Reply>>>) {
+        let this = self.clone();
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            this.core.words_are_heard().await;
+            let mut replies = Vec::new();
+            this.start_when(Settled::Nothing, call, op, tell, &mut replies).await;
+            if !replies.is_empty() {
+                send(&this.core, &this.out, replies).await;
+            }
+        });
+        tokio::spawn(work);
+    }
+
     /// Does an operation once the inodes that it names, which were forgotten, are found again.
     fn after_finding(
         &self,

@@ -35,6 +35,11 @@ pub(crate) struct Told {
 }
 
 impl Told {
+    /// As of which version.
+    pub(crate) fn as_of(self) -> Version {
+        self.as_of
+    }
+
     pub(crate) fn update(&mut self, value: u64, as_of: Version) {
         if as_of >= self.as_of {
             *self = Told { value, as_of };

@@ -43,6 +43,7 @@
 //! the two that shows another owner cannot be judged (which of our parts is older than it?) and
 //! is reported as doubtful; the next query is newer than all of them and can be.
 
+mod assertion;
 mod claims;
 mod flying;
 mod known;

@@ -138,6 +138,11 @@ impl Recovery<'_> {
         let notes = Journal::start(&self.node.config.cache, found.image.clone())
             .map_err(|e| RunError::Config(e.to_string()))?;
         let mut placed: BTreeMap<Ino, Placed> = BTreeMap::new();
+        let told = async {
+            self.node.reassert_noted(&found).await?;
+            self.node.meta.reasserted().await
+        };
+        told.await.map_err(fail("cannot tell the service what was known"))?;
         // Before anything is touched: what is on the backing and is not what was known.
         for (ino, note) in found.image.unflushed() {
             if let Some(why) = self.conflict(note).await.filter(|_| !self.job.force) {

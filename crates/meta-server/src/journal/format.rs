@@ -10,7 +10,7 @@ use std::path::Path;
 const MAGIC: &[u8; 8] = b"EBBJRNL1";
 /// Format 1 had neither boot nor marks, 1 and 2 no bodies in parts, all before this one fewer kinds of
 /// records.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// The first one that has bodies in parts.
 const IN_PARTS: u32 = 3;
 const HEADER_BYTES_1: usize = 24;
@@ -62,6 +62,17 @@ pub fn fresh(job: u64, boot: Boot, snapshot: &[u8]) -> Vec<u8> {
     out
 }
 
+/// What a journal says.
+#[derive(Debug)]
+pub struct Read {
+    /// Its job.
+    pub job: u64,
+    /// The bodies of its records, oldest first.
+    pub bodies: Vec<Vec<u8>>,
+    /// The machine was booted since, or it is another one: the end may be missing.
+    pub rebooted: bool,
+}
+
 struct Header {
     job: u64,
     /// None of a format that does not say.
@@ -92,10 +103,10 @@ fn header(path: &Path, bytes: &[u8]) -> Result<Header, JournalError> {
     Ok(Header { job: job.unwrap_or(0), boot, len, body_max })
 }
 
-/// What a file says: its job and the bodies of its records, oldest first. What does not check
-/// ends it, and is an error unless it can be what a crash leaves behind.
-pub fn parse(path: &Path, bytes: &[u8], now: Boot) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
+/// What a file says. What does not check ends it, and is an error unless it can be what a crash leaves behind.
+pub fn parse(path: &Path, bytes: &[u8], now: Boot) -> Result<Read, JournalError> {
     let header = header(path, bytes)?;
+    let rebooted = header.boot.is_none_or(|b| !b.is_still(now));
     let mut records = Vec::new();
     let mut parts = Vec::new();
     let mut at = header.len;
@@ -111,7 +122,8 @@ pub fn parse(path: &Path, bytes: &[u8], now: Boot) -> Result<(u64, Vec<Vec<u8>>)
         } else if mark_at(bytes, at).is_some() {
             at += MARK_BYTES;
         } else {
-            let rebooted = header.boot.is_some_and(|b| !b.is_still(now));
+            // Nobody kept marks before a boot was noted.
+            let rebooted = rebooted && header.boot.is_some();
             if let Some(next) = damage_behind(bytes, at, rebooted) {
                 let what = format!("bad record, but byte {next} shows that it was a good one");
                 let (path, offset) = (path.to_owned(), at as u64);
@@ -122,7 +134,7 @@ pub fn parse(path: &Path, bytes: &[u8], now: Boot) -> Result<(u64, Vec<Vec<u8>>)
         }
     }
     // Parts whose end did not get there are a torn tail as well.
-    Ok((header.job, records))
+    Ok(Read { job: header.job, bodies: records, rebooted })
 }
 
 /// What shows that the bad record at `bad` is more than a torn tail. As long as the machine was

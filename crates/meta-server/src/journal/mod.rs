@@ -15,7 +15,7 @@
 
 mod format;
 
-pub use format::frame;
+pub use format::{Read, frame};
 
 use ebb_journal::{Directory, Storage, Stored, put_mark};
 use ebb_locks::{Condvar, Mutex};
@@ -120,20 +120,20 @@ impl StateDir {
         self.path.join("journal")
     }
 
-    /// The records of the journal, oldest first, and its job; `None` when there is no journal.
-    pub fn read(&self) -> Result<Option<(u64, Vec<Vec<u8>>)>, JournalError> {
+    /// What the journal says; `None` when there is none.
+    pub fn read(&self) -> Result<Option<Read>, JournalError> {
         read(&Directory::new(&self.path), &self.journal())
     }
 }
 
-fn read(storage: &dyn Storage, path: &Path) -> Result<Option<(u64, Vec<Vec<u8>>)>, JournalError> {
+fn read(storage: &dyn Storage, path: &Path) -> Result<Option<Read>, JournalError> {
     let bytes = storage.read(NAME);
     let bytes = bytes.map_err(|source| JournalError::Io { path: path.to_owned(), source })?;
     bytes.map(|b| parse(path, &b, Boot::now())).transpose()
 }
 
 /// What the bytes of a journal say in this boot.
-pub fn judge(bytes: &[u8]) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
+pub fn judge(bytes: &[u8]) -> Result<Read, JournalError> {
     parse(Path::new(NAME), bytes, Boot::now())
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod locking;
 mod materialize;
 mod names;
 mod nodes;
+mod reassert;
 mod xattrs;
 
 use crate::core::{Core, LockResult};
@@ -169,6 +170,7 @@ impl Call {
                 Ok(None)
             }
             Op::Goodbye(_) => self.goodbye(),
+            Op::Reassert(r) => self.reassert(r).await,
             _ => Err(OpError::new(Errno::EPROTO, "not an operation")),
         }
     }

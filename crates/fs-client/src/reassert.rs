@@ -1,0 +1,170 @@
+//! Telling a service that lost the end of its journal what this node knows: of each file that it
+//! has, from the view ([`ebb_consistency::FileView::assertion`]); of what a daemon before this one left,
+//! from the node journal.
+//!
+//! Consistency: most requests of every node wait at the service until this node has told, or a
+//! lease is over.
+//! Retries: what breaks off with the connection begins anew with the next one, whose welcome says so. An
+//! answer that a call is still taking in when its file is told is told once more when requests go on.
+
+use crate::file::CachedFile;
+use crate::journal::{Found, Held, Kept, Note};
+use crate::node::Node;
+use ebb_consistency::{Assertion, Claimed};
+use ebb_meta_client::KnownFile;
+use ebb_types::{ByteRange, Errno, Ino, Version};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+
+/// Files asked for in one request.
+const FILES: usize = 1 << 12;
+
+/// Ranges in one request.
+const CLAIMS: usize = 1 << 15;
+
+impl Node {
+    /// Tells whenever a session begins whose service asks for it.
+    pub(crate) async fn keep_reasserting(node: Weak<Node>) {
+        let Some(mut owed) = node.upgrade().map(|node| node.meta.owes_words()) else { return };
+        let mut owes = *owed.borrow_and_update() > 0;
+        loop {
+            let Some(here) = node.upgrade() else { return };
+            if std::mem::take(&mut owes)
+                && let Err(e) = here.reassert_all().await
+            {
+                tracing::warn!(error = %e, "what the service forgot is not told yet");
+            }
+            drop(here);
+            if owed.changed().await.is_err() {
+                return;
+            }
+            owes = true;
+        }
+    }
+
+    async fn reassert_all(&self) -> Result<(), Errno> {
+        let (mut told, mut late, mut unknown) = (0_u64, Vec::new(), Vec::new());
+        for files in self.all_files().chunks(FILES) {
+            let asks: Vec<KnownFile> = files.iter().map(|file| known(file)).collect();
+            let forgotten = self.meta.forgotten_of(&asks).await?;
+            for (ino, after) in forgotten.news {
+                let Some(file) = self.file(ino) else { continue };
+                told += 1;
+                // Who has the turn may be waiting for the service.
+                let turn = file.turn.try_lock();
+                self.reassert(&file, after, turn.is_ok()).await?;
+                if turn.is_err() {
+                    late.push(Arc::clone(&file));
+                }
+            }
+            unknown.extend(forgotten.unknown);
+        }
+        self.tell_quiet_if_idle().await;
+        self.meta.reasserted().await?;
+        self.metrics.reasserted.fetch_add(told, Relaxed);
+        for ino in unknown {
+            if let Some(file) = self.file(ino) {
+                self.find_by_name(&file).await;
+                late.push(file);
+            }
+        }
+        for file in late {
+            let _turn = file.turn.lock().await;
+            let forgotten = self.meta.forgotten_of(&[known(&file)]).await?;
+            for (_, after) in forgotten.news {
+                self.reassert(&file, after, true).await?;
+            }
+        }
+        if told > 0 {
+            tracing::info!(files = told, "told the service what it may have forgotten");
+        }
+        Ok(())
+    }
+
+    /// `complete`: nobody is being given a place in the file.
+    async fn reassert(
+        &self,
+        file: &CachedFile,
+        after: Version,
+        complete: bool,
+    ) -> Result<(), Errno> {
+        let mut at = 0;
+        while at < ByteRange::ALL.end() {
+            let (part, mtime) = {
+                let state = file.state.read();
+                let mtime = state.attr.as_ref().map(|attr| attr.mtime);
+                let rest = ByteRange::from(at);
+                (state.view.assertion(rest, after, CLAIMS, complete), mtime)
+            };
+            at = part.covers.end();
+            self.meta.reassert(file.ino, &part, mtime).await?;
+        }
+        Ok(())
+    }
+
+    /// A file that the service found on the backing in the time that it lost is found again by its name.
+    async fn find_by_name(&self, file: &CachedFile) {
+        let path = file.state.read().path.clone();
+        let mut at = Ino::ROOT;
+        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            let Ok(name) = ebb_types::Name::new(name) else { return };
+            let Ok(attr) = self.meta.lookup(at, &name).await else { return };
+            at = attr.ino;
+        }
+    }
+
+    /// What a daemon before this one had published, as far as the service may have forgotten it.
+    pub(crate) async fn reassert_noted(&self, found: &Found) -> Result<(), Errno> {
+        let noted: Vec<(Ino, &Note)> = found.image.files().collect();
+        for notes in noted.chunks(FILES) {
+            let asks: Vec<KnownFile> = notes
+                .iter()
+                .map(|(ino, note)| KnownFile {
+                    ino: *ino,
+                    newest: published(note).map(|(_, v, _)| v).max().unwrap_or_default(),
+                    owns: false,
+                })
+                .collect();
+            for (ino, after) in self.meta.forgotten_of(&asks).await?.news {
+                let Some(note) = found.image.file(ino) else { continue };
+                let claims = published(note)
+                    .filter(|(_, version, held)| {
+                        *version > after && (held.durable || !found.rebooted) && !held.damaged
+                    })
+                    .map(|(range, version, _)| (range, Claimed::Own(version, false)));
+                let mut all = claims.collect::<Vec<_>>();
+                while !all.is_empty() {
+                    let rest = all.split_off(all.len().min(CLAIMS));
+                    let nothing = (0, Version::ZERO);
+                    let (size, base_len) = (nothing, nothing);
+                    let part = Assertion {
+                        size,
+                        base_len,
+                        covers: ByteRange::ALL,
+                        claims: all,
+                        complete: false,
+                    };
+                    self.meta.reassert(ino, &part, Some(note.header.mtime)).await?;
+                    all = rest;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn known(file: &Arc<CachedFile>) -> KnownFile {
+    let state = file.state.read();
+    KnownFile {
+        ino: file.ino,
+        newest: state.view.newest_known(),
+        owns: state.view.may_own(),
+    }
+}
+
+fn published(note: &Note) -> impl Iterator<Item = (ByteRange, Version, Held)> + '_ {
+    note.held().filter_map(|(range, held)| match held.kept {
+        Kept::Owned(version) | Kept::Again(version) => Some((range, version, held)),
+        Kept::Attaching | Kept::Written => None,
+    })
+}

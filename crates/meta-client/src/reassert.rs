@@ -1,0 +1,97 @@
+//! Telling a service that lost the end of its journal what this node knows
+//! ([`ebb_consistency::Assertion`]).
+
+use crate::client::MetaClient;
+use crate::names::expect_body;
+use ebb_consistency::{Assertion, Claimed};
+use ebb_types::{ByteRange, Errno, Ino, Time, Version};
+use ebb_wire::pb::{self, asserted::Kind, reply::Body, request::Op};
+use ebb_wire::{range_to_pb, time_to_pb};
+use tokio::sync::watch;
+
+/// What a node knows something of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownFile {
+    /// Which file.
+    pub ino: Ino,
+    /// The newest version.
+    pub newest: Version,
+    /// Bytes of it are, or may count as, the node's own.
+    pub owns: bool,
+}
+
+/// What the service does not know of what it was asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Files of which it may have forgotten something: what it said after that version.
+    pub news: Vec<(Ino, Version)>,
+    /// Files that it does not know.
+    pub unknown: Vec<Ino>,
+}
+
+impl MetaClient {
+    /// Counts the sessions whose service wants to hear what this node knows: told in full, and then
+    /// [`MetaClient::reasserted`].
+    #[must_use]
+    pub fn owes_words(&self) -> watch::Receiver<u64> {
+        self.inner.owed.subscribe()
+    }
+
+    /// Of which of these the service may have forgotten something.
+    pub async fn forgotten_of(&self, files: &[KnownFile]) -> Result<Forgotten, Errno> {
+        let asks = files.iter().map(|f| pb::KnownFile {
+            ino: f.ino.0,
+            newest: f.newest.0,
+            owns: f.owns,
+        });
+        let asks = pb::Reassert { asks: asks.collect(), ..pb::Reassert::default() };
+        let wanted = expect_body!(self.call(Op::Reassert(asks)).await?, Wanted);
+        Ok(Forgotten {
+            news: wanted.files.iter().map(|w| (Ino(w.ino), Version(w.after))).collect(),
+            unknown: wanted.unknown.into_iter().map(Ino).collect(),
+        })
+    }
+
+    /// Tells what this node knows of a part of a file.
+    pub async fn reassert(
+        &self,
+        ino: Ino,
+        assertion: &Assertion,
+        mtime: Option<Time>,
+    ) -> Result<(), Errno> {
+        let mtime = mtime.map(time_to_pb);
+        let files = vec![pb::Assertion { mtime, ..to_pb(ino, assertion) }];
+        self.call(Op::Reassert(pb::Reassert { files, ..pb::Reassert::default() })).await.map(drop)
+    }
+
+    /// This node has told everything. Comes back when requests go on.
+    pub async fn reasserted(&self) -> Result<(), Errno> {
+        let done = pb::Reassert { done: true, ..pb::Reassert::default() };
+        self.call(Op::Reassert(done)).await.map(drop)
+    }
+}
+
+fn to_pb(ino: Ino, assertion: &Assertion) -> pb::Assertion {
+    let ((size, size_as_of), (base_len, base_len_as_of)) = (assertion.size, assertion.base_len);
+    let claim = |(range, claim): &(ByteRange, Claimed)| {
+        let (kind, node, version, as_of) = match claim {
+            Claimed::Own(version, false) => (Kind::Own, 0, version.0, 0),
+            Claimed::Own(version, true) => (Kind::OwnFlushed, 0, version.0, 0),
+            Claimed::Keep => (Kind::Written, 0, 0, 0),
+            Claimed::Known { node, version, as_of } => (Kind::Known, node.0, version.0, as_of.0),
+        };
+        let (start, end) = (range.start(), range.end());
+        pb::Asserted { start, end, kind: kind.into(), node, version, as_of }
+    };
+    pb::Assertion {
+        ino: ino.0,
+        size,
+        size_as_of: size_as_of.0,
+        base_len,
+        base_len_as_of: base_len_as_of.0,
+        covers: Some(range_to_pb(assertion.covers)),
+        claims: assertion.claims.iter().map(claim).collect(),
+        complete: assertion.complete,
+        mtime: None,
+    }
+}

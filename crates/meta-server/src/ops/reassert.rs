@@ -1,0 +1,138 @@
+//! A node tells again what this service may have forgotten.
+
+use super::{Call, OpResult, checked, size};
+use crate::state::{Entry, FileOp, State};
+use ebb_consistency::{Assertion, Claimed};
+use ebb_namespace::{AttrChange, Home, Record};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
+use ebb_wire::pb::{self, asserted::Kind, reply::Body};
+
+/// Files and ranges that one request may speak of.
+const FILES_MAX: usize = 1 << 16;
+const CLAIMS_MAX: usize = 1 << 18;
+
+impl Call {
+    pub(super) async fn reassert(&self, op: &pb::Reassert) -> OpResult {
+        if op.asks.len() > FILES_MAX || op.files.len() > FILES_MAX {
+            return Err(Errno::E2BIG.into());
+        }
+        let told: Vec<(Ino, Assertion, &pb::Assertion)> = op
+            .files
+            .iter()
+            .map(|f| Ok((Ino(f.ino), assertion(f)?, f)))
+            .collect::<Result<_, Errno>>()?;
+        let wanted = {
+            let mut state = self.core.state();
+            for (ino, assertion, sent) in told {
+                // It is gone, or was made in the time that is lost.
+                if state.file(ino).is_err() {
+                    continue;
+                }
+                let entries = self.entries(&state, ino, assertion, sent)?;
+                self.core.commit(&mut state, &entries);
+                self.now_due(&mut state, ino);
+            }
+            let wanted = wanted(&state, self.who.node, &op.asks);
+            if op.done && state.owing.contains(&self.who.node) {
+                self.core.commit(&mut state, &[Entry::Reasserted(self.who.node)]);
+            }
+            wanted
+        };
+        if op.done {
+            self.core.words_are_heard().await;
+        }
+        Ok(Some(Body::Wanted(wanted)))
+    }
+
+    fn entries(
+        &self,
+        state: &State,
+        ino: Ino,
+        assertion: Assertion,
+        sent: &pb::Assertion,
+    ) -> Result<Vec<Entry>, Errno> {
+        let told = FileOp::Reassert(self.who.node, Box::new(assertion));
+        let mut entries = vec![Entry::File(ino, told)];
+        let inode = state.ns.inode(ino)?;
+        if let Some(mtime) = sent.mtime {
+            let mtime = ebb_wire::time_from_pb(mtime)?;
+            let change = AttrChange {
+                mtime: Some(mtime),
+                ctime: Some(mtime.max(inode.ctime)),
+                ..AttrChange::default()
+            };
+            let newer = mtime > inode.mtime;
+            entries.extend(newer.then_some(Entry::Ns(Record::Attr { ino, change })));
+        }
+        Ok(entries)
+    }
+
+    /// What is on no backing any more has to get there.
+    fn now_due(&self, state: &mut State, ino: Ino) {
+        let due = state.is_dirty(ino)
+            && state.ns.get(ino).is_some_and(|inode| inode.home == Home::Own && !inode.due);
+        if due {
+            self.core.commit(state, &[Entry::Ns(Record::Due { ino, due: true })]);
+        }
+    }
+}
+
+fn wanted(state: &State, node: NodeId, asks: &[pb::KnownFile]) -> pb::Wanted {
+    let mut wanted = pb::Wanted::default();
+    for ask in asks {
+        let Ok(file) = state.file(Ino(ask.ino)) else {
+            wanted.unknown.push(ask.ino);
+            continue;
+        };
+        let Some(from) = file.leapt_from() else { continue };
+        let news = ask.owns || Version(ask.newest) > from || file.owned().any(|o| o.node == node);
+        if news {
+            wanted.files.push(pb::WantedFile { ino: ask.ino, after: from.0 });
+        }
+    }
+    wanted
+}
+
+/// What is sent, checked: ranges in order, sizes that files can have.
+fn assertion(sent: &pb::Assertion) -> Result<Assertion, Errno> {
+    if sent.claims.len() > CLAIMS_MAX {
+        return Err(Errno::E2BIG);
+    }
+    let covers = ebb_wire::range_from_pb(sent.covers.ok_or(Errno::EPROTO)?)?;
+    let mut at = covers.start();
+    let mut claims = Vec::with_capacity(sent.claims.len());
+    for claim in &sent.claims {
+        let range = ebb_wire::range_from_pb(pb::Range { start: claim.start, end: claim.end })?;
+        if range.is_empty() || range.start() < at || range.end() > covers.end() {
+            return Err(Errno::EPROTO);
+        }
+        at = range.end();
+        let version = Version(claim.version);
+        let claimed = match Kind::try_from(claim.kind).map_err(|_| Errno::EPROTO)? {
+            Kind::Known if claim.version > claim.as_of => return Err(Errno::EPROTO),
+            Kind::Known => Claimed::Known {
+                node: NodeId(claim.node),
+                version,
+                as_of: Version(claim.as_of),
+            },
+            Kind::Own => Claimed::Own(version, false),
+            Kind::OwnFlushed => Claimed::Own(version, true),
+            Kind::Written => Claimed::Keep,
+        };
+        let owned = match claimed {
+            Claimed::Known { node, .. } => node != NodeId::NOBODY,
+            Claimed::Own(..) | Claimed::Keep => true,
+        };
+        if owned {
+            checked(pb::Range { start: range.start(), end: range.end() })?;
+        }
+        claims.push((range, claimed));
+    }
+    Ok(Assertion {
+        size: (size(sent.size)?, Version(sent.size_as_of)),
+        base_len: (size(sent.base_len)?, Version(sent.base_len_as_of)),
+        covers: ByteRange::new(covers.start(), covers.end()),
+        claims,
+        complete: sent.complete,
+    })
+}
