@@ -7,6 +7,8 @@ use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{open, requests};
 use ebb_tests::reboot;
 use ebb_tests::tools::wait_until;
+use rustix::fs::{FlockOperation, fcntl_lock, flock};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -66,8 +68,19 @@ fn forget_beside(
     still: Option<usize>,
     change: impl Fn(&Cluster, u64),
 ) -> u64 {
+    forget_after(cluster, still, |_| (), change)
+}
+
+/// The same, with something that it does not forget.
+fn forget_after(
+    cluster: &mut Cluster,
+    still: Option<usize>,
+    before: impl Fn(&Cluster),
+    change: impl Fn(&Cluster, u64),
+) -> u64 {
     let (state, old) = (cluster.meta_state(), cluster.root().join("old"));
     for round in 1..20 {
+        before(cluster);
         fs::write(cluster.node(0).path(format!("before-{round}")), "x").expect("write");
         std::thread::sleep(Duration::from_millis(1200 + 130 * round));
         copy_dir(&state, &old);
@@ -312,4 +325,47 @@ fn the_service_dies_while_it_is_told() {
         same("on every node", &read(node, "f"), &content(round));
     }
     drained(&cluster, "f", &content(round));
+}
+
+/// Locks that were taken in that time hold, those that were given back are free, and one that went from
+/// one node to another is the other's.
+#[test]
+fn locks_are_as_the_nodes_know_them() {
+    let mut cluster = builder("session").start();
+    let names = ["taken", "record", "given-back", "handed-over"];
+    names.iter().for_each(|name| make_synced(&cluster, name, &content(0)));
+    let on = |name: &str| [0, 1, 2].map(|node| open(&cluster.node(node).path(name)));
+    let [taken, record, given_back, handed_over] = names.map(on);
+    let try_lock = |file: &File| flock(file, FlockOperation::NonBlockingLockExclusive);
+    let unlock = |file: &File| flock(file, FlockOperation::Unlock).expect("unlock");
+    let before = |_: &Cluster| {
+        unlock(&taken[0]);
+        fcntl_lock(&record[0], FlockOperation::Unlock).expect("unlock");
+        unlock(&handed_over[1]);
+        try_lock(&given_back[0]).expect("lock");
+        try_lock(&handed_over[0]).expect("lock");
+    };
+    forget_after(&mut cluster, None, before, |_, _| {
+        try_lock(&taken[0]).expect("lock");
+        fcntl_lock(&record[0], FlockOperation::NonBlockingLockExclusive).expect("lock");
+        unlock(&given_back[0]);
+        unlock(&handed_over[0]);
+        try_lock(&handed_over[1]).expect("lock");
+    });
+    assert_eq!(try_lock(&taken[2]), Err(Errno::AGAIN), "taken then");
+    let other = fcntl_lock(&record[2], FlockOperation::NonBlockingLockShared);
+    assert!(matches!(other, Err(Errno::AGAIN | Errno::ACCESS)), "{other:?}");
+    try_lock(&given_back[2]).expect("given back then");
+    assert_eq!(try_lock(&handed_over[2]), Err(Errno::AGAIN), "handed over then");
+    assert_eq!(try_lock(&handed_over[0]), Err(Errno::AGAIN), "handed over then");
+    // Nobody's lock was broken by it, and all of them end as ever.
+    for file in [&taken[0], &record[0], &handed_over[1]] {
+        file.write_all_at(b"y", 3).expect("write");
+    }
+    fcntl_lock(&record[0], FlockOperation::Unlock).expect("unlock");
+    fcntl_lock(&record[2], FlockOperation::NonBlockingLockShared).expect("lock");
+    for (held, wanted) in [(&taken[0], &taken[2]), (&handed_over[1], &handed_over[0])] {
+        unlock(held);
+        try_lock(wanted).expect("free again");
+    }
 }

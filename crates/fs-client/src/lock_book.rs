@@ -15,6 +15,10 @@
 //!
 //! Broken handles and owners fail until they are closed: others may have had the lock meanwhile.
 
+use ebb_meta_client::LockKind;
+use ebb_types::ByteRange;
+use rangemap::RangeMap;
+
 /// Whose lock, as the kernel numbers them. `flock` and record locks do not see each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockOwner {
@@ -37,6 +41,37 @@ pub struct Holder {
     asked: u32,
     /// It may have a lock.
     held: bool,
+    /// What it has, as far as this daemon has seen it locked.
+    locks: RangeMap<u64, HeldAs>,
+    /// A daemon before this one may have seen more.
+    inherited: bool,
+}
+
+/// How a range is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldAs {
+    /// Shared or not.
+    pub kind: LockKind,
+    /// The process, for whoever asks.
+    pub pid: u32,
+}
+
+impl Holder {
+    fn new(owner: LockOwner) -> Holder {
+        let (through, locks) = (Vec::new(), RangeMap::new());
+        Holder { owner, through, asking: 0, asked: 0, held: false, locks, inherited: false }
+    }
+
+    /// What it holds.
+    pub fn locks(&self) -> impl Iterator<Item = (ByteRange, HeldAs)> + '_ {
+        self.locks.iter().map(|(range, held)| (ByteRange::new(range.start, range.end), *held))
+    }
+
+    /// True when that is certain: no answer is awaited, and nothing is from before.
+    #[must_use]
+    pub fn is_certain(&self) -> bool {
+        self.asking == 0 && !self.inherited
+    }
 }
 
 /// All of one file.
@@ -52,8 +87,7 @@ impl LockBook {
     fn holder(&mut self, owner: LockOwner, handle: u64) -> &mut Holder {
         let known = self.holders.iter().position(|h| h.owner == owner);
         let at = known.unwrap_or_else(|| {
-            let new = Holder { owner, through: vec![], asking: 0, asked: 0, held: false };
-            self.holders.push(new);
+            self.holders.push(Holder::new(owner));
             self.holders.len() - 1
         });
         let holder = &mut self.holders[at];
@@ -88,9 +122,29 @@ impl LockBook {
         }
     }
 
+    /// An owner has locked a range. (One that has closed meanwhile has left the book.)
+    pub fn locked(&mut self, owner: LockOwner, range: ByteRange, held: HeldAs) {
+        if let Some(holder) = self.holders.iter_mut().find(|h| h.owner == owner) {
+            holder.locks.insert(range.to_std(), held);
+        }
+    }
+
+    /// An owner is giving a range back.
+    pub fn unlocks(&mut self, owner: LockOwner, range: ByteRange) {
+        if let Some(holder) = self.holders.iter_mut().find(|h| h.owner == owner) {
+            holder.locks.remove(range.to_std());
+        }
+    }
+
+    /// Everybody who may have locks.
+    pub fn holders(&self) -> impl Iterator<Item = &Holder> {
+        self.holders.iter()
+    }
+
     /// An owner (a daemon that died knew it) may have locks.
     pub fn inherit(&mut self, owner: LockOwner, handle: u64) {
-        self.holder(owner, handle).held = true;
+        let holder = self.holder(owner, handle);
+        (holder.held, holder.inherited) = (true, true);
     }
 
     /// How often an owner has asked, for [`LockBook::unlocked`].
@@ -238,6 +292,29 @@ mod tests {
         assert!(book.closes(7).is_some());
         book.answered(process(7), 1, false);
         assert!(book.process_holds(7));
+    }
+
+    #[test]
+    fn what_an_owner_holds_is_known_by_range() {
+        let mut book = LockBook::default();
+        let (owner, write) = (process(7), HeldAs { kind: LockKind::Write, pid: 3 });
+        let locks = |book: &LockBook| -> Vec<(u64, u64)> {
+            let holder = book.holders().find(|h| h.owner == owner);
+            holder.map_or_else(Vec::new, |h| h.locks().map(|(r, _)| (r.start(), r.end())).collect())
+        };
+        book.asks(owner, 1);
+        assert!(!book.holders().next().expect("asks").is_certain(), "no answer yet");
+        book.answered(owner, 1, false);
+        book.locked(owner, ByteRange::new(0, 100), write);
+        book.unlocks(owner, ByteRange::new(40, 60));
+        assert_eq!(locks(&book), [(0, 40), (60, 100)]);
+        assert!(book.holders().all(Holder::is_certain));
+        // Who has left the book when the answer comes holds nothing that is told.
+        book.closes(7);
+        book.locked(owner, ByteRange::new(0, 9), write);
+        assert_eq!(locks(&book), []);
+        book.inherit(owner, 2);
+        assert!(!book.holders().next().expect("inherited").is_certain());
     }
 
     #[test]

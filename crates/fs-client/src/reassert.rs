@@ -1,6 +1,6 @@
 //! Telling a service that lost the end of its journal what this node knows: of each file that it
 //! has, from the view ([`ebb_consistency::FileView::assertion`]); of what a daemon before this one left,
-//! from the node journal.
+//! from the node journal; and what is locked here.
 //!
 //! Consistency: most requests of every node wait at the service until this node has told, or a
 //! lease is over.
@@ -60,7 +60,9 @@ impl Node {
             unknown.extend(forgotten.unknown);
         }
         self.tell_quiet_if_idle().await;
-        self.meta.reasserted().await?;
+        for ino in self.meta.reasserted(Some(self.locks_now())).await? {
+            self.file(ino).iter().for_each(|file| self.lose_locks_of(file));
+        }
         self.metrics.reasserted.fetch_add(told, Relaxed);
         for ino in unknown {
             if let Some(file) = self.file(ino) {
@@ -155,11 +157,7 @@ impl Node {
 
 fn known(file: &Arc<CachedFile>) -> KnownFile {
     let state = file.state.read();
-    KnownFile {
-        ino: file.ino,
-        newest: state.view.newest_known(),
-        owns: state.view.may_own(),
-    }
+    KnownFile { ino: file.ino, newest: state.view.newest_known(), owns: state.view.may_own() }
 }
 
 fn published(note: &Note) -> impl Iterator<Item = (ByteRange, Version, Held)> + '_ {

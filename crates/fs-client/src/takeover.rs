@@ -60,7 +60,11 @@ pub(crate) fn take_over(
         if let Some(found) = left.found().filter(|_| left.is_of_job(welcome.job)) {
             node.reassert_noted(found).await?;
         }
-        if welcome.reassert { node.meta.reasserted().await } else { Ok(()) }
+        if welcome.reassert {
+            // Of what is locked through handles that go on nothing is known here.
+            node.meta.reasserted(None).await?;
+        }
+        Ok(())
     };
     runtime.block_on(reassert).map_err(|e: Errno| failed(e.into()))?;
     if let Some(found) = left.found() {

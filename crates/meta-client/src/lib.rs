@@ -40,7 +40,7 @@ pub use names::{
     DirEntry, DirPage, LookedUp, Made, MakeRequest, New, Renamed, SetAttr, SetAttrDone, SetTime,
     Wish,
 };
-pub use reassert::{Forgotten, KnownFile};
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
+pub use reassert::{Forgotten, KnownFile, OwnedLocks};
 pub use session::{ConnectError, ConnectOptions};
 pub use trust::{OnGivenUp, OnPublish, OnRecall, PublishFor, now_ms};

@@ -26,7 +26,7 @@ pub enum LockKind {
 }
 
 impl LockKind {
-    fn to_wire(self) -> u32 {
+    pub(crate) fn to_wire(self) -> u32 {
         match self {
             LockKind::Read => 0,
             LockKind::Write => 1,

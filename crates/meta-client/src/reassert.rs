@@ -2,6 +2,7 @@
 //! ([`ebb_consistency::Assertion`]).
 
 use crate::client::MetaClient;
+use crate::locks::LockKind;
 use crate::names::expect_body;
 use ebb_consistency::{Assertion, Claimed};
 use ebb_types::{ByteRange, Errno, Ino, Time, Version};
@@ -19,6 +20,24 @@ pub struct KnownFile {
     /// Bytes of it are, or may count as, the node's own.
     pub owns: bool,
 }
+
+/// What an owner on this node has locked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedLocks {
+    /// Of which file.
+    pub ino: Ino,
+    /// The kernel's number.
+    pub owner: u64,
+    /// `flock` rather than `fcntl`.
+    pub flock: bool,
+    /// These and no others.
+    pub certain: bool,
+    /// The ranges.
+    pub locks: Vec<(ByteRange, LockKind, u32)>,
+}
+
+/// Owners that one request may speak of.
+const OWNERS_MAX: usize = 1 << 16;
 
 /// What the service does not know of what it was asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,11 +58,8 @@ impl MetaClient {
 
     /// Of which of these the service may have forgotten something.
     pub async fn forgotten_of(&self, files: &[KnownFile]) -> Result<Forgotten, Errno> {
-        let asks = files.iter().map(|f| pb::KnownFile {
-            ino: f.ino.0,
-            newest: f.newest.0,
-            owns: f.owns,
-        });
+        let asks =
+            files.iter().map(|f| pb::KnownFile { ino: f.ino.0, newest: f.newest.0, owns: f.owns });
         let asks = pb::Reassert { asks: asks.collect(), ..pb::Reassert::default() };
         let wanted = expect_body!(self.call(Op::Reassert(asks)).await?, Wanted);
         Ok(Forgotten {
@@ -64,10 +80,31 @@ impl MetaClient {
         self.call(Op::Reassert(pb::Reassert { files, ..pb::Reassert::default() })).await.map(drop)
     }
 
-    /// This node has told everything. Comes back when requests go on.
-    pub async fn reasserted(&self) -> Result<(), Errno> {
-        let done = pb::Reassert { done: true, ..pb::Reassert::default() };
-        self.call(Op::Reassert(done)).await.map(drop)
+    /// This node has told everything, with these locks. Comes back when requests go on, with the files
+    /// whose locks are lost. `None`: of locks it knows nothing.
+    pub async fn reasserted(&self, locks: Option<Vec<OwnedLocks>>) -> Result<Vec<Ino>, Errno> {
+        let all_locks = locks.as_ref().is_some_and(|locks| locks.len() <= OWNERS_MAX);
+        let owners = locks.filter(|_| all_locks).unwrap_or_default();
+        let owners = owners.iter().map(owner_to_pb).collect();
+        let done = pb::Reassert { done: true, owners, all_locks, ..pb::Reassert::default() };
+        let wanted = expect_body!(self.call(Op::Reassert(done)).await?, Wanted);
+        Ok(wanted.lost.iter().map(|lost| Ino(lost.ino)).collect())
+    }
+}
+
+fn owner_to_pb(owned: &OwnedLocks) -> pb::LockOwner {
+    let held = |(range, kind, pid): &(ByteRange, LockKind, u32)| pb::HeldLock {
+        range: Some(range_to_pb(*range)),
+        r#type: kind.to_wire(),
+        pid: *pid,
+    };
+    let OwnedLocks { ino, owner, flock, certain, locks } = owned;
+    pb::LockOwner {
+        ino: ino.0,
+        owner: *owner,
+        flock: *flock,
+        certain: *certain,
+        locks: locks.iter().map(held).collect(),
     }
 }
 

@@ -3,7 +3,9 @@
 
 use crate::begun::Begun;
 use crate::lineage::{Lineage, Start};
-use ebb_consistency::{Assertion, FileState, Leap, Owned, QuietState, Seat, StoredChanges, StoredGuesses};
+use ebb_consistency::{
+    Assertion, FileState, Leap, Owned, QuietState, Seat, StoredChanges, StoredGuesses,
+};
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};

@@ -45,10 +45,13 @@ impl FileView {
                 end = range.start();
                 break;
             }
-            claims.push((range, match state {
-                Local::Owned { last, flushed, .. } => Claimed::Own(last, flushed),
-                _ => Claimed::Keep,
-            }));
+            claims.push((
+                range,
+                match state {
+                    Local::Owned { last, flushed, .. } => Claimed::Own(last, flushed),
+                    _ => Claimed::Keep,
+                },
+            ));
             at = range.end();
         }
         if end == covers.end() {

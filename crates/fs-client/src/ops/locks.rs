@@ -7,12 +7,11 @@
 
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
-use crate::lock_book::{Holder, LockOwner};
+use crate::lock_book::{HeldAs, Holder, LockOwner};
 use crate::node::Node;
 use ebb_consistency::SyncEvent;
-use ebb_meta_client::LockKind;
 use ebb_meta_client::LockRequest as Wanted;
-use ebb_meta_client::Wish;
+use ebb_meta_client::{LockKind, OwnedLocks, Wish};
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -102,6 +101,7 @@ impl Node {
         wanted.publish = !file.state.read().model.writes_publish();
         if wanted.kind == LockKind::Unlock {
             let asked = file.locks.lock().asked(owner);
+            file.change_locks(|book| book.unlocks(owner, wanted.range));
             let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
             self.meta.set_lock(&wanted).await?;
             if lock.flock || wanted.range == ByteRange::ALL {
@@ -118,7 +118,12 @@ impl Node {
             false => self.meta.set_lock(&wanted).await,
         };
         let refused = matches!(answer, Err(Errno::EAGAIN | Errno::EDEADLK | Errno::EINVAL));
-        file.change_locks(|book| book.answered(owner, handle.fh, refused));
+        file.change_locks(|book| {
+            book.answered(owner, handle.fh, refused);
+            if answer.is_ok() {
+                book.locked(owner, wanted.range, HeldAs { kind: wanted.kind, pid: lock.pid });
+            }
+        });
         answer?;
         self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await?;
         // The node can have been given up while the answer was on its way.
@@ -224,7 +229,23 @@ impl Node {
         if broken { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    fn lose_locks_of(&self, file: &Arc<CachedFile>) {
+    /// Everything that may be locked on this node.
+    pub(crate) fn locks_now(&self) -> Vec<OwnedLocks> {
+        let mut all = Vec::new();
+        for file in self.all_files().into_iter().filter(|file| file.is_guarded()) {
+            let book = file.locks.lock();
+            all.extend(book.holders().map(|holder| OwnedLocks {
+                ino: file.ino,
+                owner: holder.owner.id,
+                flock: holder.owner.flock,
+                certain: holder.is_certain(),
+                locks: holder.locks().map(|(range, h)| (range, h.kind, h.pid)).collect(),
+            }));
+        }
+        all
+    }
+
+    pub(crate) fn lose_locks_of(&self, file: &Arc<CachedFile>) {
         let lost = file.change_locks(|book| {
             let lost = book.lose();
             for handle in book.broken_handles() {
@@ -235,8 +256,8 @@ impl Node {
         if lost {
             tracing::error!(
                 file = file.label(),
-                "this node was silent for so long that its locks may be others' now: what had \
-                 locked the file fails with EIO until it is closed"
+                "this node's locks may be others' now, because it was silent for too long, or the \
+                 service forgot them: what had locked the file fails with EIO until it is closed"
             );
             self.metrics.locks_lost.fetch_add(1, Relaxed);
             self.give_back_later(file);

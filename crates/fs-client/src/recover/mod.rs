@@ -140,7 +140,7 @@ impl Recovery<'_> {
         let mut placed: BTreeMap<Ino, Placed> = BTreeMap::new();
         let told = async {
             self.node.reassert_noted(&found).await?;
-            self.node.meta.reasserted().await
+            self.node.meta.reasserted(None).await
         };
         told.await.map_err(fail("cannot tell the service what was known"))?;
         // Before anything is touched: what is on the backing and is not what was known.

@@ -18,7 +18,8 @@ const SNAPSHOT: u64 = 1 << 32;
 /// Where the records of an image lead, or why they cannot be believed.
 fn replay(image: &Image, boot: Boot) -> Result<u64, String> {
     let bytes = image.get(NAME).ok_or("no journal")?;
-    let (job, bodies) = parse(Path::new(NAME), bytes, boot).map_err(|e| e.to_string())?;
+    let Read { job, bodies, .. } =
+        parse(Path::new(NAME), bytes, boot).map_err(|e| e.to_string())?;
     assert_eq!(job, 5);
     let mut state = 0;
     for body in bodies {

@@ -15,7 +15,7 @@ const HERE: Boot = Boot(7);
 const BEGIN: usize = HEADER_BYTES + MARK_BYTES;
 
 fn parsed(bytes: &[u8]) -> Result<(u64, Vec<Vec<u8>>), JournalError> {
-    parse(Path::new("j"), bytes, HERE)
+    parse(Path::new("j"), bytes, HERE).map(|read| (read.job, read.bodies))
 }
 
 fn small(records: u8) -> (Vec<u8>, Vec<usize>) {
@@ -94,7 +94,8 @@ fn what_was_written_is_there_after_compaction_too() {
         // Without any stop: what is written survives the service.
         let bytes = std::fs::read(dir.path().join("journal")).unwrap();
         let found = parse(Path::new("j"), &bytes, Boot::now()).unwrap();
-        assert_eq!(found, (7, vec![body(1), body(2)]));
+        assert_eq!((found.job, found.bodies), (7, vec![body(1), body(2)]));
+        assert!(!found.rebooted);
         let mut snapshot = Vec::new();
         frame(&mut snapshot, &body(100));
         journal.compact(snapshot);
@@ -103,7 +104,7 @@ fn what_was_written_is_there_after_compaction_too() {
         journal.stop();
     });
     let read = StateDir::take(dir.path()).unwrap().read().unwrap().unwrap();
-    assert_eq!(read, (7, vec![body(100), body(3)]));
+    assert_eq!((read.job, read.bodies), (7, vec![body(100), body(3)]));
 }
 
 #[test]
@@ -112,9 +113,10 @@ fn only_what_was_synced_is_damage_after_a_power_loss() {
     let elsewhere = |bytes: &[u8]| parse(Path::new("j"), bytes, Boot(8));
     bytes[ends[2]..ends[3]].fill(0);
     assert!(parsed(&bytes).is_err(), "in the same boot nothing is out of order");
-    assert_eq!(elsewhere(&bytes).unwrap().1.len(), 2);
+    let found = elsewhere(&bytes).unwrap();
+    assert_eq!((found.bodies.len(), found.rebooted), (2, true));
     put_mark(&mut bytes, ends[2] as u64);
-    assert_eq!(elsewhere(&bytes).unwrap().1.len(), 2, "what was before it was synced");
+    assert_eq!(elsewhere(&bytes).unwrap().bodies.len(), 2, "what was before it was synced");
     put_mark(&mut bytes, ends[3] as u64);
     let found = elsewhere(&bytes);
     assert!(matches!(found, Err(JournalError::Damaged { offset, .. }) if offset == ends[2] as u64));
@@ -258,7 +260,7 @@ async fn a_full_disk_is_waited_for_and_nothing_is_written_twice() {
             assert!(std::time::Instant::now() < end, "it does not go on");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let (_, found) = read(&*storage, Path::new("j")).unwrap().unwrap();
-        assert_eq!(found, want, "round {round}");
+        let found = read(&*storage, Path::new("j")).unwrap().unwrap();
+        assert_eq!(found.bodies, want, "round {round}");
     }
 }

@@ -10,15 +10,15 @@ use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
 
-const READ: u32 = 0;
-const WRITE: u32 = 1;
+pub(crate) const READ: u32 = 0;
+pub(crate) const WRITE: u32 = 1;
 const UNLOCK: u32 = 2;
 
-fn space(flock: bool) -> Space {
+pub(crate) fn space(flock: bool) -> Space {
     if flock { Space::Flock } else { Space::Posix }
 }
 
-fn range(flock: bool, range: Option<pb::Range>) -> Result<ByteRange, Errno> {
+pub(crate) fn range(flock: bool, range: Option<pb::Range>) -> Result<ByteRange, Errno> {
     match range {
         _ if flock => Ok(ByteRange::ALL),
         None => Ok(ByteRange::ALL),

@@ -1,11 +1,13 @@
 //! A node tells again what this service may have forgotten.
 
-use super::{Call, OpResult, checked, size};
+use super::{Call, OpResult, checked, locking, size};
+use crate::reassert::Holding;
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{Assertion, Claimed};
+use ebb_namespace::locks::Kind;
 use ebb_namespace::{AttrChange, Home, Record};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
-use ebb_wire::pb::{self, asserted::Kind, reply::Body};
+use ebb_wire::pb::{self, asserted, reply::Body};
 
 /// Files and ranges that one request may speak of.
 const FILES_MAX: usize = 1 << 16;
@@ -21,7 +23,11 @@ impl Call {
             .iter()
             .map(|f| Ok((Ino(f.ino), assertion(f)?, f)))
             .collect::<Result<_, Errno>>()?;
-        let wanted = {
+        let locks = match op.done && op.all_locks {
+            true => Some(owners(&op.owners)?),
+            false => None,
+        };
+        let mut wanted = {
             let mut state = self.core.state();
             for (ino, assertion, sent) in told {
                 // It is gone, or was made in the time that is lost.
@@ -34,12 +40,14 @@ impl Call {
             }
             let wanted = wanted(&state, self.who.node, &op.asks);
             if op.done && state.owing.contains(&self.who.node) {
+                self.core.hear_locks(self.who.node, locks);
                 self.core.commit(&mut state, &[Entry::Reasserted(self.who.node)]);
             }
             wanted
         };
         if op.done {
             self.core.words_are_heard().await;
+            wanted.lost = self.core.lost_locks_of(self.who.node);
         }
         Ok(Some(Body::Wanted(wanted)))
     }
@@ -77,6 +85,31 @@ impl Call {
     }
 }
 
+/// Who holds which locks, checked.
+fn owners(sent: &[pb::LockOwner]) -> Result<Vec<Holding>, Errno> {
+    if sent.len() > FILES_MAX {
+        return Err(Errno::E2BIG);
+    }
+    let holding = |o: &pb::LockOwner| {
+        let held = |h: &pb::HeldLock| {
+            let kind = match h.r#type {
+                locking::READ => Kind::Read,
+                locking::WRITE => Kind::Write,
+                _ => return Err(Errno::EINVAL),
+            };
+            Ok((locking::range(o.flock, h.range)?, kind, h.pid))
+        };
+        Ok(Holding {
+            ino: Ino(o.ino),
+            space: locking::space(o.flock),
+            owner: o.owner,
+            certain: o.certain,
+            locks: o.locks.iter().map(held).collect::<Result<_, Errno>>()?,
+        })
+    };
+    sent.iter().map(holding).collect()
+}
+
 fn wanted(state: &State, node: NodeId, asks: &[pb::KnownFile]) -> pb::Wanted {
     let mut wanted = pb::Wanted::default();
     for ask in asks {
@@ -108,16 +141,14 @@ fn assertion(sent: &pb::Assertion) -> Result<Assertion, Errno> {
         }
         at = range.end();
         let version = Version(claim.version);
-        let claimed = match Kind::try_from(claim.kind).map_err(|_| Errno::EPROTO)? {
-            Kind::Known if claim.version > claim.as_of => return Err(Errno::EPROTO),
-            Kind::Known => Claimed::Known {
-                node: NodeId(claim.node),
-                version,
-                as_of: Version(claim.as_of),
-            },
-            Kind::Own => Claimed::Own(version, false),
-            Kind::OwnFlushed => Claimed::Own(version, true),
-            Kind::Written => Claimed::Keep,
+        let claimed = match asserted::Kind::try_from(claim.kind).map_err(|_| Errno::EPROTO)? {
+            asserted::Kind::Known if claim.version > claim.as_of => return Err(Errno::EPROTO),
+            asserted::Kind::Known => {
+                Claimed::Known { node: NodeId(claim.node), version, as_of: Version(claim.as_of) }
+            }
+            asserted::Kind::Own => Claimed::Own(version, false),
+            asserted::Kind::OwnFlushed => Claimed::Own(version, true),
+            asserted::Kind::Written => Claimed::Keep,
         };
         let owned = match claimed {
             Claimed::Known { node, .. } => node != NodeId::NOBODY,

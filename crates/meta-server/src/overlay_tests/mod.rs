@@ -344,7 +344,7 @@ fn snapshot(state: &State) -> Vec<u8> {
 }
 
 fn replay(dir: &Path) -> State {
-    let (_, bodies) = StateDir::take(dir).unwrap().read().unwrap().unwrap();
+    let bodies = StateDir::take(dir).unwrap().read().unwrap().unwrap().bodies;
     let mut state = State::new(Namespace::empty());
     for body in bodies {
         for entry in state::decode(&body).unwrap() {

@@ -60,6 +60,23 @@ impl Service {
     /// Ends the service without any goodbye to the journal, as a crash does, and starts another
     /// one on the same state.
     pub async fn crash_and_restart(self, change: impl Fn(&mut Config)) -> Service {
+        Service::on(self.crash().await, change).await
+    }
+
+    /// The same on a machine that was booted in between.
+    pub async fn restart_after_a_boot(self, change: impl Fn(&mut Config)) -> Service {
+        let dir = self.crash().await;
+        let journal = dir.path().join("state/journal");
+        let mut bytes = std::fs::read(&journal).unwrap();
+        // In the header: magic, format, job, boot, and the sum of these.
+        bytes[20] ^= 1;
+        let sum = crc32c::crc32c(&bytes[..28]);
+        bytes[28..32].copy_from_slice(&sum.to_le_bytes());
+        std::fs::write(journal, bytes).unwrap();
+        Service::on(dir, change).await
+    }
+
+    async fn crash(self) -> tempfile::TempDir {
         let Service { dir, server, stop, running, .. } = self;
         drop(stop);
         running.await.unwrap();
@@ -71,7 +88,7 @@ impl Service {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        Service::on(dir, change).await
+        dir
     }
 
     pub fn backing(&self) -> PathBuf {
