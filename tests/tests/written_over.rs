@@ -66,6 +66,27 @@ fn went_its_way(node: &Node, options: &[(&str, &str)], what: &str) {
     }
 }
 
+/// Models and options that go other ways from each other.
+fn everywhere() -> [(&'static str, &'static [(&'static str, &'static str)]); 5] {
+    [
+        ("posix", &[("--io-path", "daemon")]),
+        ("posix", &[("--io-path", "auto")]),
+        ("session", &[("--io-path", "auto")]),
+        ("commit", &[("--cache-size", "64MiB")]),
+        ("session", &[("--replicas", "2")]),
+    ]
+}
+
+/// Two nodes, of which a silent one is given up soon.
+fn with_a_short_lease(model: &str, options: &[(&str, &str)], flush: &str) -> Cluster {
+    let builder = Cluster::builder().nodes(2).separate_meta().consistency(model);
+    let add = |b: ebb_testkit::Builder, (name, value): &(&str, &str)| b.option(name, value);
+    let builder = options.iter().fold(builder.flush(flush).lease("1s"), add);
+    let cluster = builder.start();
+    std::fs::write(there(&cluster), old()).expect("write");
+    cluster
+}
+
 #[test]
 fn the_old_one_stays_until_the_new_one_is_whole_and_closed() {
     if skip_reason().is_some() {
@@ -353,28 +374,30 @@ fn a_writer_that_died_leaves_the_old_one_also_when_others_drain_and_leave() {
     if skip_reason().is_some() {
         return;
     }
-    for given_up in [false, true] {
-        let builder = Cluster::builder().nodes(2).separate_meta().consistency("posix");
-        let cluster = builder.flush("immediate").lease("1s").start();
-        std::fs::write(there(&cluster), old()).expect("write");
-        let (a, b) = (cluster.node(0), cluster.node(1));
-        let file = empty(a);
-        file.write_all_at(&new(), 0).expect("write");
-        file.sync_all().expect("fsync");
-        a.wait_status(SOON, |s| s["dirty_bytes"] == 0);
-        a.kill9();
-        drop(file);
-        if given_up {
-            std::thread::sleep(Duration::from_secs(5));
+    for (model, options) in everywhere() {
+        for given_up in [false, true] {
+            let what = format!("{model} {options:?}, given up: {given_up}");
+            let cluster = with_a_short_lease(model, options, "immediate");
+            let (a, b) = (cluster.node(0), cluster.node(1));
+            let file = empty(a);
+            file.write_all_at(&new(), 0).expect("write");
+            file.sync_all().expect("fsync");
+            a.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+            went_its_way(a, options, &what);
+            a.kill9();
+            drop(file);
+            if given_up {
+                std::thread::sleep(Duration::from_secs(5));
+            }
+            b.drain();
+            is_old(&cluster, &format!("{what}: another node has drained"));
+            b.umount();
+            is_old(&cluster, &format!("{what}: another node has left"));
+            let _ = a.ebb("umount", &[], &[]);
+            a.mount();
+            a.umount();
+            is_new(&cluster, &format!("{what}: it was back"));
         }
-        b.drain();
-        is_old(&cluster, "another node has drained");
-        b.umount();
-        is_old(&cluster, "another node has left");
-        let _ = a.ebb("umount", &[], &[]);
-        a.mount();
-        a.umount();
-        is_new(&cluster, "it was back");
     }
 }
 
@@ -384,22 +407,24 @@ fn a_reader_that_died_does_not_hold_back_what_others_drain() {
     if skip_reason().is_some() {
         return;
     }
-    for given_up in [false, true] {
-        let cluster = Cluster::builder().nodes(2).separate_meta().consistency("posix");
-        let cluster = cluster.lease("1s").start();
-        std::fs::write(there(&cluster), old()).expect("write");
-        let (a, b) = (cluster.node(0), cluster.node(1));
-        let file = File::open(a.path("checkpoint")).expect("open");
-        file.read_exact_at(&mut [0; 10], 0).expect("read");
-        a.kill9();
-        drop(file);
-        if given_up {
-            std::thread::sleep(Duration::from_secs(5));
+    for (model, options) in everywhere() {
+        for given_up in [false, true] {
+            let what = format!("{model} {options:?}, given up: {given_up}");
+            let cluster = with_a_short_lease(model, options, "idle");
+            let (a, b) = (cluster.node(0), cluster.node(1));
+            let file = File::open(a.path("checkpoint")).expect("open");
+            file.read_exact_at(&mut [0; 10], 0).expect("read");
+            a.kill9();
+            drop(file);
+            if given_up {
+                std::thread::sleep(Duration::from_secs(5));
+            }
+            std::fs::write(b.path("checkpoint"), new()).expect("write");
+            went_its_way(b, options, &what);
+            b.drain();
+            is_new(&cluster, &format!("{what}: drained with 0"));
+            b.umount();
         }
-        std::fs::write(b.path("checkpoint"), new()).expect("write");
-        b.drain();
-        is_new(&cluster, "drained with 0");
-        b.umount();
     }
 }
 
