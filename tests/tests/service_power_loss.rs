@@ -12,8 +12,9 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -21,6 +22,9 @@ const SOON: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(10);
 const BUSY: Duration = Duration::from_secs(10);
 const LEN: u64 = 200_000;
+
+/// Clusters so far.
+static STEP: AtomicU64 = AtomicU64::new(0);
 
 fn builder(model: &str) -> Builder {
     let cluster = Cluster::builder().nodes(3).flush("end").separate_meta();
@@ -55,8 +59,22 @@ fn write_over(node: &Node, name: &str, data: &[u8], offset: u64) {
     file.write_all_at(data, offset).expect("write");
 }
 
-/// The service forgets what `change` has told it. Now and then its journal is synced in between and a node
-/// knows it: then the older one is refused, and it is done once more, with the next number. Returns that
+/// The journal was synced in between, and a node knows it: nothing of it can be lost.
+struct Synced;
+
+/// Now and then the syncer comes in between: once more then, with another cluster.
+fn unless_synced(run: fn()) {
+    for _ in 0..8 {
+        match std::panic::catch_unwind(run) {
+            Ok(()) => return,
+            Err(why) if why.is::<Synced>() => {}
+            Err(why) => std::panic::resume_unwind(why),
+        }
+    }
+    panic!("never without the syncer");
+}
+
+/// The service forgets what `change` has told it, which is given the number of the try. Returns that
 /// number.
 fn forget(cluster: &mut Cluster, change: impl Fn(&Cluster, u64)) -> u64 {
     forget_beside(cluster, None, change)
@@ -79,38 +97,27 @@ fn forget_after(
     change: impl Fn(&Cluster, u64),
 ) -> u64 {
     let (state, old) = (cluster.meta_state(), cluster.root().join("old"));
-    for round in 1..20 {
-        before(cluster);
-        fs::write(cluster.node(0).path(format!("before-{round}")), "x").expect("write");
-        std::thread::sleep(Duration::from_millis(1200 + 130 * round));
-        copy_dir(&state, &old);
-        change(cluster, round);
-        cluster.kill_meta();
-        let newest = cluster.root().join(format!("newest-{round}"));
-        fs::rename(&state, &newest).expect("put it away");
-        copy_dir(&old, &state);
-        reboot::of_the_service(&state.join("journal"));
-        cluster.restart_meta();
-        let refuses = |node: &Node| node.status().to_string().contains("older one");
-        let mut refused = false;
-        wait_until(SOON, "every node has seen the service", || {
-            let alive = that_answer(cluster, still);
-            refused = alive.iter().any(|node| refuses(node));
-            refused || alive.iter().all(|node| fs::metadata(node.path("")).is_ok())
-        });
-        if !refused {
-            return round;
+    let round = 1;
+    before(cluster);
+    fs::write(cluster.node(0).path(format!("before-{round}")), "x").expect("write");
+    // Not in step with the syncer, which comes every second.
+    let step = STEP.fetch_add(1, Ordering::Relaxed);
+    std::thread::sleep(Duration::from_millis(1200 + 170 * (step % 6)));
+    copy_dir(&state, &old);
+    change(cluster, round);
+    cluster.kill_meta();
+    fs::remove_dir_all(&state).expect("remove");
+    copy_dir(&old, &state);
+    reboot::of_the_service(&state.join("journal"));
+    cluster.restart_meta();
+    wait_until(SOON, "every node has seen the service", || {
+        let alive = that_answer(cluster, still);
+        if alive.iter().any(|node| node.status().to_string().contains("older one")) {
+            std::panic::panic_any(Synced);
         }
-        cluster.kill_meta();
-        fs::remove_dir_all(&state).expect("remove");
-        fs::rename(&newest, &state).expect("put it back");
-        cluster.restart_meta();
-        wait_until(SOON, "the right service", || {
-            let mut alive = that_answer(cluster, still).into_iter();
-            alive.all(|node| !refuses(node) && fs::metadata(node.path("")).is_ok())
-        });
-    }
-    panic!("never without the syncer");
+        alive.iter().all(|node| fs::metadata(node.path("")).is_ok())
+    });
+    round
 }
 
 fn that_answer(cluster: &Cluster, still: Option<usize>) -> Vec<&Node> {
@@ -149,16 +156,28 @@ fn bytes_are_told_again(model: &str, options: &[&str]) {
 
 #[test]
 fn bytes_are_told_again_under_session() {
+    unless_synced(bytes_are_told_again_under_session_once);
+}
+
+fn bytes_are_told_again_under_session_once() {
     bytes_are_told_again("session", &[]);
 }
 
 #[test]
 fn bytes_are_told_again_under_posix() {
+    unless_synced(bytes_are_told_again_under_posix_once);
+}
+
+fn bytes_are_told_again_under_posix_once() {
     bytes_are_told_again("posix", &[]);
 }
 
 #[test]
 fn bytes_are_told_again_under_commit() {
+    unless_synced(bytes_are_told_again_under_commit_once);
+}
+
+fn bytes_are_told_again_under_commit_once() {
     let options = ["--io-path", "daemon"];
     let mut cluster = builder("commit").prepare();
     cluster.nodes().iter().for_each(|node| node.mount_with(&options));
@@ -176,6 +195,10 @@ fn bytes_are_told_again_under_commit() {
 
 #[test]
 fn bytes_are_told_again_with_copies_and_a_small_cache() {
+    unless_synced(bytes_are_told_again_with_copies_and_a_small_cache_once);
+}
+
+fn bytes_are_told_again_with_copies_and_a_small_cache_once() {
     bytes_are_told_again("session", &["--replicas", "2", "--cache-size", "64M"]);
 }
 
@@ -183,6 +206,10 @@ fn bytes_are_told_again_with_copies_and_a_small_cache() {
 /// it.
 #[test]
 fn the_later_of_two_writers_counts() {
+    unless_synced(the_later_of_two_writers_counts_once);
+}
+
+fn the_later_of_two_writers_counts_once() {
     let mut cluster = builder("session").start();
     make_synced(&cluster, "f", &content(0));
     let half = LEN / 2;
@@ -202,6 +229,10 @@ fn the_later_of_two_writers_counts() {
 /// A file that was cut in that time does not get its end back, and one that grew keeps what it got.
 #[test]
 fn lengths_are_told_again() {
+    unless_synced(lengths_are_told_again_once);
+}
+
+fn lengths_are_told_again_once() {
     let mut cluster = builder("session").start();
     make_synced(&cluster, "cut", &content(0));
     make_synced(&cluster, "grown", &content(0)[..1000]);
@@ -228,6 +259,10 @@ fn lengths_are_told_again() {
 /// What was flushed in that time is not waited for by a drain.
 #[test]
 fn what_was_flushed_then_counts_as_flushed() {
+    unless_synced(what_was_flushed_then_counts_as_flushed_once);
+}
+
+fn what_was_flushed_then_counts_as_flushed_once() {
     let mut cluster = builder("session").flush("immediate").start();
     make_synced(&cluster, "f", &content(0));
     let round = forget(&mut cluster, |cluster, round| {
@@ -248,6 +283,10 @@ fn what_was_flushed_then_counts_as_flushed() {
 /// not what was before, and when it is back, they are.
 #[test]
 fn bytes_of_a_dead_node_are_not_those_of_before() {
+    unless_synced(bytes_of_a_dead_node_are_not_those_of_before_once);
+}
+
+fn bytes_of_a_dead_node_are_not_those_of_before_once() {
     let mut cluster = builder("session").start();
     make_synced(&cluster, "f", &content(0));
     let round = forget(&mut cluster, |cluster, round| {
@@ -278,6 +317,10 @@ fn bytes_of_a_dead_node_are_not_those_of_before() {
 /// have written since is newer.
 #[test]
 fn a_daemon_that_takes_over_tells_what_the_one_before_knew() {
+    unless_synced(a_daemon_that_takes_over_tells_what_the_one_before_knew_once);
+}
+
+fn a_daemon_that_takes_over_tells_what_the_one_before_knew_once() {
     let mut cluster = builder("session").start();
     make_synced(&cluster, "f", &content(0));
     make_synced(&cluster, "g", &content(0));
@@ -309,6 +352,10 @@ fn a_daemon_that_takes_over_tells_what_the_one_before_knew() {
 /// A service that dies while nodes tell goes on asking.
 #[test]
 fn the_service_dies_while_it_is_told() {
+    unless_synced(the_service_dies_while_it_is_told_once);
+}
+
+fn the_service_dies_while_it_is_told_once() {
     let mut cluster = builder("session").start();
     make_synced(&cluster, "f", &content(0));
     let round = forget_beside(&mut cluster, Some(0), |cluster, round| {
@@ -331,6 +378,10 @@ fn the_service_dies_while_it_is_told() {
 /// one node to another is the other's.
 #[test]
 fn locks_are_as_the_nodes_know_them() {
+    unless_synced(locks_are_as_the_nodes_know_them_once);
+}
+
+fn locks_are_as_the_nodes_know_them_once() {
     let mut cluster = builder("session").start();
     let names = ["taken", "record", "given-back", "handed-over"];
     names.iter().for_each(|name| make_synced(&cluster, name, &content(0)));
@@ -367,5 +418,103 @@ fn locks_are_as_the_nodes_know_them() {
     for (held, wanted) in [(&taken[0], &taken[2]), (&handed_over[1], &handed_over[0])] {
         unlock(held);
         try_lock(wanted).expect("free again");
+    }
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).expect("list").flatten();
+    let mut names: Vec<_> = names.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| !name.starts_with("before-"));
+    names.sort();
+    names
+}
+
+/// Files, directories and links that were made, renamed, written over, removed and changed in that time, by
+/// two nodes, none of it on the backing: everything is as it was left, on every node and in the end there.
+#[test]
+fn names_are_told_again() {
+    unless_synced(names_are_told_again_once);
+}
+
+fn names_are_told_again_once() {
+    let mut cluster = builder("session").start();
+    let kinds = ["renamed", "removed", "private", "over", "handed"];
+    let a = |cluster: &Cluster, name: String| cluster.node(0).path(name);
+    for (kind, n) in kinds.iter().flat_map(|kind| (1..20).map(move |n| (kind, n))) {
+        fs::write(a(&cluster, format!("{kind}-{n}")), format!("{kind} {n}")).expect("write");
+    }
+    let round = forget(&mut cluster, |cluster, n| {
+        let b = |name: String| cluster.node(1).path(name);
+        let a = |name: String| a(cluster, name);
+        fs::write(a(format!("new-{n}")), content(n)).expect("write");
+        fs::create_dir_all(a(format!("dir-{n}/deep"))).expect("mkdir");
+        fs::write(a(format!("dir-{n}/deep/file")), "deep").expect("write");
+        std::os::unix::fs::symlink("deep/file", a(format!("dir-{n}/link"))).expect("symlink");
+        fs::rename(a(format!("renamed-{n}")), a(format!("dir-{n}/renamed"))).expect("rename");
+        fs::remove_file(a(format!("removed-{n}"))).expect("unlink");
+        let private = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(a(format!("private-{n}")), private).expect("chmod");
+        fs::write(a(format!("tmp-{n}")), content(n + 1)).expect("write");
+        fs::rename(a(format!("tmp-{n}")), a(format!("over-{n}"))).expect("rename over");
+        // One node after the other: what the second says is the last word.
+        fs::rename(a(format!("handed-{n}")), a(format!("handed-once-{n}"))).expect("rename");
+        fs::rename(b(format!("handed-once-{n}")), b(format!("handed-twice-{n}"))).expect("rename");
+        fs::hard_link(b(format!("handed-twice-{n}")), b(format!("second-{n}"))).expect("link");
+    });
+    let check = |root: &Path, what: &str| {
+        let at = |name: &str| root.join(name.replace('#', &round.to_string()));
+        let read =
+            |name: &str| fs::read(at(name)).unwrap_or_else(|e| panic!("{what}: {name}: {e}"));
+        same(what, &read("new-#"), &content(round));
+        assert_eq!(read("dir-#/deep/file"), b"deep", "{what}");
+        assert_eq!(fs::read_link(at("dir-#/link")).expect("link").to_str(), Some("deep/file"));
+        assert_eq!(read("dir-#/renamed"), format!("renamed {round}").into_bytes(), "{what}");
+        let mode = fs::metadata(at("private-#")).expect("stat").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{what}");
+        same(what, &read("over-#"), &content(round + 1));
+        for name in ["handed-twice-#", "second-#"] {
+            assert_eq!(read(name), format!("handed {round}").into_bytes(), "{what}");
+        }
+        for gone in ["renamed-#", "removed-#", "tmp-#", "handed-#", "handed-once-#"] {
+            let found = fs::symlink_metadata(at(gone)).map_err(|e| e.kind());
+            assert_eq!(found.err(), Some(std::io::ErrorKind::NotFound), "{what}: {gone}");
+        }
+        names_in(root)
+    };
+    let listed: Vec<_> =
+        cluster.nodes().iter().rev().map(|n| check(&n.path(""), n.name())).collect();
+    assert!(listed.iter().all(|names| *names == listed[0]), "{listed:?}");
+    cluster.umount_all();
+    assert_eq!(check(&cluster.backing(), "on the backing"), listed[0]);
+    let parts = |name: &String| name.starts_with(".ebb");
+    assert!(!names_in(&cluster.backing()).iter().any(parts), "part files are left");
+}
+
+/// A file that was open while it was made, and is still written to.
+#[test]
+fn who_has_a_forgotten_file_open_goes_on() {
+    unless_synced(who_has_a_forgotten_file_open_goes_on_once);
+}
+
+fn who_has_a_forgotten_file_open_goes_on_once() {
+    for model in ["posix", "session"] {
+        let mut cluster = builder(model).start();
+        let opened = std::sync::Mutex::new(None);
+        let round = forget(&mut cluster, |cluster, round| {
+            let file = open(&cluster.node(0).path(format!("f-{round}")));
+            file.write_all_at(&content(round), 0).expect("write");
+            *opened.lock().expect("a lock") = Some(file);
+        });
+        let file = opened.into_inner().expect("a lock").expect("a file");
+        file.write_all_at(b"and on", 1000).expect("write");
+        file.sync_all().expect("fsync");
+        let mut want = content(round);
+        want[1000..1006].copy_from_slice(b"and on");
+        drop(file);
+        let name = format!("f-{round}");
+        for node in cluster.nodes().iter().rev() {
+            same(model, &read(node, &name), &want);
+        }
+        drained(&cluster, &name, &want);
     }
 }

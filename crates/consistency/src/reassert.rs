@@ -120,17 +120,23 @@ struct Part {
     told: Told,
 }
 
-impl Assertion {
+impl Claimed {
     /// The newest version that it speaks of.
-    #[must_use]
-    pub fn newest(&self) -> Version {
-        let of = |claim: &Claimed| match claim {
-            Claimed::Own(version, _) => *version,
+    fn newest(self) -> Version {
+        match self {
+            Claimed::Own(version, _) => version,
             Claimed::Keep => Version::ZERO,
-            Claimed::Known { version, as_of, .. } => *version.max(as_of),
-        };
-        let claims = self.claims.iter().map(|(_, claim)| of(claim));
-        claims.fold(self.size.1.max(self.base_len.1), Version::max)
+            Claimed::Known { version, as_of, .. } => version.max(as_of),
+        }
+    }
+}
+
+impl Assertion {
+    /// The newest version before `floor` that it speaks of.
+    fn newest(&self, floor: Version) -> Version {
+        let claims = self.claims.iter().map(|(_, claim)| claim.newest());
+        let all = claims.chain([self.size.1, self.base_len.1]);
+        all.filter(|version| *version < floor).fold(Version::ZERO, Version::max)
     }
 }
 
@@ -182,24 +188,24 @@ impl FileState {
     /// `teller` tells what it knows from the time that was lost. Words that speak of versions from
     /// after the leap are no such words and change nothing.
     pub fn reassert(&mut self, teller: NodeId, assertion: &Assertion) {
-        let newest = assertion.newest();
-        let Some(leap) = self.leap.as_deref_mut().filter(|_| newest < self.floor) else { return };
+        let floor = self.floor;
+        let Some(leap) = self.leap.as_deref_mut() else { return };
         let mut told: RangeMap<u64, Told> =
             std::mem::take(&mut leap.told).into_iter().map(|(r, t)| (r.to_std(), t)).collect();
-        self.version = self.version.max(newest);
+        self.version = self.version.max(assertion.newest(floor));
         let (base_len, as_of) = assertion.base_len;
-        if as_of > leap.base_len_as_of {
+        if as_of > leap.base_len_as_of && as_of < floor {
             self.base_len = base_len.min(leap.cut).max(leap.given);
             leap.base_len_as_of = as_of;
         }
         let (size, as_of) = assertion.size;
-        if as_of > leap.size_as_of {
+        if as_of > leap.size_as_of && as_of < floor {
             leap.size_as_of = as_of;
             let later = self.tree.iter().filter(|o| o.version > as_of);
             self.size = later.map(|o| o.range.end()).fold(size.max(leap.grown), u64::max);
         }
         let since = (leap.from, leap.size_as_of);
-        for (range, claim) in &assertion.claims {
+        for (range, claim) in assertion.claims.iter().filter(|(_, c)| c.newest() < floor) {
             let range = range.intersect(assertion.covers);
             for (range, claim) in self.as_its_owner_says(teller, range, *claim) {
                 self.take_word(teller, range, claim, since, &mut told);
@@ -292,7 +298,7 @@ impl FileState {
             let same = part.node == node && node != NodeId::NOBODY;
             let takes = match own {
                 // Of what is its own nobody knows more, unless it has changed since.
-                Some(_) if same => version >= part.version || part.version <= part.told.as_of,
+                Some(_) if same => part.version < self.floor,
                 _ if same && part.told.own => false,
                 _ => as_of > part.told.as_of,
             };
@@ -319,6 +325,7 @@ impl FileState {
             }
         }
     }
+
     /// `range` by who has it and when that was told: whole, in order.
     fn parts(&self, range: ByteRange, from: Version, told: &RangeMap<u64, Told>) -> Vec<Part> {
         let mut parts = Vec::new();

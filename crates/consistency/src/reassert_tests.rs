@@ -226,9 +226,17 @@ fn words_of_other_times_change_nothing() {
     let leapt = file.clone();
     file.reassert(NodeId(2), &word(FLOOR.0));
     assert_eq!(file, leapt, "no version of the time that was lost");
-    file.reassert(NodeId(2), &word(7));
+    // Beside words of now those of then count.
+    let mut both = word(7);
+    both.claims.push((ByteRange::new(20, 30), Claimed::Own(FLOOR.next(), false)));
+    file.reassert(NodeId(2), &both);
     assert_eq!(file.size(), 100);
-    assert_eq!(file.owned().next().map(|o| (o.node, o.range.end())), Some((NodeId(2), 9)));
+    assert_eq!(file.owned_in(ByteRange::from(9)).next(), None);
+    // What a node has published since it told, or before that, is newer than what it had.
+    let version = file.attach(NodeId(2), &[ByteRange::new(0, 5)]);
+    file.reassert(NodeId(2), &word(7));
+    assert_eq!(file.owned().next().map(|o| (o.version, o.range.end())), Some((version, 5)));
+    assert_eq!(file.owned().next().map(|o| (o.node, o.range.end())), Some((NodeId(2), 5)));
 }
 
 /// Who makes a file at least so long does not cut what was longer; who cuts it does.

@@ -12,6 +12,7 @@ use crate::journal::{Found, Held, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::{Assertion, Claimed};
 use ebb_meta_client::KnownFile;
+use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -43,6 +44,8 @@ impl Node {
     }
 
     async fn reassert_all(&self) -> Result<(), Errno> {
+        let heard = self.journal.get().map(|journal| journal.heard_after(self.meta.names_after()));
+        self.meta.reassert_names(heard.unwrap_or_default()).await?;
         let (mut told, mut late, mut unknown) = (0_u64, Vec::new(), Vec::new());
         for files in self.all_files().chunks(FILES) {
             let asks: Vec<KnownFile> = files.iter().map(|file| known(file)).collect();
@@ -99,7 +102,13 @@ impl Node {
                 (state.view.assertion(rest, after, CLAIMS, complete), mtime)
             };
             at = part.covers.end();
-            self.meta.reassert(file.ino, &part, mtime).await?;
+            if self.meta.reassert(file.ino, &part, mtime).await? {
+                tracing::warn!(file = file.label(), "what was flushed is flushed again");
+                file.state.write().view.not_flushed(part.covers);
+                if let Some(file) = self.file(file.ino) {
+                    self.list_dirty(&file);
+                }
+            }
         }
         Ok(())
     }
@@ -115,8 +124,13 @@ impl Node {
         }
     }
 
-    /// What a daemon before this one had published, as far as the service may have forgotten it.
+    /// What a daemon before this one had heard of names, and had published, as far as the service may
+    /// have forgotten it.
     pub(crate) async fn reassert_noted(&self, found: &Found) -> Result<(), Errno> {
+        let after = self.meta.names_after();
+        if after < Moment::MAX {
+            self.meta.reassert_names(found.image.book.facts_after(after)).await?;
+        }
         let noted: Vec<(Ino, &Note)> = found.image.files().collect();
         for notes in noted.chunks(FILES) {
             let asks: Vec<KnownFile> = notes

@@ -110,6 +110,8 @@ pub(crate) struct Inner {
     pub trusting: Trusting,
     /// Counts the sessions whose service wants to be told again what this node knows.
     pub owed: watch::Sender<u64>,
+    /// After which moment such a service may have forgotten something that it said of names.
+    pub names_after: AtomicU64,
     /// Who keeps what the service tells of names.
     pub on_facts: OnceLock<OnFacts>,
     calls: [AtomicU64; NAMES.len()],
@@ -193,6 +195,7 @@ impl MetaClient {
             leaving: AtomicBool::new(false),
             trusting: Trusting::default(),
             owed: watch::Sender::new(0),
+            names_after: AtomicU64::new(u64::MAX),
             on_facts: OnceLock::new(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),

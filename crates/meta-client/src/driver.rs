@@ -109,6 +109,7 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
     inner.exchange.up(session.number);
     inner.heartbeat();
     if session.welcome.reassert {
+        inner.names_after.store(session.welcome.names_after, Relaxed);
         inner.owed.send_modify(|sessions| *sessions += 1);
     }
 }

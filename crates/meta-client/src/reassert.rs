@@ -5,9 +5,13 @@ use crate::client::MetaClient;
 use crate::locks::LockKind;
 use crate::names::expect_body;
 use ebb_consistency::{Assertion, Claimed};
+use ebb_types::facts::{Facts, Moment};
 use ebb_types::{ByteRange, Errno, Ino, Time, Version};
 use ebb_wire::pb::{self, asserted::Kind, reply::Body, request::Op};
 use ebb_wire::{range_to_pb, time_to_pb};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// What a node knows something of.
@@ -36,6 +40,12 @@ pub struct OwnedLocks {
     pub locks: Vec<(ByteRange, LockKind, u32)>,
 }
 
+/// Others are waited for at most for a lease of the service's; this is for the longest of leases.
+const OTHERS: Duration = Duration::from_secs(300);
+
+/// Moments that one request speaks of.
+const MOMENTS_MAX: usize = 1 << 10;
+
 /// Owners that one request may speak of.
 const OWNERS_MAX: usize = 1 << 16;
 
@@ -56,6 +66,25 @@ impl MetaClient {
         self.inner.owed.subscribe()
     }
 
+    /// After which moment the service may have forgotten something that it said of names.
+    #[must_use]
+    pub fn names_after(&self) -> Moment {
+        self.inner.names_after.load(Relaxed)
+    }
+
+    /// Tells all that this node has heard of names since then, by moment. Comes back when every node
+    /// has.
+    pub async fn reassert_names(&self, told: BTreeMap<Moment, Facts>) -> Result<(), Errno> {
+        let facts: Vec<pb::Facts> =
+            told.iter().map(|(at, facts)| ebb_wire::facts_to_pb(*at, facts)).collect();
+        for some in facts.chunks(MOMENTS_MAX) {
+            let names = pb::Reassert { names: some.to_vec(), ..pb::Reassert::default() };
+            self.call(Op::Reassert(names)).await?;
+        }
+        let named = pb::Reassert { named: true, ..pb::Reassert::default() };
+        self.within(OTHERS).call(Op::Reassert(named)).await.map(drop)
+    }
+
     /// Of which of these the service may have forgotten something.
     pub async fn forgotten_of(&self, files: &[KnownFile]) -> Result<Forgotten, Errno> {
         let asks =
@@ -68,16 +97,19 @@ impl MetaClient {
         })
     }
 
-    /// Tells what this node knows of a part of a file.
+    /// Tells what this node knows of a part of a file. True when the backing has nothing of it: what
+    /// counts as flushed is not.
     pub async fn reassert(
         &self,
         ino: Ino,
         assertion: &Assertion,
         mtime: Option<Time>,
-    ) -> Result<(), Errno> {
+    ) -> Result<bool, Errno> {
         let mtime = mtime.map(time_to_pb);
         let files = vec![pb::Assertion { mtime, ..to_pb(ino, assertion) }];
-        self.call(Op::Reassert(pb::Reassert { files, ..pb::Reassert::default() })).await.map(drop)
+        let told = pb::Reassert { files, ..pb::Reassert::default() };
+        let wanted = expect_body!(self.call(Op::Reassert(told)).await?, Wanted);
+        Ok(wanted.unflushed.contains(&ino.0))
     }
 
     /// This node has told everything, with these locks. Comes back when requests go on, with the files
@@ -87,7 +119,8 @@ impl MetaClient {
         let owners = locks.filter(|_| all_locks).unwrap_or_default();
         let owners = owners.iter().map(owner_to_pb).collect();
         let done = pb::Reassert { done: true, owners, all_locks, ..pb::Reassert::default() };
-        let wanted = expect_body!(self.call(Op::Reassert(done)).await?, Wanted);
+        let done = self.within(OTHERS).call(Op::Reassert(done)).await?;
+        let wanted = expect_body!(done, Wanted);
         Ok(wanted.lost.iter().map(|lost| Ino(lost.ino)).collect())
     }
 }

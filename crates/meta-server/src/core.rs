@@ -142,9 +142,10 @@ impl Core {
         }
         name_parts(&mut state)?;
         let instance = random();
+        let last = crate::facts::moment(&state.lineage);
         begin(&mut state, instance)?;
         if rebooted {
-            crate::reassert::leap(&mut state);
+            crate::reassert::leap(&mut state, last);
         }
         let records_before = state.lineage.journalled();
         let before: Vec<NodeId> = state.nodes.keys().copied().collect();

@@ -118,11 +118,11 @@ impl Core {
 }
 
 /// Bits of a moment that count the records of one start; those above say which start it is.
-const RECORD_BITS: u32 = 34;
+pub(crate) const RECORD_BITS: u32 = 34;
 
 /// Now, counted in journal records since this service began. Starts are told apart by when they were,
 /// as in the numbers of inodes: also one on a state that a power loss has set back counts on.
-fn moment(lineage: &Lineage) -> Moment {
+pub(crate) fn moment(lineage: &Lineage) -> Moment {
     let records = lineage.journalled();
     match lineage.starts().next_back() {
         Some(start) => {

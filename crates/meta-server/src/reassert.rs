@@ -3,8 +3,8 @@
 //! A journal that another boot wrote may lack its end: what was not on stable storage, at most the last
 //! second. The service that reads it gives out no number that may have been given out then ([`leap`]),
 //! and asks every node of the job to tell what it knows of files from that time ([`Op::Reassert`]; what
-//! becomes of it is in [`ebb_consistency::Assertion`]), and what is locked on it. Names are not told again: a file that was
-//! made in that time is not known, and kept where its bytes are.
+//! becomes of it is in [`ebb_consistency::Assertion`]), what it has heard of names ([`Book`]), and what is
+//! locked on it. Names come first, so that files are known when their bytes are told.
 //!
 //! Consistency: until every node has told, requests wait, but for those that telling needs
 //! ([`Core::awaits_words`]); so nobody is answered from a state that is about to be mended. Who has not
@@ -14,19 +14,22 @@
 //! those who have not told ([`State::owing`]).
 //! Completion: a lease after the service began, at the latest.
 
-use crate::core::Core;
+use crate::core::{Core, Turn};
 use crate::lineage::Start;
 use crate::quiet::tells_first;
-use crate::state::{Entry, State};
+use crate::state::{Entry, FileOp, State};
+use ebb_consistency::FileState;
 use ebb_locks::Mutex;
 use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
-use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
+use ebb_namespace::{Book, Forgotten, Home, Inode, Link, OnBacking, Record, Under};
+use ebb_types::facts::{Facts, Moment};
+use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 use tokio::time::Instant;
 
 /// Below these bits of a version stands how many there were since a leap; above, which start leapt.
@@ -38,6 +41,13 @@ pub struct Waiting {
     on: AtomicBool,
     until: Instant,
     changed: Notify,
+    /// Of which moment the last is that this state has of the services before, and from where on this one
+    /// gives out inode numbers.
+    lost_after: Option<(Moment, Ino)>,
+    /// What was heard of names, and whose nodes have told all of it.
+    named: Mutex<(Book, BTreeSet<NodeId>)>,
+    /// That is so again.
+    settled: OnceCell<()>,
     /// What nodes say is locked: they are compared with each other when all have told.
     told: Mutex<Vec<(NodeId, Vec<Holding>)>>,
     /// What of it is not theirs any more.
@@ -60,8 +70,14 @@ pub struct Holding {
 }
 
 impl Waiting {
+    /// After which moment something that was said of names may be lost.
+    pub fn names_after(&self) -> Moment {
+        self.lost_after.map_or(Moment::MAX, |(after, _)| after)
+    }
+
     /// For a service that begins on this state.
     pub fn begin(state: &State, lease: Duration) -> Waiting {
+        let lost_after = state.leapt_at;
         let on = !state.owing.is_empty();
         if on {
             tracing::warn!(
@@ -74,16 +90,25 @@ impl Waiting {
             on: on.into(),
             until: Instant::now() + lease,
             changed: Notify::new(),
+            lost_after,
+            named: Mutex::default(),
+            settled: OnceCell::new(),
             told: Mutex::default(),
             lost: Mutex::default(),
         }
     }
 }
 
-/// The end of this state may be lost: what it may have given out is not given out again.
-pub fn leap(state: &mut State) {
-    let block = state.lineage.starts().next_back().map_or(0, Start::block);
-    state.leap(Version(block << VERSION_BITS));
+/// The end of this state, on which a service has just begun, may be lost: what it may have given out is not
+/// given out again. `last`: the moment where it ends.
+pub fn leap(state: &mut State, last: Moment) {
+    let Some(start) = state.lineage.starts().next_back().copied() else { return };
+    state.leap(Version(start.block() << VERSION_BITS), (last, start.first));
+}
+
+/// The first moment of the service that gives out inode numbers from here on.
+fn first_moment(first: Ino) -> Moment {
+    Start { instance: 0, at: 0, used: first, first }.block() << crate::facts::RECORD_BITS
 }
 
 impl Core {
@@ -101,31 +126,197 @@ impl Core {
                     | Op::Prove(_)
             ) || tells_first(op)
         };
-        self.words.on.load(Relaxed) && !needed(op) && self.still_waits()
+        self.words.on.load(Relaxed) && !needed(op)
     }
 
-    /// Somebody has told everything, or has left.
+    /// Somebody has told everything, or has left: who waits looks again.
     pub fn look_who_owes_words(&self) {
-        self.still_waits();
+        self.words.changed.notify_waiters();
     }
 
-    fn still_waits(&self) -> bool {
+    /// Until every node has told, or a lease is over.
+    pub async fn words_are_heard(&self) {
         if !self.words.on.load(Relaxed) {
-            return false;
+            return;
         }
-        let (owing, late) = (self.state().owing.len(), Instant::now() >= self.words.until);
-        let waits = owing > 0 && !late;
-        if !waits && self.words.on.swap(false, Relaxed) {
-            match owing {
+        self.wait_while(|state| !state.owing.is_empty()).await;
+        self.names_are_heard().await;
+        if self.words.on.swap(false, Relaxed) {
+            match self.state().owing.len() {
                 0 => tracing::info!("every node has told what it knows"),
                 nodes => {
-                    tracing::warn!(nodes, "nodes have not told what they know; it goes on without")
+                    tracing::warn!(nodes, "nodes have not told what they know; it goes on without");
                 }
             }
             self.settle_locks();
-            self.words.changed.notify_waiters();
         }
-        waits
+    }
+
+    /// Until every node has told what it has heard of names, and that is so again.
+    pub async fn names_are_heard(&self) {
+        self.wait_while(|state| {
+            let named = self.words.named.lock();
+            state.owing.iter().any(|node| !named.1.contains(node))
+        })
+        .await;
+        self.words.settled.get_or_init(|| self.bring_names_back()).await;
+    }
+
+    async fn wait_while(&self, waits: impl Fn(&State) -> bool) {
+        while Instant::now() < self.words.until {
+            let changed = self.words.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !waits(&self.state()) {
+                return;
+            }
+            // In either case it is looked again.
+            let _ = tokio::time::timeout_at(self.words.until, changed).await;
+        }
+    }
+
+    /// What a node has heard of names. It comes too late when others have gone on.
+    pub fn hear_names(&self, at: Moment, facts: &Facts) {
+        let is_of_then = |(after, first): (Moment, Ino)| at > after && at < first_moment(first);
+        let in_time = !self.words.settled.initialized();
+        if in_time && self.words.lost_after.is_some_and(is_of_then) {
+            self.words.named.lock().0.hear(facts);
+        }
+    }
+
+    /// A node has told all of it.
+    pub fn has_named(&self, node: NodeId) {
+        self.words.named.lock().1.insert(node);
+        self.words.changed.notify_waiters();
+    }
+
+    /// Names and modes of what the backing does not have are as they were heard of last.
+    async fn bring_names_back(&self) {
+        let told = std::mem::take(&mut self.words.named.lock().0);
+        let Some((after, first)) = self.words.lost_after else { return };
+        // What a name replaces must be known before it does.
+        let forgotten = self.state().ns.forgotten_in(&told, after, first);
+        for file in &forgotten {
+            let known = self.state().ns.get(file.parent).is_some();
+            if known && let Err(e) = self.look_again(file.parent, &file.name).await {
+                tracing::warn!(parent = %file.parent, name = %file.name, error = %e, "not looked at");
+            }
+        }
+        let _turn = self.turn().await;
+        let there = self.what_is_there(&forgotten).await;
+        let mut state = self.state();
+        let records = state.ns.plan_reassert(&told, after, first, &there);
+        if records.is_empty() {
+            return self.commit(&mut state, &[Entry::Named]);
+        }
+        let mut trial = state.ns.clone();
+        if let Some(e) = records.iter().find_map(|record| trial.apply(record).err()) {
+            debug_assert!(false, "what is planned fits: {e}");
+            tracing::error!(error = %e, "names that were told again do not fit, and stay forgotten");
+            return self.commit(&mut state, &[Entry::Named]);
+        }
+        drop(trial);
+        tracing::info!(records = records.len(), "names that were forgotten are there again");
+        let floor = state.floor();
+        let leap = |ino| {
+            let mut file = FileState::new(0);
+            file.leap(floor);
+            file.stored_leap().map(|leap| Entry::File(ino, FileOp::Leap(Box::new(leap))))
+        };
+        let files = records.iter().filter_map(|record| match record {
+            Record::Inode(new) if new.kind == FileKind::Regular => leap(new.ino),
+            _ => None,
+        });
+        let zeros = records.iter().filter_map(|record| match record {
+            Record::Inode(new) => {
+                let shape = told.shape(new.ino).filter(|s| s.is_zeros() && s.size > 0);
+                shape.map(|s| Entry::File(new.ino, FileOp::Grow(s.size)))
+            }
+            _ => None,
+        });
+        let with: Vec<Entry> = files.chain(zeros).chain([Entry::Named]).collect();
+        self.commit_ns_with(&mut state, records, with);
+    }
+
+    /// Finds where the bytes of a file are on the backing, of which nothing was there as far as this state
+    /// says: in its part file, or under its name already. False: nowhere.
+    pub async fn finds_home(&self, _turn: &Turn<'_>, ino: Ino) -> bool {
+        let link = {
+            let state = self.state();
+            let Some(inode) = state.ns.get(ino) else { return true };
+            if inode.kind != FileKind::Regular || inode.home != Home::None {
+                return true;
+            }
+            let [link] = &inode.links[..] else { return false };
+            let Some(dir) = state.ns.get(link.parent).filter(|d| d.home == Home::Own) else {
+                return false;
+            };
+            let Some(dir) = state.ns.path(dir.ino) else { return false };
+            let covered = state.ns.covered(link.parent, &link.name);
+            (link.clone(), dir.join(&state.ns.part_name(ino)), dir.join(&link.name), covered)
+        };
+        let (link, part, path, covered) = link;
+        if self.backing.run(move |b| b.stat(&part)).await.is_ok() {
+            let home = Home::Part { dir: link.parent };
+            self.commit_ns(&mut self.state(), vec![Record::Home { ino, home }]);
+            return true;
+        }
+        let Ok(found) = self.backing.run(move |b| b.stat(&path)).await else { return false };
+        let mut state = self.state();
+        let others = covered == Some(found.seen.key) || state.ns.by_key(found.seen.key).is_some();
+        if found.kind != FileKind::Regular || others {
+            return false;
+        }
+        let Link { parent, name } = link;
+        let records = vec![
+            Record::Home { ino, home: Home::Own },
+            Record::Seen { ino, seen: Some(found.seen) },
+            Record::Dentry { parent, name, ino, under: Under::This },
+        ];
+        self.commit_ns(&mut state, records);
+        true
+    }
+
+    async fn what_is_there(&self, forgotten: &[Forgotten]) -> OnBacking {
+        let mut there = OnBacking::default();
+        for file in forgotten {
+            let (path, part, known) = {
+                let state = self.state();
+                let on_backing = |i: &Inode| i.home == Home::Own;
+                let Some(dir) = state.ns.get(file.parent).filter(|i| on_backing(i)) else {
+                    continue;
+                };
+                let Some(dir) = state.ns.path(dir.ino) else { continue };
+                let dentry = state.ns.dentry(file.parent, &file.name).ok().flatten();
+                let known = dentry.and_then(|d| {
+                    let inode = state.ns.get(d.ino)?;
+                    Some((inode.kind, inode.seen?))
+                });
+                (dir.join(&file.name), dir.join(&state.ns.part_name(file.ino)), known)
+            };
+            let object = match known {
+                Some(known) => Some(known),
+                None => {
+                    let found = self.backing.run(move |b| b.stat(&path)).await.ok();
+                    found.map(|found| (found.kind, found.seen))
+                }
+            };
+            match object {
+                Some((FileKind::Directory, seen)) if file.kind == FileKind::Directory => {
+                    there.dirs.insert(file.ino, seen);
+                }
+                Some((_, seen)) if seen.key.ino != file.replaces => {
+                    there.taken.insert(file.ino);
+                }
+                _ => {}
+            }
+            if file.kind == FileKind::Regular
+                && self.backing.run(move |b| b.stat(&part)).await.is_ok()
+            {
+                there.parts.insert(file.ino);
+            }
+        }
+        there
     }
 
     /// What is locked on a node that has told everything; `None`: it does not say.
@@ -209,17 +400,5 @@ impl Core {
             ..pb::LockOwner::default()
         })
         .collect()
-    }
-
-    /// Until every node has told, or a lease is over.
-    pub async fn words_are_heard(&self) {
-        loop {
-            let changed = self.words.changed.notified();
-            if !self.still_waits() {
-                return;
-            }
-            // In either case it is looked again.
-            let _ = tokio::time::timeout_at(self.words.until, changed).await;
-        }
     }
 }

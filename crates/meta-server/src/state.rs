@@ -8,6 +8,7 @@ use ebb_consistency::{
 };
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
 use ebb_namespace::{Namespace, Record};
+use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -59,8 +60,11 @@ pub enum Entry {
     Forgotten(Version),
     /// This node has told again what a service that lost the end of its journal may have forgotten.
     Reasserted(NodeId),
-    /// In a snapshot: below this no version is given out any more, and these nodes have not told yet.
-    Leapt(Version, Vec<NodeId>),
+    /// In a snapshot: below this no version is given out any more, these nodes have not told yet, and after
+    /// which moment names may be lost.
+    Leapt(Version, Vec<NodeId>, Option<(Moment, Ino)>),
+    /// Names are as nodes have told them again; what comes later is too late.
+    Named,
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -249,6 +253,9 @@ pub struct State {
     floor: Version,
     /// The nodes that have not told yet what that one may have forgotten.
     pub owing: BTreeSet<NodeId>,
+    /// The last moment of it that is here, and from where on the service after it gives out inode numbers;
+    /// until names have been told again.
+    pub leapt_at: Option<(Moment, Ino)>,
 }
 
 /// The journal says something that cannot be.
@@ -276,6 +283,7 @@ impl State {
             forgotten: Version::ZERO,
             floor: Version::ZERO,
             owing: BTreeSet::new(),
+            leapt_at: None,
         }
     }
 
@@ -365,8 +373,9 @@ impl State {
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
             Entry::Reasserted(node) => self.has_told(*node),
-            Entry::Leapt(floor, owing) => {
-                self.floor = *floor;
+            Entry::Named => self.leapt_at = None,
+            Entry::Leapt(floor, owing, leapt_at) => {
+                (self.floor, self.leapt_at) = (*floor, *leapt_at);
                 self.owing = owing.iter().copied().collect();
             }
             Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
@@ -460,13 +469,19 @@ impl State {
 
     /// The end of the journal may be lost: nothing that it may have given out is given out again, and
     /// the nodes are to tell what they know.
-    pub fn leap(&mut self, floor: Version) {
+    pub fn leap(&mut self, floor: Version, (after, first): (Moment, Ino)) {
         self.floor = self.floor.max(floor);
+        self.leapt_at = Some((after, first));
         self.files.values_mut().for_each(|file| file.leap(floor));
         self.next_node = self.next_node.saturating_add(NODES_SKIPPED);
         self.next_epoch = self.next_epoch.saturating_add(EPOCHS_SKIPPED);
         self.owing.extend(self.nodes.keys());
         self.end_leap();
+    }
+
+    /// No version below it is given out.
+    pub fn floor(&self) -> Version {
+        self.floor
     }
 
     fn has_told(&mut self, node: NodeId) {
@@ -477,6 +492,7 @@ impl State {
 
     fn end_leap(&mut self) {
         if self.owing.is_empty() {
+            self.leapt_at = None;
             self.files.values_mut().for_each(FileState::end_leap);
         }
     }
@@ -518,7 +534,7 @@ impl State {
         out.extend(forgotten);
         let owing = || self.owing.iter().copied().collect();
         let leapt = self.floor > Version::ZERO;
-        out.extend(leapt.then(|| Entry::Leapt(self.floor, owing())));
+        out.extend(leapt.then(|| Entry::Leapt(self.floor, owing(), self.leapt_at)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));

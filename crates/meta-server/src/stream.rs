@@ -348,6 +348,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         trust_ms,
         kept,
         reassert: core.state().owing.contains(&id),
+        names_after: core.words.names_after(),
     };
     Ok(Joined { who, serial, ended, recalls: recalled, welcome })
 }

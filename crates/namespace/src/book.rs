@@ -238,6 +238,49 @@ impl Book {
         self.unplaced.remove(&dir);
     }
 
+    /// What was heard after a moment, each moment for itself.
+    #[must_use]
+    pub fn facts_after(&self, after: Moment) -> BTreeMap<Moment, Facts> {
+        let mut out: BTreeMap<Moment, Facts> = BTreeMap::new();
+        for (parent, name, at, bound) in self.names_after(after) {
+            let fact = NameFact { at, parent, name: name.clone(), bound };
+            out.entry(at).or_default().names.push(fact);
+        }
+        for (ino, at, shape) in self.shapes_after(after) {
+            let fact = InodeFact { at, ino, shape: shape.cloned() };
+            out.entry(at).or_default().inodes.push(fact);
+        }
+        for (ino, name, at, value) in self.xattrs_after(after) {
+            let fact = XattrFact { at, ino, name: name.into(), value: value.map(Box::from) };
+            out.entry(at).or_default().xattrs.push(fact);
+        }
+        out
+    }
+
+    pub(crate) fn names_after(
+        &self,
+        after: Moment,
+    ) -> impl Iterator<Item = (Ino, &Name, Moment, Option<Bound>)> {
+        let newer = self.names.iter().filter(move |(_, (at, _))| *at > after);
+        newer.map(|((parent, name), (at, bound))| (*parent, name, *at, *bound))
+    }
+
+    pub(crate) fn shapes_after(
+        &self,
+        after: Moment,
+    ) -> impl Iterator<Item = (Ino, Moment, Option<&Shape>)> {
+        let newer = self.inodes.iter().filter(move |(_, (at, _))| *at > after);
+        newer.map(|(ino, (at, shape))| (*ino, *at, shape.as_ref()))
+    }
+
+    pub(crate) fn xattrs_after(
+        &self,
+        after: Moment,
+    ) -> impl Iterator<Item = (Ino, &[u8], Moment, Option<&[u8]>)> {
+        let newer = self.xattrs.iter().filter(move |(_, (at, _))| *at > after);
+        newer.map(|((ino, name), (at, value))| (*ino, &**name, *at, value.as_deref()))
+    }
+
     /// All facts, in pieces of moderate size.
     #[must_use]
     pub fn facts(&self) -> Vec<Facts> {

@@ -28,6 +28,7 @@ mod make;
 mod parts;
 mod plan;
 mod publish;
+mod reassert;
 mod record;
 mod remove;
 mod rename;
@@ -43,6 +44,7 @@ pub use inode::{BackingKey, Dentry, DirStamp, Found, Home, Inode, Link, Seen, Un
 pub use make::New;
 pub use parts::Known;
 pub use plan::{Plan, Restat, Step};
+pub use reassert::{Forgotten, OnBacking};
 pub use record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 pub use rename::RenameMode;
 pub use renew::Older;

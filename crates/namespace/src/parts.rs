@@ -45,7 +45,8 @@ impl Namespace {
     }
 
     /// The name of an inode's part file: the same as long as the job lives, also after a restart.
-    pub(crate) fn part_name(&self, ino: Ino) -> Name {
+    #[must_use]
+    pub fn part_name(&self, ino: Ino) -> Name {
         let prefix = String::from_utf8_lossy(PART_PREFIX);
         let text = match self.part_names.filter(|names| ino >= names.from) {
             Some(names) => format!("{prefix}{:x}-{:016x}", ino.0, names.bits(ino)),

@@ -162,7 +162,8 @@ impl Namespace {
     }
 
     /// The object of the backing that a job-local name hides.
-    pub(crate) fn covered(&self, parent: Ino, name: &Name) -> Option<BackingKey> {
+    #[must_use]
+    pub fn covered(&self, parent: Ino, name: &Name) -> Option<BackingKey> {
         self.covered.at(parent, name)
     }
 

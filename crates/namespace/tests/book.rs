@@ -282,3 +282,74 @@ fn directories_in_a_circle_lead_nowhere() {
     book.hear(&Facts { settled: 9, ..Facts::default() });
     assert!(book.is_empty());
 }
+
+/// Every local name with what it is.
+fn local_names(ns: &Namespace) -> BTreeMap<(Ino, Name), (Ino, FileKind, u32)> {
+    let local = ns.inodes().filter(|i| i.home != Home::Own);
+    let names = |i: &Inode| {
+        let what = (i.ino, i.kind, i.perm);
+        i.links.iter().map(|l| ((l.parent, l.name.clone()), what)).collect::<Vec<_>>()
+    };
+    local.flat_map(names).collect()
+}
+
+/// What the backing, which is as the whole world has it, says of what is to come back.
+fn on_backing(world: &World, forgotten: &[Forgotten]) -> OnBacking {
+    let mut there = OnBacking::default();
+    for f in forgotten {
+        let dentry = world.ns.dentry(f.parent, &f.name).ok().flatten();
+        if dentry.is_some_and(|d| d.under == Under::This) {
+            let object = world.ns.get(f.ino).and_then(|i| i.seen);
+            match object.filter(|_| f.kind == FileKind::Directory) {
+                Some(seen) => drop(there.dirs.insert(f.ino, seen)),
+                None => drop(there.taken.insert(f.ino)),
+            }
+        }
+    }
+    there
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// A service forgets the end; what all nodes have heard brings back what the backing does not have.
+    #[test]
+    fn names_that_were_forgotten_come_back(
+        acts in prop::collection::vec(act(), 1..40),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut world = World::new();
+        let cut = cut.index(acts.len());
+        acts[..cut].iter().for_each(|(node, act)| world.act(*node, act));
+        let (mut left, after) = (world.ns.clone(), world.now);
+        // Of what was settled in that time nodes remember nothing: what was removed then is there again.
+        let later = acts[cut..].iter().filter(|(_, act)| !matches!(act, Act::Settle));
+        later.for_each(|(node, act)| world.act(*node, act));
+        let mut told = Book::default();
+        for book in &world.books {
+            for facts in book.facts_after(after).values() {
+                told.hear(facts);
+            }
+        }
+        // What has got to the backing in that time is found there, and is not the question.
+        let published = |ns: &Namespace, ino| ns.get(ino).is_some_and(|i| i.home == Home::Own);
+        let first = Ino(1 << 40);
+        let forgotten = left.forgotten_in(&told, after, first);
+        let there = on_backing(&world, &forgotten);
+        for record in left.plan_reassert(&told, after, first, &there) {
+            prop_assert_eq!(left.apply(&record), Ok(()), "{:?}", record);
+        }
+        let whole = local_names(&world.ns);
+        let mut got = local_names(&left);
+        got.retain(|_, (ino, ..)| !published(&world.ns, *ino));
+        prop_assert_eq!(got, whole);
+        // And again: nothing changes.
+        let before = left.snapshot();
+        let there = on_backing(&world, &left.forgotten_in(&told, after, first));
+        for record in left.plan_reassert(&told, after, first, &there) {
+            prop_assert!(matches!(record, Record::Attr { .. }), "{:?}", record);
+            left.apply(&record).unwrap();
+        }
+        prop_assert_eq!(left.snapshot(), before);
+    }
+}

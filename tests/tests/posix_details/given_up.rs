@@ -177,7 +177,7 @@ fn who_had_locked_at_a_silent_node_fails_until_it_has_closed() {
     drop((b, c));
     records.gets(Do::Lock);
     records.ok(Do::Write);
-    assert!(cluster.node(0).log().contains("its locks may be others' now"));
+    assert!(cluster.node(0).log().contains("locks may be others' now"));
 }
 
 /// The service that gave the locks to somebody else is not the one that the node comes back to.

@@ -71,6 +71,16 @@ impl FileView {
         }
     }
 
+    /// The backing has nothing of these bytes after all: what is local is to be flushed again.
+    pub fn not_flushed(&mut self, within: ByteRange) {
+        let extents: Vec<_> = self.local.overlapping(within).collect();
+        for (range, state) in extents {
+            if let Local::Owned { first, last, flushed: true } = state {
+                self.local.set(range, Some(Local::Owned { first, last, flushed: false }));
+            }
+        }
+    }
+
     fn told_between(
         &self,
         range: ByteRange,

@@ -32,8 +32,10 @@ pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
 use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
 use ebb_locks::Mutex;
+use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, Facts, Ino, Version};
 use format::NAME;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -214,6 +216,11 @@ impl Journal {
         let kept = queue.push(&Record::Names(Box::new(facts)));
         drop(queue);
         self.write_unless(kept);
+    }
+
+    /// What was heard of names after a moment, by moment.
+    pub fn heard_after(&self, after: Moment) -> BTreeMap<Moment, Facts> {
+        self.queue.lock().image.book.facts_after(after)
     }
 
     /// How much is noted of names.

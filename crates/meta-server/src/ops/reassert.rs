@@ -27,25 +27,45 @@ impl Call {
             true => Some(owners(&op.owners)?),
             false => None,
         };
+        let mut unflushed = Vec::new();
+        for (ino, mut assertion, sent) in told {
+            let turn = self.core.turn().await;
+            if is_on_backing(&assertion) && !self.core.finds_home(&turn, ino).await {
+                not_flushed(&mut assertion);
+                unflushed.push(ino.0);
+            }
+            let mut state = self.core.state();
+            // It is gone, or was made in the time that is lost.
+            if state.file(ino).is_err() {
+                continue;
+            }
+            let entries = self.entries(&state, ino, assertion, sent)?;
+            self.core.commit(&mut state, &entries);
+            self.now_due(&mut state, ino);
+        }
         let mut wanted = {
             let mut state = self.core.state();
-            for (ino, assertion, sent) in told {
-                // It is gone, or was made in the time that is lost.
-                if state.file(ino).is_err() {
-                    continue;
-                }
-                let entries = self.entries(&state, ino, assertion, sent)?;
-                self.core.commit(&mut state, &entries);
-                self.now_due(&mut state, ino);
-            }
-            let wanted = wanted(&state, self.who.node, &op.asks);
+            let mut wanted = wanted(&state, self.who.node, &op.asks);
+            wanted.unflushed = unflushed;
             if op.done && state.owing.contains(&self.who.node) {
                 self.core.hear_locks(self.who.node, locks);
                 self.core.commit(&mut state, &[Entry::Reasserted(self.who.node)]);
             }
             wanted
         };
+        for sent in &op.names {
+            let facts = ebb_wire::facts_from_pb(sent.clone())?;
+            if !facts.is_sound() {
+                return Err(Errno::EPROTO.into());
+            }
+            self.core.hear_names(sent.at, &facts);
+        }
+        if op.named {
+            self.core.has_named(self.who.node);
+            self.core.names_are_heard().await;
+        }
         if op.done {
+            self.core.look_who_owes_words();
             self.core.words_are_heard().await;
             wanted.lost = self.core.lost_locks_of(self.who.node);
         }
@@ -81,6 +101,21 @@ impl Call {
             && state.ns.get(ino).is_some_and(|inode| inode.home == Home::Own && !inode.due);
         if due {
             self.core.commit(state, &[Entry::Ns(Record::Due { ino, due: true })]);
+        }
+    }
+}
+
+/// True when the backing has something of the file, as far as the node knows.
+fn is_on_backing(assertion: &Assertion) -> bool {
+    let flushed = |(_, claim): &(_, Claimed)| matches!(claim, Claimed::Own(_, true));
+    assertion.base_len.0 > 0 || assertion.claims.iter().any(flushed)
+}
+
+fn not_flushed(assertion: &mut Assertion) {
+    assertion.base_len = (0, Version::ZERO);
+    for (_, claim) in &mut assertion.claims {
+        if let Claimed::Own(_, flushed) = claim {
+            *flushed = false;
         }
     }
 }

@@ -1,0 +1,286 @@
+//! Names that a service has forgotten, and nodes have heard of ([`Book`]): the records that bring back
+//! what the backing does not have. What it has (names and modes of what is on the backing were changed
+//! there at once) is found there as it is.
+//!
+//! A fact says how something was at a moment; the newest one of each name and inode stands. So a file
+//! that was made, renamed twice and written over by another node is where the last word leaves it, whoever
+//! said it. Facts of a node that is lost are missing; what the others say is then applied as
+//! far as it makes a tree: no name in what is not a directory, no directory within itself or under two names.
+
+use crate::book::Book;
+use crate::inode::{Home, Inode, Seen, Under};
+use crate::record::{AttrChange, NewInode, Record};
+use crate::tree::Namespace;
+use ebb_types::facts::{Moment, Shape};
+use ebb_types::{FileKind, Ino, Name};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// What is not known any more, and is to come back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Its number.
+    pub ino: Ino,
+    /// A directory that it has a name in.
+    pub parent: Ino,
+    /// That name.
+    pub name: Name,
+    /// `st_ino` of what it is to replace on the backing; 0: nothing.
+    pub replaces: u64,
+    /// What it is.
+    pub kind: FileKind,
+}
+
+/// What the backing says of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OnBacking {
+    /// Their part files are in the directory of that name.
+    pub parts: BTreeSet<Ino>,
+    /// Something else has their name, perhaps they themselves: they do not come back.
+    pub taken: BTreeSet<Ino>,
+    /// Directories that have got there.
+    pub dirs: BTreeMap<Ino, Seen>,
+}
+
+/// Directories on a way up: more are a circle.
+const DEPTH_MAX: usize = 4096;
+
+impl Namespace {
+    /// The files and directories that would come back, so that the backing can be asked of them first.
+    /// `first`: numbers from here on are given out by the service that asks.
+    #[must_use]
+    pub fn forgotten_in(&self, told: &Book, after: Moment, first: Ino) -> Vec<Forgotten> {
+        let mut found = Vec::new();
+        for (parent, name, _, bound) in told.names_after(after) {
+            let Some((bound, shape)) = bound.and_then(|b| Some((b, told.shape(b.ino)?))) else {
+                continue;
+            };
+            // What has got there is found there; a directory is what others are in by its number.
+            if bound.placed && shape.kind != FileKind::Directory {
+                continue;
+            }
+            let moved_there = |i: &Inode| i.is_dir() && bound.placed;
+            let wanted = self.get(bound.ino).is_none_or(moved_there);
+            if wanted && self.may_come_back(told, bound.ino, first) {
+                let (ino, replaces, kind) = (bound.ino, bound.replaces, shape.kind);
+                found.push(Forgotten { ino, parent, name: name.clone(), replaces, kind });
+            }
+        }
+        found
+    }
+
+    fn may_come_back(&self, told: &Book, ino: Ino, first: Ino) -> bool {
+        let is_of_then = ino < first && !crate::forget::is_found(ino) && ino != Ino::ROOT;
+        let comes = |s: &Shape| s.placed == 0 || s.kind == FileKind::Directory;
+        is_of_then && told.shape(ino).is_some_and(comes)
+    }
+
+    /// The records that bring back what was told after `after`.
+    #[must_use]
+    pub fn plan_reassert(
+        &self,
+        told: &Book,
+        after: Moment,
+        first: Ino,
+        there: &OnBacking,
+    ) -> Vec<Record> {
+        let mut plan = Plan { ns: self, made: BTreeMap::new(), ups: HashMap::new() };
+        let comes = |ino: Ino| {
+            let placed = told.shape(ino).is_some_and(|shape| shape.placed != 0);
+            self.may_come_back(told, ino, first)
+                && !there.taken.contains(&ino)
+                && (!placed || there.dirs.contains_key(&ino))
+        };
+        let is_local = |i: &Inode| i.home != Home::Own;
+        let mut cleared: Vec<(Ino, &Name, Ino)> = Vec::new();
+        let mut bound: Vec<(Ino, &Name, Ino)> = Vec::new();
+        let mut stale: Vec<(Ino, &Name, Ino)> = Vec::new();
+        for (parent, name, _, now) in told.names_after(after) {
+            let known = self.dentry(parent, name).ok().flatten().map(|d| d.ino);
+            // Perhaps the backing has it by now: that is seen there.
+            if known.is_some() && known == now.map(|b| b.ino) {
+                continue;
+            }
+            let now = now.filter(|b| !b.placed || there.dirs.contains_key(&b.ino)).map(|b| b.ino);
+            let moves = |i: &Inode| is_local(i) || there.dirs.contains_key(&i.ino);
+            let now = now.filter(|ino| self.get(*ino).map_or_else(|| comes(*ino), moves));
+            match (now, known) {
+                (Some(ino), _) => bound.push((parent, name, ino)),
+                // What the backing had there is found to be gone.
+                (None, Some(ino)) if self.get(ino).is_some_and(is_local) => {
+                    cleared.push((parent, name, ino));
+                }
+                _ => {}
+            }
+        }
+        plan.make_what_has_a_place(told, &bound);
+        bound.retain(|(parent, _, ino)| plan.is_dir(*parent) && plan.is_there(*ino));
+        bound.retain(|(parent, _, ino)| !plan.is_dir(*ino) || plan.moves(*ino, *parent));
+        // A directory has one name: where it was, it is not, unless something else is there by now.
+        for (_, _, ino) in bound.iter().filter(|(.., ino)| plan.is_dir(*ino)) {
+            for link in self.get(*ino).into_iter().flat_map(|i| &i.links) {
+                let there =
+                    |(parent, name): (Ino, &Name)| link.parent == parent && link.name == *name;
+                let told =
+                    bound.iter().chain(&cleared).any(|(parent, name, _)| there((*parent, name)));
+                if !told {
+                    stale.push((link.parent, &link.name, *ino));
+                }
+            }
+        }
+        cleared.extend(stale);
+        let mut out = Vec::new();
+        for (ino, (kind, dir)) in &plan.made {
+            let Some(shape) = told.shape(*ino) else { continue };
+            let part = *kind == FileKind::Regular && there.parts.contains(ino);
+            let home = if part { Home::Part { dir: *dir } } else { Home::None };
+            let seen = there.dirs.get(ino).filter(|_| *kind == FileKind::Directory);
+            let home = if seen.is_some() { Home::Own } else { home };
+            let inode = NewInode { seen: seen.copied(), ..made(*ino, shape, home) };
+            out.push(Record::Inode(Box::new(inode)));
+        }
+        let got_there = bound.iter().filter(|(.., ino)| self.get(*ino).is_some());
+        for (_, _, ino) in got_there {
+            if let Some(seen) = there.dirs.get(ino).copied() {
+                out.push(Record::Home { ino: *ino, home: Home::Own });
+                out.push(Record::Seen { ino: *ino, seen: Some(seen) });
+            }
+        }
+        let mut links: BTreeMap<Ino, isize> = BTreeMap::new();
+        for (parent, name, ino) in &cleared {
+            *links.entry(*ino).or_default() -= 1;
+            out.push(Record::NoDentry { parent: *parent, name: (*name).clone() });
+        }
+        for (parent, name, ino) in bound {
+            let known = self.dentry(parent, name).ok().flatten();
+            let under = match known.map(|d| d.under) {
+                _ if there.dirs.contains_key(&ino) => Under::This,
+                None | Some(Under::Nothing) => Under::Nothing,
+                Some(Under::This | Under::Older) => Under::Older,
+            };
+            if let Some(replaced) = known {
+                *links.entry(replaced.ino).or_default() -= 1;
+            }
+            *links.entry(ino).or_default() += 1;
+            out.push(Record::Dentry { parent, name: name.clone(), ino, under });
+        }
+        self.bring_shapes_back(told, after, &plan, &mut out);
+        for (ino, more) in links {
+            let Some(inode) = self.get(ino) else { continue };
+            // A directory that still has names is not gone, whatever is told.
+            let empty = inode.dir.as_ref().is_none_or(|dir| dir.entries.is_empty());
+            let nameless = inode.links.len() as isize + more <= 0;
+            if nameless && empty && !self.is_open(ino) {
+                out.push(Record::Free { ino });
+            }
+        }
+        out
+    }
+
+    fn bring_shapes_back(
+        &self,
+        told: &Book,
+        after: Moment,
+        plan: &Plan<'_>,
+        out: &mut Vec<Record>,
+    ) {
+        let is_local = |ino: Ino| self.get(ino).is_some_and(|i| i.home != Home::Own);
+        for (ino, _, shape) in told.shapes_after(after) {
+            if let Some(shape) = shape.filter(|_| is_local(ino)) {
+                let change = AttrChange {
+                    perm: Some(shape.perm),
+                    uid: Some(shape.uid),
+                    gid: Some(shape.gid),
+                    atime: Some(shape.atime),
+                    mtime: Some(shape.mtime),
+                    ctime: None,
+                };
+                out.push(Record::Attr { ino, change });
+            }
+        }
+        for (ino, name, _, value) in told.xattrs_after(after) {
+            if is_local(ino) || plan.made.contains_key(&ino) {
+                let (name, value) = (name.into(), value.map(Box::from));
+                out.push(Record::Xattr { ino, name, value });
+            }
+        }
+    }
+}
+
+/// The tree while it is planned.
+struct Plan<'a> {
+    ns: &'a Namespace,
+    /// What comes back, and a directory that it has a name in.
+    made: BTreeMap<Ino, (FileKind, Ino)>,
+    /// Where directories are put.
+    ups: HashMap<Ino, Ino>,
+}
+
+impl Plan<'_> {
+    /// What is not known is made when it has a name in a directory that is known, or made itself.
+    fn make_what_has_a_place(&mut self, told: &Book, bound: &[(Ino, &Name, Ino)]) {
+        loop {
+            let before = self.made.len();
+            for (parent, _, ino) in bound {
+                if !self.is_there(*ino) && self.is_dir(*parent) {
+                    let kind = told.shape(*ino).map(|shape| (shape.kind, *parent));
+                    self.made.extend(kind.map(|kind| (*ino, kind)));
+                }
+            }
+            if self.made.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn is_there(&self, ino: Ino) -> bool {
+        self.made.contains_key(&ino) || self.ns.get(ino).is_some()
+    }
+
+    fn is_dir(&self, ino: Ino) -> bool {
+        let made = self.made.get(&ino).map(|(kind, _)| *kind == FileKind::Directory);
+        made.unwrap_or_else(|| self.ns.get(ino).is_some_and(Inode::is_dir))
+    }
+
+    /// Puts a directory there, unless that is within itself or it was put somewhere already.
+    fn moves(&mut self, dir: Ino, parent: Ino) -> bool {
+        let mut at = parent;
+        for _ in 0..DEPTH_MAX {
+            if at == dir {
+                return false;
+            }
+            if at == Ino::ROOT {
+                break;
+            }
+            let up = self.ups.get(&at).copied();
+            let link = || self.ns.get(at)?.links.first().map(|l| l.parent);
+            // Where it will be is told later, or never.
+            let Some(up) = up.or_else(link) else { break };
+            at = up;
+        }
+        let free = !self.ups.contains_key(&dir);
+        if free {
+            self.ups.insert(dir, parent);
+        }
+        free
+    }
+}
+
+fn made(ino: Ino, shape: &Shape, home: Home) -> NewInode {
+    NewInode {
+        ino,
+        kind: shape.kind,
+        perm: shape.perm,
+        uid: shape.uid,
+        gid: shape.gid,
+        rdev: shape.rdev,
+        atime: shape.atime,
+        mtime: shape.mtime,
+        ctime: shape.mtime,
+        target: shape.target.clone(),
+        xattrs: Vec::new(),
+        home,
+        seen: None,
+        due: false,
+        size: 0,
+    }
+}
