@@ -485,9 +485,9 @@ fn names_are_told_again_once() {
         cluster.nodes().iter().rev().map(|n| check(&n.path(""), n.name())).collect();
     assert!(listed.iter().all(|names| *names == listed[0]), "{listed:?}");
     cluster.umount_all();
-    assert_eq!(check(&cluster.backing(), "on the backing"), listed[0]);
+    assert_eq!(check(cluster.backing(), "on the backing"), listed[0]);
     let parts = |name: &String| name.starts_with(".ebb");
-    assert!(!names_in(&cluster.backing()).iter().any(parts), "part files are left");
+    assert!(!names_in(cluster.backing()).iter().any(parts), "part files are left");
 }
 
 /// A file that was open while it was made, and is still written to.

@@ -67,12 +67,11 @@ fn went_its_way(node: &Node, options: &[(&str, &str)], what: &str) {
 }
 
 /// Models and options that go other ways from each other.
-fn everywhere() -> [(&'static str, &'static [(&'static str, &'static str)]); 4] {
+fn everywhere() -> [(&'static str, &'static [(&'static str, &'static str)]); 3] {
     [
         ("posix", &[("--io-path", "daemon")]),
         ("session", &[("--io-path", "auto")]),
         ("commit", &[("--cache-size", "64MiB")]),
-        ("session", &[("--replicas", "2")]),
     ]
 }
 

@@ -48,7 +48,7 @@ impl Node {
         self.meta.reassert_names(heard.unwrap_or_default()).await?;
         let (mut told, mut late, mut unknown) = (0_u64, Vec::new(), Vec::new());
         for files in self.all_files().chunks(FILES) {
-            let asks: Vec<KnownFile> = files.iter().map(|file| known(file)).collect();
+            let asks: Vec<KnownFile> = files.iter().map(known).collect();
             let forgotten = self.meta.forgotten_of(&asks).await?;
             for (ino, after) in forgotten.news {
                 let Some(file) = self.file(ino) else { continue };

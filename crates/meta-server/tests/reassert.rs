@@ -1,6 +1,8 @@
 //! A service whose journal another boot wrote: nodes tell it what it may have forgotten, whoever they are
 //! and whenever they come.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{Node, ROOT, Service};
