@@ -1,6 +1,18 @@
-//! Journals as another boot of the machine would find them: what was not synced is not trusted.
+//! Journals as another boot of the machine would find them (what was not synced is not trusted), and older
+//! copies of them.
 
 use std::path::Path;
+
+/// A copy of a state directory, to be put back later.
+///
+/// # Panics
+/// When it cannot be copied.
+pub fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("mkdir");
+    for entry in std::fs::read_dir(from).expect("list").flatten() {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copy");
+    }
+}
 
 /// In the header: magic, format, job, boot, and the sum of these.
 pub fn of_the_service(journal: &Path) {

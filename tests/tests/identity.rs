@@ -4,6 +4,7 @@
 
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
+use ebb_tests::reboot::copy_dir;
 use ebb_tests::tools::wait_until;
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -44,13 +45,6 @@ fn wait_refused(node: &Node, text: &str) {
     };
     node.wait_status(SOON, says);
     assert!(node.log().contains(text), "the log says it too");
-}
-
-fn copy_dir(from: &Path, to: &Path) {
-    fs::create_dir_all(to).expect("mkdir");
-    for entry in fs::read_dir(from).expect("list").flatten() {
-        fs::copy(entry.path(), to.join(entry.file_name())).expect("copy");
-    }
 }
 
 /// Unmounts as a user would who has read what it says, and brings the rest to the backing.

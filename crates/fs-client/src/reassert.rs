@@ -4,7 +4,7 @@
 //!
 //! Consistency: most requests of every node wait at the service until this node has told, or a
 //! lease is over.
-//! Retries: what breaks off with the connection begins anew with the next one, whose welcome says so. An
+//! Retries: what fails is told anew, after a while and with the next connection. An
 //! answer that a call is still taking in when its file is told is told once more when requests go on.
 
 use crate::file::CachedFile;
@@ -16,9 +16,13 @@ use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Files asked for in one request.
 const FILES: usize = 1 << 12;
+
+/// Before it is tried again to tell.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Ranges in one request.
 const CLAIMS: usize = 1 << 15;
@@ -34,12 +38,17 @@ impl Node {
                 && let Err(e) = here.reassert_all().await
             {
                 tracing::warn!(error = %e, "what the service forgot is not told yet");
+                owes = true;
             }
             drop(here);
-            if owed.changed().await.is_err() {
-                return;
+            let again = tokio::time::sleep(PAUSE);
+            tokio::select! {
+                () = again, if owes => {}
+                changed = owed.changed() => match changed {
+                    Ok(()) => owes = true,
+                    Err(_) => return,
+                },
             }
-            owes = true;
         }
     }
 

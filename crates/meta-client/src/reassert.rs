@@ -40,8 +40,8 @@ pub struct OwnedLocks {
     pub locks: Vec<(ByteRange, LockKind, u32)>,
 }
 
-/// Others are waited for at most for a lease of the service's; this is for the longest of leases.
-const OTHERS: Duration = Duration::from_secs(300);
+/// The service waits for others at most ten seconds; a shorter deadline of a call must not end that.
+const OTHERS: Duration = Duration::from_secs(60);
 
 /// Moments that one request speaks of.
 const MOMENTS_MAX: usize = 1 << 10;

@@ -8,11 +8,11 @@
 //!
 //! Consistency: until every node has told, requests wait, but for those that telling needs
 //! ([`Core::awaits_words`]); so nobody is answered from a state that is about to be mended. Who has not
-//! told within a lease is waited for no longer: what it tells when it comes is taken all the
-//! same, where nobody has changed anything since.
+//! told within a lease is waited for no longer: what it tells of bytes when it comes is taken all the
+//! same, where nobody has changed anything since; of names it is too late.
 //! Retries: to tell again what was told changes nothing. A service that dies meanwhile goes on asking
 //! those who have not told ([`State::owing`]).
-//! Completion: a lease after the service began, at the latest.
+//! Completion: a lease after the service began (ten seconds, of a longer one), at the latest.
 
 use crate::core::{Core, Turn};
 use crate::lineage::Start;
@@ -34,6 +34,9 @@ use tokio::time::Instant;
 
 /// Below these bits of a version stands how many there were since a leap; above, which start leapt.
 const VERSION_BITS: u32 = 34;
+
+/// Requests of nodes have deadlines of some ten seconds: however long the lease is, they wait no longer.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Whether requests wait for what nodes tell.
 #[derive(Debug)]
@@ -88,7 +91,7 @@ impl Waiting {
         }
         Waiting {
             on: on.into(),
-            until: Instant::now() + lease,
+            until: Instant::now() + lease.min(WAIT_MAX),
             changed: Notify::new(),
             lost_after,
             named: Mutex::default(),
