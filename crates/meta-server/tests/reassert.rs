@@ -166,3 +166,42 @@ async fn nonsense_is_refused_and_changes_nothing() {
     let map = b.query(ino).await;
     assert_eq!((map.size, map.ranges.len(), map.ranges[0].end), (10, 1, 10));
 }
+
+/// A file's first flush is forgotten: where that left the bytes is found, in the part file or under the
+/// name, and where there is nothing, they are to be flushed again. Never are they taken for zeros.
+#[tokio::test]
+async fn where_a_forgotten_first_flush_left_the_bytes_is_found() {
+    for (published, removed) in [(false, false), (true, false), (false, true)] {
+        let what = format!("published: {published}, removed: {removed}");
+        let s = Service::start_with(|c| c.lease = LEASE).await;
+        let mut a = s.node("a").await;
+        let ino = a.create(ROOT, "f").await;
+        let version = a.attach(ino, 0, 10).await;
+        let journal = s.journal();
+        a.flush(&s.backing(), ino, b'x').await;
+        if published {
+            a.materialize().await;
+        }
+        drop(a);
+        let s = s.restart_on(journal, |c| c.lease = LEASE).await;
+        let there = || std::fs::read_dir(s.backing()).unwrap().flatten().collect::<Vec<_>>();
+        assert_eq!(there().len(), 1, "{what}");
+        if removed {
+            std::fs::remove_file(there()[0].path()).unwrap();
+        }
+        let mut a = back(&s, "a").await;
+        let flushed = Asserted { kind: Kind::OwnFlushed.into(), ..own(0, 10, version) };
+        let told =
+            Assertion { size: 10, size_as_of: version, complete: true, ..of(ino, vec![flushed]) };
+        let Some(Body::Wanted(wanted)) = a.ask(tell(told)).await.unwrap() else { panic!("{what}") };
+        assert_eq!(wanted.unflushed, if removed { vec![ino] } else { vec![] }, "{what}");
+        a.ask(done()).await.unwrap();
+        if removed {
+            a.flush(&s.backing(), ino, b'x').await;
+        }
+        assert_eq!(a.materialize().await.remaining, 0, "{what}");
+        let name = s.backing().join("f");
+        assert_eq!(std::fs::read(&name).unwrap(), b"xxxxxxxxxx", "{what}");
+        assert_eq!(there().len(), 1, "{what}: a part file is left");
+    }
+}

@@ -31,6 +31,7 @@ impl Call {
         for (ino, mut assertion, sent) in told {
             let turn = self.core.turn().await;
             if is_on_backing(&assertion) && !self.core.finds_home(&turn, ino).await {
+                tracing::error!(%ino, "the backing has nothing of what was flushed: once more");
                 not_flushed(&mut assertion);
                 unflushed.push(ino.0);
             }

@@ -65,9 +65,19 @@ impl Service {
 
     /// The same on a machine that was booted in between.
     pub async fn restart_after_a_boot(self, change: impl Fn(&mut Config)) -> Service {
+        let journal = self.journal();
+        self.restart_on(journal, change).await
+    }
+
+    /// What is journalled by now.
+    pub fn journal(&self) -> Vec<u8> {
+        std::fs::read(self.dir.path().join("state/journal")).unwrap()
+    }
+
+    /// The same, and all that the journal has is this.
+    pub async fn restart_on(self, mut bytes: Vec<u8>, change: impl Fn(&mut Config)) -> Service {
         let dir = self.crash().await;
         let journal = dir.path().join("state/journal");
-        let mut bytes = std::fs::read(&journal).unwrap();
         // In the header: magic, format, job, boot, and the sum of these.
         bytes[20] ^= 1;
         let sum = crc32c::crc32c(&bytes[..28]);
