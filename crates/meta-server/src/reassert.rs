@@ -21,7 +21,7 @@ use crate::state::{Entry, FileOp, State};
 use ebb_consistency::FileState;
 use ebb_locks::Mutex;
 use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
-use ebb_namespace::{Book, Forgotten, Home, Inode, Link, OnBacking, Record, Under};
+use ebb_namespace::{Book, Forgotten, Home, Inode, OnBacking, Record, Whereabouts};
 use ebb_types::facts::{Facts, Moment};
 use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Version};
 use ebb_wire::pb;
@@ -244,40 +244,18 @@ impl Core {
     /// Finds where the bytes of a file are on the backing, of which nothing was there as far as this state
     /// says: in its part file, or under its name already. False: nowhere.
     pub async fn finds_home(&self, _turn: &Turn<'_>, ino: Ino) -> bool {
-        let link = {
-            let state = self.state();
-            let Some(inode) = state.ns.get(ino) else { return true };
-            if inode.kind != FileKind::Regular || inode.home != Home::None {
-                return true;
-            }
-            let [link] = &inode.links[..] else { return false };
-            let Some(dir) = state.ns.get(link.parent).filter(|d| d.home == Home::Own) else {
-                return false;
-            };
-            let Some(dir) = state.ns.path(dir.ino) else { return false };
-            let covered = state.ns.covered(link.parent, &link.name);
-            (link.clone(), dir.join(&state.ns.part_name(ino)), dir.join(&link.name), covered)
+        let (part, name) = match self.state().ns.whereabouts(ino) {
+            Whereabouts::Noted => return true,
+            Whereabouts::Nowhere => return false,
+            Whereabouts::Perhaps { part, name } => (part, name),
         };
-        let (link, part, path, covered) = link;
-        if self.backing.run(move |b| b.stat(&part)).await.is_ok() {
-            let home = Home::Part { dir: link.parent };
-            self.commit_ns(&mut self.state(), vec![Record::Home { ino, home }]);
-            return true;
-        }
-        let Ok(found) = self.backing.run(move |b| b.stat(&path)).await else { return false };
+        let part = self.backing.run(move |b| b.stat(&part)).await.is_ok();
+        let found = self.backing.run(move |b| b.stat(&name)).await.ok();
         let mut state = self.state();
-        let others = covered == Some(found.seen.key) || state.ns.by_key(found.seen.key).is_some();
-        if found.kind != FileKind::Regular || others {
-            return false;
-        }
-        let Link { parent, name } = link;
-        let records = vec![
-            Record::Home { ino, home: Home::Own },
-            Record::Seen { ino, seen: Some(found.seen) },
-            Record::Dentry { parent, name, ino, under: Under::This },
-        ];
+        let records = state.ns.plan_home(ino, part, found.as_ref());
+        let somewhere = !records.is_empty();
         self.commit_ns(&mut state, records);
-        true
+        somewhere
     }
 
     async fn what_is_there(&self, forgotten: &[Forgotten]) -> OnBacking {
@@ -304,20 +282,8 @@ impl Core {
                     found.map(|found| (found.kind, found.seen))
                 }
             };
-            match object {
-                Some((FileKind::Directory, seen)) if file.kind == FileKind::Directory => {
-                    there.dirs.insert(file.ino, seen);
-                }
-                Some((_, seen)) if seen.key.ino != file.replaces => {
-                    there.taken.insert(file.ino);
-                }
-                _ => {}
-            }
-            if file.kind == FileKind::Regular
-                && self.backing.run(move |b| b.stat(&part)).await.is_ok()
-            {
-                there.parts.insert(file.ino);
-            }
+            let part = self.backing.run(move |b| b.stat(&part)).await.is_ok();
+            there.note(file, object, part);
         }
         there
     }

@@ -44,7 +44,7 @@ pub use inode::{BackingKey, Dentry, DirStamp, Found, Home, Inode, Link, Seen, Un
 pub use make::New;
 pub use parts::Known;
 pub use plan::{Plan, Restat, Step};
-pub use reassert::{Forgotten, OnBacking};
+pub use reassert::{Forgotten, OnBacking, Whereabouts};
 pub use record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 pub use rename::RenameMode;
 pub use renew::Older;

@@ -8,8 +8,8 @@
 //! far as it makes a tree: no name in what is not a directory, no directory within itself or under two names.
 
 use crate::book::Book;
-use crate::inode::{Home, Inode, Seen, Under};
-use crate::record::{AttrChange, NewInode, Record};
+use crate::inode::{Found, Home, Inode, Link, Seen, Under};
+use crate::record::{AttrChange, BackingPath, NewInode, Record};
 use crate::tree::Namespace;
 use ebb_types::facts::{Moment, Shape};
 use ebb_types::{FileKind, Ino, Name};
@@ -39,6 +39,40 @@ pub struct OnBacking {
     pub taken: BTreeSet<Ino>,
     /// Directories that have got there.
     pub dirs: BTreeMap<Ino, Seen>,
+}
+
+impl OnBacking {
+    /// What the backing has under the name of one of them, and whether it has its part file.
+    pub fn note(&mut self, of: &Forgotten, object: Option<(FileKind, Seen)>, part: bool) {
+        match object {
+            Some((FileKind::Directory, seen)) if of.kind == FileKind::Directory => {
+                self.dirs.insert(of.ino, seen);
+            }
+            Some((_, seen)) if seen.key.ino != of.replaces => {
+                self.taken.insert(of.ino);
+            }
+            _ => {}
+        }
+        if part && of.kind == FileKind::Regular {
+            self.parts.insert(of.ino);
+        }
+    }
+}
+
+/// Where the bytes of a regular file are on the backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// Where it is noted.
+    Noted,
+    /// Nothing is noted, and nothing can be there.
+    Nowhere,
+    /// Nothing is noted, but they may be there.
+    Perhaps {
+        /// In the part file,
+        part: BackingPath,
+        /// or under its name by now.
+        name: BackingPath,
+    },
 }
 
 /// Directories on a way up: more are a circle.
@@ -72,6 +106,44 @@ impl Namespace {
         let is_of_then = ino < first && !crate::forget::is_found(ino) && ino != Ino::ROOT;
         let comes = |s: &Shape| s.placed == 0 || s.kind == FileKind::Directory;
         is_of_then && told.shape(ino).is_some_and(comes)
+    }
+
+    /// Where to look for the bytes of a file that was flushed, when that may have been forgotten.
+    #[must_use]
+    pub fn whereabouts(&self, ino: Ino) -> Whereabouts {
+        let regular = |i: &&Inode| i.kind == FileKind::Regular && i.home == Home::None;
+        let Some(inode) = self.get(ino).filter(regular) else { return Whereabouts::Noted };
+        let dir = match &inode.links[..] {
+            [link] => self.get(link.parent).filter(|dir| dir.home == Home::Own).map(|_| link),
+            _ => None,
+        };
+        let place = dir.and_then(|link| Some((self.path(link.parent)?, &link.name)));
+        place.map_or(Whereabouts::Nowhere, |(dir, name)| Whereabouts::Perhaps {
+            part: dir.join(&self.part_name(ino)),
+            name: dir.join(name),
+        })
+    }
+
+    /// They were looked for there. No record: they are nowhere.
+    #[must_use]
+    pub fn plan_home(&self, ino: Ino, part: bool, found: Option<&Found>) -> Vec<Record> {
+        let Some([link]) = self.get(ino).map(|inode| &inode.links[..]) else { return Vec::new() };
+        let Link { parent, name } = link.clone();
+        if part {
+            return vec![Record::Home { ino, home: Home::Part { dir: parent } }];
+        }
+        // What it is to replace is not it, nor what others are.
+        let own = |f: &&Found| {
+            let key = f.seen.key;
+            let others = self.covered(parent, &name) == Some(key) || self.by_key(key).is_some();
+            f.kind == FileKind::Regular && !others
+        };
+        let Some(found) = found.filter(own) else { return Vec::new() };
+        vec![
+            Record::Home { ino, home: Home::Own },
+            Record::Seen { ino, seen: Some(found.seen) },
+            Record::Dentry { parent, name, ino, under: Under::This },
+        ]
     }
 
     /// The records that bring back what was told after `after`.

@@ -162,8 +162,7 @@ impl Namespace {
     }
 
     /// The object of the backing that a job-local name hides.
-    #[must_use]
-    pub fn covered(&self, parent: Ino, name: &Name) -> Option<BackingKey> {
+    pub(crate) fn covered(&self, parent: Ino, name: &Name) -> Option<BackingKey> {
         self.covered.at(parent, name)
     }
 

@@ -298,13 +298,8 @@ fn on_backing(world: &World, forgotten: &[Forgotten]) -> OnBacking {
     let mut there = OnBacking::default();
     for f in forgotten {
         let dentry = world.ns.dentry(f.parent, &f.name).ok().flatten();
-        if dentry.is_some_and(|d| d.under == Under::This) {
-            let object = world.ns.get(f.ino).and_then(|i| i.seen);
-            match object.filter(|_| f.kind == FileKind::Directory) {
-                Some(seen) => drop(there.dirs.insert(f.ino, seen)),
-                None => drop(there.taken.insert(f.ino)),
-            }
-        }
+        let object = dentry.filter(|d| d.under == Under::This).and_then(|d| world.ns.get(d.ino));
+        there.note(f, object.and_then(|i| Some((i.kind, i.seen?))), false);
     }
     there
 }
