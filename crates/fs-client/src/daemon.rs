@@ -649,7 +649,8 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
         node.last_notes();
         return Err(RunError::Fenced(reason.clone()));
     }
-    if left.is_empty() && lost.is_empty() && waiting.bytes == 0 {
+    let held = runtime.block_on(node.held_back());
+    if left.is_empty() && lost.is_empty() && held.is_empty() && waiting.bytes == 0 {
         runtime.block_on(node.tell_everything());
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {
             tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
@@ -660,8 +661,9 @@ fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(),
     Err(RunError::Undrained {
         bytes: left.iter().map(|f| f.bytes).sum::<u64>()
             + lost.iter().map(|f| f.bytes).sum::<u64>()
+            + held.iter().map(|f| f.bytes).sum::<u64>()
             + waiting.bytes,
-        files: left.len() + lost.len() + waiting.sets,
+        files: left.len() + lost.len() + held.len() + waiting.sets,
         cache: node.config.cache.clone(),
     })
 }
@@ -684,7 +686,9 @@ fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Resul
     }
     let outcome = match result {
         Ok(()) => Outcome::Ok { bytes: 0, files: 0 },
-        Err(RunError::Undrained { .. }) => Outcome::Incomplete { remaining: left_of(&daemon.node) },
+        Err(RunError::Undrained { .. }) => {
+            Outcome::Incomplete { remaining: left_of(runtime, &daemon.node) }
+        }
         Err(e) => Outcome::Failed { text: e.to_string() },
     };
     // Kept also when the client that waits for it is not listening yet.
@@ -700,7 +704,7 @@ fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Resul
     });
 }
 
-fn left_of(node: &Node) -> Vec<crate::control::Remaining> {
+fn left_of(runtime: &tokio::runtime::Runtime, node: &Node) -> Vec<crate::control::Remaining> {
     let dirty = node.dirty_files().into_iter();
     dirty
         .filter_map(|d| {
@@ -712,5 +716,6 @@ fn left_of(node: &Node) -> Vec<crate::control::Remaining> {
             })
         })
         .chain(crate::drain::lost(node))
+        .chain(runtime.block_on(node.held_back()))
         .collect()
 }

@@ -7,6 +7,7 @@ use crate::node::Node;
 use crate::replica::Waiting;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
 use ebb_types::{Errno, Ino};
+use ebb_wire::pb;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,6 +166,11 @@ impl Drain {
                     failures.push(Remaining { path, bytes: 0, why });
                 }
             }
+            for held in step.held_back.iter().map(held_back) {
+                if !failures.iter().any(|f| f.path == held.path) {
+                    failures.push(held);
+                }
+            }
             (self.progress)(Event::Progress {
                 bytes_done: 0,
                 bytes_total: 0,
@@ -203,6 +209,22 @@ impl Drain {
         }
         Ok(Some(files))
     }
+}
+
+/// What keeps a file from its name.
+pub(crate) fn held_back(held: &pb::HeldBack) -> Remaining {
+    let node = &held.node;
+    let why = match held.missing {
+        0 => format!(
+            "flushed, but the older file stays under its name: node '{node}' was writing it over and is \
+             gone; mount its cache again, or write the file anew"
+        ),
+        missing => format!(
+            "flushed, but not under its name: node '{node}' is gone with {missing} bytes of it; mount its \
+             cache again, or `ebb recover` it"
+        ),
+    };
+    Remaining { path: String::from_utf8_lossy(&held.path).into_owned(), bytes: held.bytes, why }
 }
 
 /// Why bytes that the disk of the cache lost are not on the backing.

@@ -217,6 +217,8 @@ pub struct Materialized {
     pub failures: Vec<pb::Failure>,
     /// Files with bytes that only some node's cache holds.
     pub unfinished: Vec<pb::Unfinished>,
+    /// Files with flushed bytes of this node that do not get their names, because of a node that is gone.
+    pub held_back: Vec<pb::HeldBack>,
 }
 
 fn backing_from_pb(backing: pb::BackingRef) -> Result<Backing, Errno> {
@@ -619,6 +621,7 @@ impl MetaClient {
             remaining: m.remaining,
             failures: m.failures,
             unfinished: m.unfinished,
+            held_back: m.held_back,
         })
     }
 

@@ -20,6 +20,7 @@ mod engine;
 mod facts;
 mod forgetting;
 mod grants;
+mod halves;
 mod journal;
 mod late;
 mod leases;

@@ -5,7 +5,7 @@ use crate::backing::{Backing, errno};
 use crate::core::{Core, Turn};
 use crate::state::{Entry, FileOp, State};
 use ebb_namespace::{AttrChange, Older, Plan, Record};
-use ebb_types::{Errno, Ino, Time};
+use ebb_types::{Errno, Ino, NodeId, Time};
 use rustix::fs::{Access, AtFlags};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -77,7 +77,12 @@ impl Backing {
 impl Core {
     /// A file is cut to nothing: if what the backing has of it can stay there until the new content is
     /// whole, it does, and this says so. The caller cuts it otherwise.
-    pub(crate) async fn renew(&self, turn: &Turn<'_>, ino: Ino) -> Result<bool, Errno> {
+    pub(crate) async fn renew(
+        &self,
+        turn: &Turn<'_>,
+        node: NodeId,
+        ino: Ino,
+    ) -> Result<bool, Errno> {
         let Some(older) = self.state().ns.older(ino) else { return Ok(false) };
         let asked = older.clone();
         let xattrs = match self.backing.run(move |b| b.may_be_replaced(&asked)).await {
@@ -95,7 +100,8 @@ impl Core {
             if state.ns.older(ino) != Some(older) {
                 return Ok(false);
             }
-            (begin_anew(&state, ino, xattrs)?, vec![Entry::File(ino, FileOp::Truncate(0))])
+            let cut = Entry::File(ino, FileOp::Truncate(0));
+            (begin_anew(&state, ino, xattrs)?, vec![cut, Entry::WritesOver(ino, node, true)])
         };
         self.execute(turn, plan, with).await?;
         Ok(true)

@@ -2,12 +2,13 @@
 //! which are applied and journalled together. Replay applies the same entries.
 
 use crate::begun::Begun;
+use crate::halves::Halves;
 use crate::lineage::{Lineage, Start};
 use ebb_consistency::{
     Assertion, FileState, Leap, Owned, QuietState, Seat, StoredChanges, StoredGuesses,
 };
 use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
-use ebb_namespace::{Namespace, Record};
+use ebb_namespace::{Home, Namespace, Record};
 use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,8 @@ pub enum Entry {
     Leapt(Version, Vec<NodeId>, Option<(Moment, Ino)>),
     /// Names are as nodes have told them again; what comes later is too late.
     Named,
+    /// The node is writing this file over (`Halves`); or it is not any more.
+    WritesOver(Ino, NodeId, bool),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -256,6 +259,8 @@ pub struct State {
     /// The last moment of it that is here, and from where on the service after it gives out inode numbers;
     /// until names have been told again.
     pub leapt_at: Option<(Moment, Ino)>,
+    /// Who is writing which file over.
+    pub halves: Halves,
 }
 
 /// The journal says something that cannot be.
@@ -284,6 +289,7 @@ impl State {
             floor: Version::ZERO,
             owing: BTreeSet::new(),
             leapt_at: None,
+            halves: Halves::default(),
         }
     }
 
@@ -319,6 +325,14 @@ impl State {
     /// True when bytes of it are this node's, flushed or not.
     pub fn has_written(&self, ino: Ino, node: NodeId) -> bool {
         self.files.get(&ino).is_some_and(|f| f.owned().any(|o| o.node == node))
+    }
+
+    /// True when the file replaces an older one on the backing and this node, should it be gone, may have
+    /// died in the middle of writing it.
+    pub fn may_be_half(&self, ino: Ino, node: NodeId) -> bool {
+        self.ns.replaces(ino) != 0
+            && self.ns.is_open_by(ino, node)
+            && (self.halves.has(ino, node) || self.has_written(ino, node))
     }
 
     /// Makes an entry true.
@@ -374,6 +388,7 @@ impl State {
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
             Entry::Reasserted(node) => self.has_told(*node),
             Entry::Named => self.leapt_at = None,
+            Entry::WritesOver(ino, node, writes) => self.halves.set(*ino, *node, *writes),
             Entry::Leapt(floor, owing, leapt_at) => {
                 (self.floor, self.leapt_at) = (*floor, *leapt_at);
                 self.owing = owing.iter().copied().collect();
@@ -406,13 +421,17 @@ impl State {
                 self.files.insert(new.ino, file);
             }
             Record::Forget { ino } => {
+                self.halves.forget(*ino);
                 if let Some(file) = self.files.remove(ino) {
                     self.forgotten = self.forgotten.max(file.version());
                 }
             }
             Record::Base { ino, len } => drop(self.need(*ino)?.base_changed(*len)),
+            Record::Close { node, ino } => self.halves.set(*ino, *node, false),
+            Record::Home { ino, home: Home::Own } => self.halves.forget(*ino),
             Record::Free { ino } => {
                 self.files.remove(ino);
+                self.halves.forget(*ino);
                 self.quiet.remove(ino);
                 self.models.remove(ino);
                 self.locks.drop_file(*ino);
@@ -559,6 +578,7 @@ impl State {
         for (node, answered) in &self.answered {
             out.extend(answered.in_order().map(|(id, o)| Entry::Answered(*node, id, o)));
         }
+        out.extend(self.halves.all().map(|(ino, node)| Entry::WritesOver(ino, node, true)));
         out.extend(self.begun.iter().cloned().map(Entry::Begun));
         out.extend(self.lineage.starts().map(|start| Entry::Started(*start)));
         out.push(Entry::Journalled(self.lineage.journalled()));

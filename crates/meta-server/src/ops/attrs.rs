@@ -168,7 +168,7 @@ impl Core {
         if seat != 0 {
             return Ok(seat);
         }
-        self.resize(&turn, ino, to).await?;
+        self.resize(&turn, node, ino, to).await?;
         if *change != Change::default() {
             let plan = self.state().ns.plan_set_attr(ino, change, Time::now())?;
             self.execute(&turn, plan, Vec::new()).await?;
@@ -176,10 +176,10 @@ impl Core {
         Ok(0)
     }
 
-    async fn resize(&self, turn: &Turn<'_>, ino: Ino, to: Size) -> Result<(), Errno> {
+    async fn resize(&self, turn: &Turn<'_>, node: NodeId, ino: Ino, to: Size) -> Result<(), Errno> {
         let (now, len) = (Time::now(), to.len());
         let empties = to == Size::Exactly(0) && self.state().file(ino)?.size() > 0;
-        if empties && self.renew(turn, ino).await? {
+        if empties && self.renew(turn, node, ino).await? {
             return Ok(());
         }
         let (step, with) = {
@@ -195,9 +195,21 @@ impl Core {
             }
             let times = AttrChange { mtime: Some(now), ctime: Some(now), ..AttrChange::default() };
             step.records.push(Record::Attr { ino, change: times });
-            let with = if changes { vec![Entry::File(ino, to.op())] } else { vec![] };
+            let mut with = if changes { vec![Entry::File(ino, to.op())] } else { vec![] };
+            if to == Size::Exactly(0) && state.ns.replaces(ino) != 0 {
+                with.extend(self.written_anew(&state, node, ino));
+            }
             (step, with)
         };
         self.execute(turn, Plan { steps: vec![step], ino: None }, with).await
+    }
+
+    /// A file that replaces an older one is made empty again: nothing is left of what nodes that are gone
+    /// had written.
+    fn written_anew(&self, state: &State, node: NodeId, ino: Ino) -> Vec<Entry> {
+        let gone = self.left_half_by(state, ino).into_iter();
+        let ended = gone.map(|gone| Entry::WritesOver(ino, gone, false));
+        let begun = !state.halves.has(ino, node);
+        ended.chain(begun.then_some(Entry::WritesOver(ino, node, true))).collect()
     }
 }

@@ -217,6 +217,10 @@ pub(crate) fn forget_kept_by(state: &State, partner: NodeId) -> Vec<Entry> {
 pub(crate) fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (ino, file) in &state.files {
+        if state.may_be_half(*ino, node) {
+            // It will have no bytes of it by which that could be told.
+            entries.push(Entry::WritesOver(*ino, node, true));
+        }
         let sits = file.seat().is_some_and(|seat| seat.node == node);
         if sits || file.owned().any(|o| o.node == node && o.flushed) {
             entries.push(Entry::File(*ino, FileOp::Lost(node)));

@@ -180,8 +180,14 @@ impl Core {
 
     pub(super) fn waits_for(&self, ino: Ino, unless: Unless) -> bool {
         let state = self.state();
-        let half = |node| self.sessions.is_gone(node) && state.has_written(ino, node);
+        let half = |node| self.sessions.is_gone(node) && state.may_be_half(ino, node);
         held_back(&state, ino, |node| unless == Unless::Open || half(node))
+    }
+
+    /// The nodes that are gone and may have died in the middle of writing it.
+    pub(super) fn left_half_by(&self, state: &State, ino: Ino) -> Vec<NodeId> {
+        let half = |node: &NodeId| self.sessions.is_gone(*node) && state.may_be_half(ino, *node);
+        state.ns.open_by(ino).filter(half).collect()
     }
 
     /// A failure on the backing that status shows.

@@ -36,12 +36,14 @@ impl Call {
         let unless = if op.closed { Unless::Open } else { Unless::OpenByTheDead };
         for ino in &batch {
             if self.core.waits_for(*ino, unless) {
+                reply.held_back.extend(self.held_back(*ino));
                 continue;
             }
             let waits = unfinished(&self.core.state(), *ino);
             if waits.is_empty() {
                 publishing.spawn(publish(Arc::clone(&self.core), *ino, unless));
             } else {
+                reply.held_back.extend(self.held_back(*ino));
                 reply.unfinished.extend(waits);
             }
         }
@@ -78,14 +80,37 @@ impl Call {
         };
         let waits = unfinished(&self.core.state(), ino);
         let mut reply = pb::MaterializeReply { unfinished: waits, ..Default::default() };
-        if reply.unfinished.is_empty() && !early {
-            let unless = if closed { Unless::Open } else { Unless::OpenByTheDead };
+        let unless = if closed { Unless::Open } else { Unless::OpenByTheDead };
+        if self.core.waits_for(ino, unless) || !reply.unfinished.is_empty() {
+            reply.held_back.extend(self.held_back(ino));
+        } else if !early {
             match publish(Arc::clone(&self.core), ino, unless).await {
                 Ok(done) => reply.done = u64::from(done),
                 Err(failed) => reply.failures.extend(failed),
             }
         }
         Ok(Some(Body::Materialize(reply)))
+    }
+
+    /// What of this node's bytes is on the backing and not under the file's name, because of a node that is
+    /// gone: it may have died in the middle of writing the file over, or has bytes of it in its cache.
+    fn held_back(&self, ino: Ino) -> Option<pb::HeldBack> {
+        let state = self.core.state();
+        let file = state.files.get(&ino)?;
+        let is_part = matches!(state.ns.get(ino)?.home, Home::Part { .. });
+        let mine = file.owned().filter(|o| o.node == self.who.node && o.flushed);
+        let bytes: u64 = mine.map(|o| o.range.len()).sum();
+        if bytes == 0 || !is_part {
+            return None;
+        }
+        let unflushed = file.unflushed_by_node();
+        let mut holders = unflushed.iter().map(|(node, bytes)| (*node, *bytes));
+        let holder = holders.find(|(node, _)| self.core.sessions.is_gone(*node));
+        let half = || self.core.left_half_by(&state, ino).first().map(|node| (*node, 0));
+        let (node, missing) = holder.or_else(half)?;
+        let path = state.ns.path(ino)?.to_bytes();
+        let node = state.nodes.get(&node).map_or_else(|| node.to_string(), |n| n.name.clone());
+        Some(pb::HeldBack { path, bytes, node, missing })
     }
 
     fn batch(&self, pass: Pass, limit: usize) -> Vec<Ino> {

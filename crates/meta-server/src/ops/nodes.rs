@@ -82,9 +82,7 @@ impl Core {
             }
             drop(state);
             // What it was writing over may be half of it: the older file stays until it is back.
-            self.give_up_but(node, |state, ino| {
-                state.ns.replaces(ino) != 0 && state.has_written(ino, node)
-            });
+            self.give_up_but(node, |state, ino| state.may_be_half(ino, node));
         }
     }
 
