@@ -508,3 +508,39 @@ fn who_has_a_forgotten_file_open_goes_on() {
         }
     });
 }
+
+/// A checkpoint begins anew in the time that is lost: the old one stays, and the new one is not looked for
+/// in it, nor flushed into it.
+#[test]
+fn a_checkpoint_that_began_anew_then_does_not_spoil_the_old_one() {
+    unless_synced(|| {
+        let mut cluster = builder("posix").flush("idle").start();
+        let there = cluster.backing().join("f");
+        fs::write(&there, content(0)).expect("write");
+        same("before", &read(cluster.node(1), "f"), &content(0));
+        let half = std::sync::Mutex::new(None);
+        forget(&mut cluster, |cluster| {
+            let file =
+                OpenOptions::new().write(true).truncate(true).open(cluster.node(0).path("f"));
+            let file = file.expect("open");
+            // No fsync, and no flush: these would bring the service's journal to its disk.
+            file.write_all_at(&content(1)[..100_000], 0).expect("write");
+            *half.lock().expect("nobody else has it") = Some(file);
+        });
+        let half = half.into_inner().expect("nobody else has it").expect("it was opened");
+        same("the old one", &read_at(&there), &content(0));
+        for node in cluster.nodes() {
+            same("the new one", &read(node, "f"), &content(1)[..100_000]);
+        }
+        half.write_all_at(&content(1)[100_000..], 100_000).expect("write");
+        half.sync_all().expect("fsync");
+        cluster.node(0).wait_status(SOON, |s| s["dirty_bytes"] == 0);
+        same("the old one, until the close", &read_at(&there), &content(0));
+        drop(half);
+        drained(&cluster, "f", &content(1));
+    });
+}
+
+fn read_at(path: &Path) -> Vec<u8> {
+    fs::read(path).expect("read")
+}

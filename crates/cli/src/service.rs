@@ -39,6 +39,8 @@ pub struct Start<'a> {
     pub jobs_hint: Option<u32>,
     /// Above so many inodes, clean ones are forgotten.
     pub inodes_max: usize,
+    /// The state is rebuilt from what so many nodes know.
+    pub rebuild: Option<u32>,
 }
 
 /// A service that listens.
@@ -64,6 +66,7 @@ impl Service {
             lease: Config::LEASE,
             jobs_hint: plan.jobs_hint,
             inodes_max: plan.inodes_max,
+            rebuild: None,
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
@@ -96,6 +99,7 @@ impl Service {
             trust: Config::TRUST,
             jobs_hint: start.jobs_hint,
             inodes_max: start.inodes_max,
+            rebuild: start.rebuild,
         })
         .map_err(|e| refusal(&e, &state))?;
         let (stop, stopped) = oneshot::channel();
@@ -180,6 +184,12 @@ fn refusal(error: &StartError, state: &Path) -> Failure {
             Failure::usage(format!(
                 "{text} (what {state} holds is of another job: name another --state, or remove that \
              directory when the job is over)"
+            ))
+        }
+        StartError::Journal(JournalError::Damaged { .. } | JournalError::Header { .. }) => {
+            Failure::failed(format!(
+                "{text}; with the nodes of the job alive, `ebb meta --rebuild NODES` begins anew with what \
+                 they know (the journal is kept)"
             ))
         }
         StartError::NeedsToken { .. } => Failure::usage(text),

@@ -11,7 +11,7 @@ use crate::file::CachedFile;
 use crate::journal::{Found, Held, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::{Assertion, Claimed};
-use ebb_meta_client::KnownFile;
+use ebb_meta_client::{KnownFile, Located};
 use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,8 +53,15 @@ impl Node {
     }
 
     async fn reassert_all(&self) -> Result<(), Errno> {
-        let heard = self.journal.get().map(|journal| journal.heard_after(self.meta.names_after()));
-        self.meta.reassert_names(heard.unwrap_or_default()).await?;
+        let to = self.meta.listener();
+        if self.meta.is_rebuilt() {
+            let files = self.all_files();
+            self.meta.locate(to, files.iter().filter_map(located).collect()).await?;
+        }
+        let after = self.meta.names_after();
+        let heard = self.journal.get().map(|j| (j.heard_after(after), j.settled()));
+        let (heard, settled) = heard.unwrap_or_default();
+        self.meta.reassert_names(to, heard, settled).await?;
         let (mut told, mut late, mut unknown) = (0_u64, Vec::new(), Vec::new());
         for files in self.all_files().chunks(FILES) {
             let asks: Vec<KnownFile> = files.iter().map(known).collect();
@@ -138,7 +145,9 @@ impl Node {
     pub(crate) async fn reassert_noted(&self, found: &Found) -> Result<(), Errno> {
         let after = self.meta.names_after();
         if after < Moment::MAX {
-            self.meta.reassert_names(found.image.book.facts_after(after)).await?;
+            let to = self.meta.listener();
+            let book = &found.image.book;
+            self.meta.reassert_names(to, book.facts_after(after), book.settled()).await?;
         }
         let noted: Vec<(Ino, &Note)> = found.image.files().collect();
         for notes in noted.chunks(FILES) {
@@ -148,6 +157,7 @@ impl Node {
                     ino: *ino,
                     newest: published(note).map(|(_, v, _)| v).max().unwrap_or_default(),
                     owns: false,
+                    open: false,
                 })
                 .collect();
             for (ino, after) in self.meta.forgotten_of(&asks).await?.news {
@@ -180,7 +190,22 @@ impl Node {
 
 fn known(file: &Arc<CachedFile>) -> KnownFile {
     let state = file.state.read();
-    KnownFile { ino: file.ino, newest: state.view.newest_known(), owns: state.view.may_own() }
+    KnownFile {
+        ino: file.ino,
+        newest: state.view.newest_known(),
+        owns: state.view.may_own(),
+        open: state.opens > 0,
+    }
+}
+
+fn located(file: &Arc<CachedFile>) -> Option<Located> {
+    let state = file.state.read();
+    let home = state.home.home()?;
+    let mut paths = vec![home.path.clone()];
+    if home.is_part() && !state.path.is_empty() {
+        paths.push(state.path.clone());
+    }
+    Some(Located { ino: file.ino, paths, object: home.ino })
 }
 
 fn published(note: &Note) -> impl Iterator<Item = (ByteRange, Version, Held)> + '_ {

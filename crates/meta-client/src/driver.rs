@@ -245,7 +245,8 @@ impl Inner {
     fn refuse(&self, why: &ConnectError) {
         let text = format!(
             "{why}. Nothing is sent there, and nothing is deleted here: bring the job's service back on \
-             its newest state, or unmount and save what is in the cache with `ebb recover`"
+             its newest state, or, if that is lost, with `ebb meta --rebuild`; or unmount and save what is in \
+             the cache with `ebb recover`"
         );
         let mut refused = self.refused.lock();
         if refused.as_ref() != Some(&text) {

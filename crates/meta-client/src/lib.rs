@@ -41,6 +41,6 @@ pub use names::{
     Wish,
 };
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
-pub use reassert::{Forgotten, KnownFile, OwnedLocks};
+pub use reassert::{Forgotten, KnownFile, Listener, Located, OwnedLocks};
 pub use session::{ConnectError, ConnectOptions};
 pub use trust::{OnGivenUp, OnPublish, OnRecall, PublishFor, now_ms};

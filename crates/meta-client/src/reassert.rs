@@ -23,6 +23,29 @@ pub struct KnownFile {
     pub newest: Version,
     /// Bytes of it are, or may count as, the node's own.
     pub owns: bool,
+    /// Somebody here has it open.
+    pub open: bool,
+}
+
+/// One life of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener(u64);
+
+impl Listener {
+    fn step(self) -> pb::Reassert {
+        pb::Reassert { to_instance: self.0, ..pb::Reassert::default() }
+    }
+}
+
+/// Where a file is on the backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Which file.
+    pub ino: Ino,
+    /// Where it may be, from the backing directory: its part file, its name.
+    pub paths: Vec<Vec<u8>>,
+    /// `st_ino` of the object.
+    pub object: u64,
 }
 
 /// What an owner on this node has locked.
@@ -45,6 +68,9 @@ const OTHERS: Duration = Duration::from_secs(60);
 
 /// Moments that one request speaks of.
 const MOMENTS_MAX: usize = 1 << 10;
+
+/// Files that one request says where they are.
+const FILES_MAX: usize = 1 << 12;
 
 /// Owners that one request may speak of.
 const OWNERS_MAX: usize = 1 << 16;
@@ -72,23 +98,61 @@ impl MetaClient {
         self.inner.names_after.load(Relaxed)
     }
 
-    /// Tells all that this node has heard of names since then, by moment. Comes back when every node
-    /// has.
-    pub async fn reassert_names(&self, told: BTreeMap<Moment, Facts>) -> Result<(), Errno> {
+    /// Tells all that this node has heard of names since then, by moment, and up to where it has
+    /// heard that everything is on the backing. Comes back when every node has.
+    pub async fn reassert_names(
+        &self,
+        to: Listener,
+        mut told: BTreeMap<Moment, Facts>,
+        settled: Moment,
+    ) -> Result<(), Errno> {
+        if settled > 0 {
+            told.entry(settled).or_default().settled = settled;
+        }
         let facts: Vec<pb::Facts> =
             told.iter().map(|(at, facts)| ebb_wire::facts_to_pb(*at, facts)).collect();
         for some in facts.chunks(MOMENTS_MAX) {
-            let names = pb::Reassert { names: some.to_vec(), ..pb::Reassert::default() };
+            let names = pb::Reassert { names: some.to_vec(), ..to.step() };
             self.call(Op::Reassert(names)).await?;
         }
-        let named = pb::Reassert { named: true, ..pb::Reassert::default() };
+        let named = pb::Reassert { named: true, ..to.step() };
         self.within(OTHERS).call(Op::Reassert(named)).await.map(drop)
+    }
+
+    /// True when the service has nothing but what nodes tell it.
+    #[must_use]
+    pub fn is_rebuilt(&self) -> bool {
+        self.names_after() == 0
+    }
+
+    /// The service that is told now: what is told in steps is begun anew with another one.
+    #[must_use]
+    pub fn listener(&self) -> Listener {
+        Listener(self.inner.known.lock().told_by)
+    }
+
+    /// Tells where files are on the backing; before [`MetaClient::reassert_names`].
+    pub async fn locate(&self, to: Listener, files: Vec<Located>) -> Result<(), Errno> {
+        for some in files.chunks(FILES_MAX) {
+            let one = |f: &Located| pb::Located {
+                ino: f.ino.0,
+                paths: f.paths.clone(),
+                object: f.object,
+            };
+            let located = some.iter().map(one).collect();
+            self.call(Op::Reassert(pb::Reassert { located, ..to.step() })).await?;
+        }
+        Ok(())
     }
 
     /// Of which of these the service may have forgotten something.
     pub async fn forgotten_of(&self, files: &[KnownFile]) -> Result<Forgotten, Errno> {
-        let asks =
-            files.iter().map(|f| pb::KnownFile { ino: f.ino.0, newest: f.newest.0, owns: f.owns });
+        let asks = files.iter().map(|f| pb::KnownFile {
+            ino: f.ino.0,
+            newest: f.newest.0,
+            owns: f.owns,
+            open: f.open,
+        });
         let asks = pb::Reassert { asks: asks.collect(), ..pb::Reassert::default() };
         let wanted = expect_body!(self.call(Op::Reassert(asks)).await?, Wanted);
         Ok(Forgotten {

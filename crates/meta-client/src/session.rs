@@ -239,12 +239,15 @@ pub(crate) struct Acquaintance {
     pub told_by: u64,
     /// So many changes of the state that one had on stable storage.
     pub told: u64,
+    /// This node's number.
+    pub node: u32,
 }
 
 impl Acquaintance {
     /// Of whom a welcome is.
     pub fn made(welcome: &pb::Welcome) -> Acquaintance {
-        Acquaintance { job: welcome.job, told_by: welcome.service_instance, told: 0 }
+        let told_by = welcome.service_instance;
+        Acquaintance { job: welcome.job, told_by, told: 0, node: welcome.node_id }
     }
 
     /// The service should know by itself; but it may be any.
@@ -256,6 +259,12 @@ impl Acquaintance {
             return Err(format!(
                 "is of another job ({:016x}, this node is of {:016x})",
                 welcome.job, self.job
+            ));
+        }
+        if welcome.node_id != self.node {
+            return Err(format!(
+                "calls this node n{}, and n{} before: it has an older state, or another one",
+                welcome.node_id, self.node
             ));
         }
         if welcome.kept < self.told {
@@ -308,6 +317,7 @@ async fn introduce(
         job: known.job,
         told_by: known.told_by,
         told: known.told,
+        node_id: known.node,
     };
     let said = hello.encode_to_vec();
     exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });

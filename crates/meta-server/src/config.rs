@@ -30,6 +30,9 @@ pub struct Config {
     /// Above so many inodes, those that are exactly as the backing has them are forgotten, the ones
     /// that were used longest ago first. What the job has made or changed is always known.
     pub inodes_max: usize,
+    /// Begin with what so many nodes of the job know, instead of what the state directory has (it is
+    /// kept under another name).
+    pub rebuild: Option<u32>,
 }
 
 impl Config {
@@ -55,6 +58,7 @@ impl Config {
             trust: Config::TRUST,
             jobs_hint: None,
             inodes_max: Config::INODES_MAX,
+            rebuild: None,
         }
     }
 }

@@ -115,8 +115,9 @@ pub struct Core {
     pub coming_and_going: Mutex<ComingAndGoing>,
     /// Whether requests wait for what nodes tell again.
     pub words: Waiting,
-    /// The job: as old as the journal, not as this process.
-    pub job: u64,
+    /// The job: as old as the journal, not as this process; 0 as long as a state that is rebuilt does not
+    /// know it.
+    job: AtomicU64,
     /// So many records of this job are older than the journal's first one.
     records_before: u64,
 }
@@ -144,7 +145,7 @@ impl Core {
         let instance = random();
         let last = crate::facts::moment(&state.lineage);
         begin(&mut state, instance)?;
-        if rebooted {
+        if rebooted || (config.rebuild.is_some() && state.is_being_rebuilt()) {
             crate::reassert::leap(&mut state, last);
         }
         let records_before = state.lineage.journalled();
@@ -183,7 +184,7 @@ impl Core {
             lease: config.lease,
             instance,
             coming_and_going: Mutex::default(),
-            job,
+            job: job.into(),
             records_before,
         };
         core.finish_begun();
@@ -194,6 +195,18 @@ impl Core {
     /// The state, for a short look or a change; never held across anything that waits.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// The job; 0: the nodes have not said yet.
+    #[must_use]
+    pub fn job(&self) -> u64 {
+        self.job.load(Ordering::Relaxed)
+    }
+
+    /// A node has said which job this is the service of.
+    pub fn is_of_job(&self, state: &mut State, job: u64) {
+        self.job.store(job, Ordering::Relaxed);
+        self.commit(state, &[Entry::Job(job)]);
     }
 
     /// Applies entries that belong together and queues them for the journal.
@@ -471,6 +484,14 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
     out
 }
 
+/// Starts of a service are told apart by when they were; the clock that told when the last one was, perhaps
+/// that of another machine, may be so much ahead.
+const AHEAD: Duration = Duration::from_secs(3600);
+
+/// Nodes that join a job whose service was rebuilt have numbers from here on: those of before keep
+/// theirs.
+const FIRST_NEW_NODE: u32 = 1 << 20;
+
 /// Random bits for a job or an instance.
 pub fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()) << 32 | 1)
@@ -491,7 +512,9 @@ fn name_parts(state: &mut State) -> Result<(), StartError> {
 /// A service begins on this state: from now on it is known by its instance.
 fn begin(state: &mut State, instance: u64) -> Result<(), StartError> {
     let used = state.ns.next_ino();
-    let first = first_ino(used, SystemTime::now(), random());
+    // Nothing but the clock tells a state that is rebuilt from the one that is lost.
+    let ahead = if state.is_being_rebuilt() { AHEAD } else { Duration::ZERO };
+    let first = first_ino(used, SystemTime::now() + ahead, random());
     let start = Start { instance, at: state.lineage.journalled(), used, first };
     state.apply(&Entry::Started(start)).map_err(StartError::Serve)
 }
@@ -505,6 +528,22 @@ fn restore(
     let root = backing
         .stat(&ebb_namespace::BackingPath::ROOT)
         .map_err(|e| StartError::Backing { path: config.backing.clone(), source: e.into() })?;
+    if let Some(nodes) = config.rebuild {
+        if let Some(aside) = dir.set_aside()? {
+            tracing::warn!(journal = %aside.display(), "the journal that was here is kept there");
+        }
+        let mut state = State::new(Namespace::new(&root, Ino(Ino::ROOT.0 + 1)));
+        // No node and no copies are taken for others that there were before.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let epoch = now.map_or(1, |d| d.as_secs()) << 24;
+        let anew = [
+            Entry::Rebuilding(nodes, Vec::new()),
+            Entry::NextNode(FIRST_NEW_NODE),
+            Entry::NextEpoch(epoch),
+        ];
+        anew.iter().try_for_each(|entry| state.apply(entry)).map_err(StartError::Serve)?;
+        return Ok((0, state, false));
+    }
     let Some(Read { job, bodies, rebooted }) = dir.read()? else {
         let job = random();
         // The root has the first one; where others begin the start says.
@@ -515,7 +554,7 @@ fn restore(
         .map_err(|what| StartError::Journal(JournalError::Header { path, what }))?;
     let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|s| s.key.ino);
     match had {
-        Some(had) if had == root.seen.key.ino => Ok((job, state, rebooted)),
+        Some(had) if had == root.seen.key.ino => Ok((state.job.unwrap_or(job), state, rebooted)),
         _ => Err(StartError::OtherBacking {
             state_dir: config.state_dir.clone(),
             backing: config.backing.clone(),

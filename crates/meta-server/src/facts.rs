@@ -108,6 +108,10 @@ impl Core {
     }
 
     fn settled_upto(&self, state: &State, now: Moment, look: bool) -> Moment {
+        // What nodes are going to tell must not be forgotten there before they do.
+        if self.words.lacks_any() {
+            return 0;
+        }
         let mut settling = self.settling.lock();
         if look || settling.looked.is_none_or(|t| t.elapsed() >= LOOK_EVERY) {
             settling.horizon.look(&state.ns, now);

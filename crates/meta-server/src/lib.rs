@@ -33,6 +33,7 @@ mod peek;
 mod publishing;
 mod quiet;
 mod reassert;
+mod rebuild;
 mod rounds;
 mod seats;
 mod server;

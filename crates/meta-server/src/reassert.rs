@@ -13,11 +13,15 @@
 //! Retries: to tell again what was told changes nothing. A service that dies meanwhile goes on asking
 //! those who have not told ([`State::owing`]).
 //! Completion: a lease after the service began (ten seconds, of a longer one), at the latest.
+//!
+//! A service without its journal begins with nothing and is rebuilt from the nodes in the same way
+//! (`rebuild.rs`); then so many must have told as the user has said, however long that takes.
 
 use crate::core::{Core, Turn};
 use crate::lineage::Start;
 use crate::quiet::tells_first;
-use crate::state::{Entry, FileOp, State};
+use crate::rebuild::Located;
+use crate::state::{Entry, FileOp, Rebuild, State};
 use ebb_consistency::FileState;
 use ebb_locks::Mutex;
 use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
@@ -27,7 +31,7 @@ use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::Instant;
@@ -37,6 +41,12 @@ const VERSION_BITS: u32 = 34;
 
 /// Requests of nodes have deadlines of some ten seconds: however long the lease is, they wait no longer.
 const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// A rebuilt service waits for its nodes: somebody has said for how many.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Meanwhile it is looked so often whether one of them is gone.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Whether requests wait for what nodes tell.
 #[derive(Debug)]
@@ -55,6 +65,10 @@ pub struct Waiting {
     told: Mutex<Vec<(NodeId, Vec<Holding>)>>,
     /// What of it is not theirs any more.
     lost: Mutex<Vec<(NodeId, Holding)>>,
+    /// Up to where everything is on the backing, as nodes have heard.
+    settled_before: AtomicU64,
+    /// Where nodes say that files are on the backing.
+    pub(crate) located: Mutex<BTreeMap<Ino, Located>>,
 }
 
 /// What an owner on a node has locked.
@@ -78,11 +92,25 @@ impl Waiting {
         self.lost_after.map_or(Moment::MAX, |(after, _)| after)
     }
 
+    /// True until what nodes tell is in the state.
+    pub fn lacks_any(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
     /// For a service that begins on this state.
     pub fn begin(state: &State, lease: Duration) -> Waiting {
         let lost_after = state.leapt_at;
-        let on = !state.owing.is_empty();
-        if on {
+        let on = state.lacks_words();
+        let until = match state.is_being_rebuilt() {
+            true => NEVER,
+            false => lease.min(WAIT_MAX),
+        };
+        if let Some(rebuild) = state.rebuild.as_ref().filter(|r| r.lacks_nodes()) {
+            tracing::warn!(
+                nodes = rebuild.wanted,
+                "the state is rebuilt from what nodes know: nothing is answered until so many have told"
+            );
+        } else if on {
             tracing::warn!(
                 nodes = state.owing.len(),
                 "the machine was booted since the journal was written, and its end may be missing: the \
@@ -91,13 +119,15 @@ impl Waiting {
         }
         Waiting {
             on: on.into(),
-            until: Instant::now() + lease.min(WAIT_MAX),
+            until: Instant::now() + until,
             changed: Notify::new(),
             lost_after,
             named: Mutex::default(),
             settled: OnceCell::new(),
             told: Mutex::default(),
             lost: Mutex::default(),
+            settled_before: AtomicU64::new(0),
+            located: Mutex::default(),
         }
     }
 }
@@ -142,7 +172,11 @@ impl Core {
         if !self.words.on.load(Relaxed) {
             return;
         }
-        self.wait_while(|state| !state.owing.is_empty()).await;
+        self.wait_while(|state| {
+            state.is_being_rebuilt()
+                || state.owing.iter().any(|node| self.is_waited_for(state, *node))
+        })
+        .await;
         self.names_are_heard().await;
         if self.words.on.swap(false, Relaxed) {
             match self.state().owing.len() {
@@ -158,8 +192,11 @@ impl Core {
     /// Until every node has told what it has heard of names, and that is so again.
     pub async fn names_are_heard(&self) {
         self.wait_while(|state| {
-            let named = self.words.named.lock();
-            state.owing.iter().any(|node| !named.1.contains(node))
+            let named = &self.words.named.lock().1;
+            let has_told = |rebuild: &Rebuild| rebuild.told.union(named).count();
+            let lacks = |rebuild: &Rebuild| has_told(rebuild) < rebuild.wanted as usize;
+            let waits = |node: &NodeId| !named.contains(node) && self.is_waited_for(state, *node);
+            state.rebuild.as_ref().is_some_and(lacks) || state.owing.iter().any(waits)
         })
         .await;
         self.words.settled.get_or_init(|| self.bring_names_back()).await;
@@ -174,8 +211,14 @@ impl Core {
                 return;
             }
             // In either case it is looked again.
-            let _ = tokio::time::timeout_at(self.words.until, changed).await;
+            let until = self.words.until.min(Instant::now() + LOOK);
+            let _ = tokio::time::timeout_at(until, changed).await;
         }
+    }
+
+    /// Without a deadline nobody waits for a node that is gone.
+    fn is_waited_for(&self, state: &State, node: NodeId) -> bool {
+        state.rebuild.is_none() || !self.sessions.is_gone(node)
     }
 
     /// What a node has heard of names. It comes too late when others have gone on.
@@ -183,7 +226,9 @@ impl Core {
         let is_of_then = |(after, first): (Moment, Ino)| at > after && at < first_moment(first);
         let in_time = !self.words.settled.initialized();
         if in_time && self.words.lost_after.is_some_and(is_of_then) {
-            self.words.named.lock().0.hear(facts);
+            self.words.settled_before.fetch_max(facts.settled, Relaxed);
+            let facts = Facts { settled: 0, ..facts.clone() };
+            self.words.named.lock().0.hear(&facts);
         }
     }
 
@@ -195,8 +240,14 @@ impl Core {
 
     /// Names and modes of what the backing does not have are as they were heard of last.
     async fn bring_names_back(&self) {
-        let told = std::mem::take(&mut self.words.named.lock().0);
+        let mut told = std::mem::take(&mut self.words.named.lock().0);
         let Some((after, first)) = self.words.lost_after else { return };
+        if self.state().is_being_rebuilt() {
+            // Some have forgotten what others say, because it was not so any more.
+            let settled = self.words.settled_before.load(Relaxed);
+            told.hear(&Facts { settled, ..Facts::default() });
+            self.find_what_there_is(&told).await;
+        }
         // What a name replaces must be known before it does.
         let forgotten = self.state().ns.forgotten_in(&told, after, first);
         for file in &forgotten {
@@ -208,7 +259,10 @@ impl Core {
         let _turn = self.turn().await;
         let there = self.what_is_there(&forgotten).await;
         let mut state = self.state();
-        let records = state.ns.plan_reassert(&told, after, first, &there);
+        let anew = state.ns.plan_begun_anew(&told, after, &there);
+        let begun_anew: Vec<Ino> = anew.keys().copied().collect();
+        let mut records: Vec<Record> = anew.into_values().flatten().collect();
+        records.extend(state.ns.plan_reassert(&told, after, first, &there));
         if records.is_empty() {
             return self.commit(&mut state, &[Entry::Named]);
         }
@@ -226,6 +280,9 @@ impl Core {
             file.leap(floor);
             file.stored_leap().map(|leap| Entry::File(ino, FileOp::Leap(Box::new(leap))))
         };
+        let empty = |ino: &Ino| Entry::File(*ino, FileOp::State(Box::new(FileState::new(0))));
+        let emptied = begun_anew.iter().flat_map(|ino| [Some(empty(ino)), leap(*ino)]).flatten();
+        let emptied: Vec<Entry> = emptied.collect();
         let files = records.iter().filter_map(|record| match record {
             Record::Inode(new) if new.kind == FileKind::Regular => leap(new.ino),
             _ => None,
@@ -237,7 +294,8 @@ impl Core {
             }
             _ => None,
         });
-        let with: Vec<Entry> = files.chain(zeros).chain([Entry::Named]).collect();
+        let with: Vec<Entry> =
+            emptied.into_iter().chain(files).chain(zeros).chain([Entry::Named]).collect();
         self.commit_ns_with(&mut state, records, with);
     }
 

@@ -68,6 +68,12 @@ pub enum Entry {
     Named,
     /// The node is writing this file over (`Halves`); or it is not any more.
     WritesOver(Ino, NodeId, bool),
+    /// This state is being rebuilt from what so many nodes know; these have told it.
+    Rebuilding(u32, Vec<NodeId>),
+    /// The job of a state that was rebuilt, as its nodes say.
+    Job(u64),
+    /// This node has not told yet what it knows.
+    Owes(NodeId),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -261,6 +267,26 @@ pub struct State {
     pub leapt_at: Option<(Moment, Ino)>,
     /// Who is writing which file over.
     pub halves: Halves,
+    /// The nodes that this state is rebuilt from.
+    pub rebuild: Option<Rebuild>,
+    /// The job, when the nodes said which it is.
+    pub job: Option<u64>,
+}
+
+/// A state that is rebuilt from what nodes know, or was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rebuild {
+    /// So many nodes must tell.
+    pub wanted: u32,
+    /// Who has.
+    pub told: BTreeSet<NodeId>,
+}
+
+impl Rebuild {
+    /// True until so many have told.
+    pub fn lacks_nodes(&self) -> bool {
+        self.told.len() < self.wanted as usize
+    }
 }
 
 /// The journal says something that cannot be.
@@ -290,6 +316,8 @@ impl State {
             owing: BTreeSet::new(),
             leapt_at: None,
             halves: Halves::default(),
+            rebuild: None,
+            job: None,
         }
     }
 
@@ -386,8 +414,19 @@ impl State {
             }
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
-            Entry::Reasserted(node) => self.has_told(*node),
+            Entry::Reasserted(node) => {
+                self.rebuild.iter_mut().for_each(|rebuild| {
+                    rebuild.told.insert(*node);
+                });
+                self.has_told(*node);
+            }
             Entry::Named => self.leapt_at = None,
+            Entry::Rebuilding(wanted, told) => {
+                let told = told.iter().copied().collect();
+                self.rebuild = Some(Rebuild { wanted: *wanted, told });
+            }
+            Entry::Job(job) => self.job = Some(*job),
+            Entry::Owes(node) => drop(self.owing.insert(*node)),
             Entry::WritesOver(ino, node, writes) => self.halves.set(*ino, *node, *writes),
             Entry::Leapt(floor, owing, leapt_at) => {
                 (self.floor, self.leapt_at) = (*floor, *leapt_at);
@@ -412,9 +451,10 @@ impl State {
                 let known_before = ebb_namespace::is_found(new.ino);
                 let last = if known_before { self.forgotten } else { Version::ZERO };
                 let mut file = FileState::found(new.size, last);
-                if known_before && self.floor != Version::ZERO {
+                let rebuilt = self.is_being_rebuilt() && new.home == Home::Own;
+                if (known_before || rebuilt) && self.floor != Version::ZERO {
                     file.leap(self.floor);
-                    if self.owing.is_empty() {
+                    if !self.lacks_words() {
                         file.end_leap();
                     }
                 }
@@ -503,6 +543,17 @@ impl State {
         self.floor
     }
 
+    /// True as long as fewer nodes than are wanted have told what this state is rebuilt from.
+    pub fn is_being_rebuilt(&self) -> bool {
+        self.rebuild.as_ref().is_some_and(Rebuild::lacks_nodes)
+    }
+
+    /// True while nodes have not told what this state lacks.
+    pub fn lacks_words(&self) -> bool {
+        !self.owing.is_empty() || self.is_being_rebuilt()
+    }
+
+    /// The node has told everything, or will not.
     fn has_told(&mut self, node: NodeId) {
         if self.owing.remove(&node) {
             self.end_leap();
@@ -510,7 +561,7 @@ impl State {
     }
 
     fn end_leap(&mut self) {
-        if self.owing.is_empty() {
+        if !self.lacks_words() {
             self.leapt_at = None;
             self.files.values_mut().for_each(FileState::end_leap);
         }
@@ -553,6 +604,10 @@ impl State {
         out.extend(forgotten);
         let owing = || self.owing.iter().copied().collect();
         let leapt = self.floor > Version::ZERO;
+        let rebuild = self.rebuild.as_ref();
+        let told = |rebuild: &Rebuild| rebuild.told.iter().copied().collect();
+        out.extend(rebuild.map(|rebuild| Entry::Rebuilding(rebuild.wanted, told(rebuild))));
+        out.extend(self.job.map(Entry::Job));
         out.extend(leapt.then(|| Entry::Leapt(self.floor, owing(), self.leapt_at)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));

@@ -109,7 +109,7 @@ async fn greet(
         Err(Some((id, error))) => {
             tracing::debug!(errno = ?error.errno, text = error.text, "a node was refused");
             // By it a node of the job knows that it is the job's service that says so.
-            let refusal = pb::Reply { job: core.job, ..reply(id, Err(error)) };
+            let refusal = pb::Reply { job: core.job(), ..reply(id, Err(error)) };
             // The node may be gone already.
             let _ = to_node.send(Ok(frame_of(vec![refusal]))).await;
             None
@@ -208,17 +208,36 @@ fn check_lineage(core: &Core, state: &State, hello: &pb::Hello) -> Result<u64, O
         tracing::warn!(name = hello.node, text, "a node was refused");
         Err(OpError::new(Errno::ESTALE, text))
     };
+    if hello.job == 0 && core.job() == 0 {
+        let text = "the service is being rebuilt and does not know its job yet: first must come the nodes \
+                    that were there before";
+        return Err(OpError::new(Errno::EAGAIN, text));
+    }
     if hello.job == 0 {
         return Ok(0);
     }
-    if hello.job != core.job {
+    if core.job() == 0 {
+        return Ok(u64::MAX);
+    }
+    if hello.job != core.job() {
         return refuse(format!(
             "this is the service of another job ({:016x}, the node is of {:016x}): its state directory \
              was lost or exchanged",
-            core.job, hello.job
+            core.job(),
+            hello.job
         ));
     }
-    let Some(kept) = state.lineage.kept_of(hello.told_by) else {
+    let kept = state.lineage.kept_of(hello.told_by);
+    if kept.is_none() && state.is_being_rebuilt() {
+        return Ok(u64::MAX);
+    }
+    if kept.is_none() && state.rebuild.is_some() {
+        return refuse(
+            "this service was rebuilt without this node: what is in its cache is for `ebb recover`"
+                .to_owned(),
+        );
+    }
+    let Some(kept) = kept else {
         return refuse(
             "the state of this service is an older one: it does not know of the service that the node \
              has spoken to"
@@ -250,10 +269,20 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         }
         _ => {}
     }
+    // It tells what the service is rebuilt from, and goes on under its number.
+    let tells = state.is_being_rebuilt()
+        && hello.job != 0
+        && state.lineage.kept_of(hello.told_by).is_none();
+    let number = NodeId(hello.node_id);
+    if tells && state.nodes.get(&number).is_some_and(|n| n.name != hello.node) {
+        let text = format!("another node of this job says that it is {number}");
+        return Err(OpError::new(Errno::EBUSY, text));
+    }
     let known = state.nodes.values().find(|n| n.name == hello.node).cloned();
     let came_back = known.as_ref().filter(|k| k.incarnation != incarnation).map(|k| k.id);
     let mut known = known;
-    let mut id = known.as_ref().map_or(state.next_node(), |n| n.id);
+    let new = if tells && number != NodeId::NOBODY { number } else { state.next_node() };
+    let mut id = known.as_ref().map_or(new, |n| n.id);
     let mut who = Who { node: id, incarnation };
     let heir = known
         .as_ref()
@@ -301,9 +330,14 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
     if known.as_ref() != Some(&record) {
         entries.push(if heir { Entry::Heir(record) } else { Entry::Node(record) });
     }
+    entries.extend(tells.then_some(Entry::Owes(id)));
     // With its cache went what it knew.
     let before = came_back.filter(|old| hello.empty && state.owing.contains(old));
     entries.extend(before.map(Entry::Reasserted));
+    if core.job() == 0 {
+        tracing::info!(job = format_args!("{:016x}", hello.job), "the nodes are of this job");
+        core.is_of_job(&mut state, hello.job);
+    }
     core.commit(&mut state, &entries);
     drop(state);
     core.look_who_owes_words();
@@ -344,7 +378,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         lease_ms: u32::try_from(core.lease.as_millis()).unwrap_or(u32::MAX),
         backing_dev_ino: root.map_or(0, |s| s.key.ino),
         expired,
-        job: core.job,
+        job: core.job(),
         trust_ms,
         kept,
         reassert: core.state().owing.contains(&id),

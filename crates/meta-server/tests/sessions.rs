@@ -16,6 +16,7 @@ fn hello(name: &str, incarnation: u64) -> pb::Hello {
         job: 0,
         told_by: 0,
         told: 0,
+        node_id: 0,
         protocol: ebb_wire::PROTOCOL,
         node: name.to_owned(),
         incarnation,

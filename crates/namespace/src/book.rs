@@ -220,6 +220,14 @@ impl Book {
         names.chain(inodes).chain(xattrs).max().unwrap_or(0).max(self.settled)
     }
 
+    /// True when something is named in this directory.
+    #[must_use]
+    pub fn has_names(&self, dir: Ino) -> bool {
+        let Ok(least) = Name::new(&[1]) else { return false };
+        let first = self.names.range((dir, least)..).next();
+        first.is_some_and(|((parent, _), _)| *parent == dir)
+    }
+
     /// How many facts there are.
     #[must_use]
     pub fn len(&self) -> usize {

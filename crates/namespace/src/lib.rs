@@ -42,7 +42,7 @@ pub use forget::is_found;
 pub use horizon::Horizon;
 pub use inode::{BackingKey, Dentry, DirStamp, Found, Home, Inode, Link, Seen, Under};
 pub use make::New;
-pub use parts::Known;
+pub use parts::{Known, part_of};
 pub use plan::{Plan, Restat, Step};
 pub use reassert::{Forgotten, OnBacking, Whereabouts};
 pub use record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};

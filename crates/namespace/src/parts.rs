@@ -37,6 +37,14 @@ impl PartNames {
     }
 }
 
+/// Of which inode a part file is, as its name says; that may have been given by any service, or by anybody.
+#[must_use]
+pub fn part_of(name: &Name) -> Option<Ino> {
+    let rest = std::str::from_utf8(name.as_bytes().strip_prefix(PART_PREFIX)?).ok()?;
+    let digits = rest.split('-').next()?;
+    Some(Ino(u64::from_str_radix(digits, 16).ok()?))
+}
+
 impl Namespace {
     /// True when names of part files cannot be foretold.
     #[must_use]
@@ -67,10 +75,7 @@ impl Namespace {
         if !name.is_reserved() {
             return self.child_ino(dir, name);
         }
-        let rest = std::str::from_utf8(name.as_bytes().strip_prefix(PART_PREFIX)?).ok()?;
-        let digits = rest.split('-').next()?;
-        let ino = Ino(u64::from_str_radix(digits, 16).ok()?);
-        (self.part_name(ino) == *name).then_some(ino)
+        part_of(name).filter(|ino| self.part_name(*ino) == *name)
     }
 
     fn child_ino(&self, dir: Ino, name: &Name) -> Option<Ino> {

@@ -11,7 +11,7 @@ use crate::book::Book;
 use crate::inode::{Found, Home, Inode, Link, Seen, Under};
 use crate::record::{AttrChange, BackingPath, NewInode, Record};
 use crate::tree::Namespace;
-use ebb_types::facts::{Moment, Shape};
+use ebb_types::facts::{Bound, Moment, Shape};
 use ebb_types::{FileKind, Ino, Name};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -94,7 +94,10 @@ impl Namespace {
             }
             let moved_there = |i: &Inode| i.is_dir() && bound.placed;
             let wanted = self.get(bound.ino).is_none_or(moved_there);
-            if wanted && self.may_come_back(told, bound.ino, first) {
+            let begins_anew = bound.replaces != 0 && !bound.placed;
+            if (wanted && self.may_come_back(told, bound.ino, first))
+                || (begins_anew && self.get(bound.ino).is_none_or(|i| i.home == Home::Own))
+            {
                 let (ino, replaces, kind) = (bound.ino, bound.replaces, shape.kind);
                 found.push(Forgotten { ino, parent, name: name.clone(), replaces, kind });
             }
@@ -106,6 +109,26 @@ impl Namespace {
         let is_of_then = ino < first && !crate::forget::is_found(ino) && ino != Ino::ROOT;
         let comes = |s: &Shape| s.placed == 0 || s.kind == FileKind::Directory;
         is_of_then && told.shape(ino).is_some_and(comes)
+    }
+
+    /// Directories that may be on the backing (by now), as they were told of: where, and their numbers.
+    /// Those whose parents are known.
+    #[must_use]
+    pub fn directories_in(&self, told: &Book) -> Vec<(Ino, Name, Ino)> {
+        let is_dir = |ino: Ino| {
+            told.shape(ino).map_or_else(|| told.has_names(ino), |s| s.kind == FileKind::Directory)
+        };
+        let dir = |bound: Bound| is_dir(bound.ino).then_some(bound.ino);
+        let wanted = |parent: Ino, name: &Name, ino: Ino| {
+            self.get(parent).is_some_and(|dir| dir.home == Home::Own)
+                && self.get(ino).is_none()
+                && self.dentry(parent, name).is_ok_and(|d| d.is_none())
+        };
+        told.names_after(0)
+            .filter_map(|(parent, name, _, bound)| Some((parent, name, bound.and_then(dir)?)))
+            .filter(|(parent, name, ino)| wanted(*parent, name, *ino))
+            .map(|(parent, name, ino)| (parent, name.clone(), ino))
+            .collect()
     }
 
     /// Where to look for the bytes of a file that was flushed, when that may have been forgotten.
@@ -144,6 +167,64 @@ impl Namespace {
             Record::Seen { ino, seen: Some(found.seen) },
             Record::Dentry { parent, name, ino, under: Under::This },
         ]
+    }
+
+    /// An object of the backing is this inode: the records that bring it back. None when its number, its
+    /// name or the object is something else by now.
+    #[must_use]
+    pub fn plan_known(&self, parent: Ino, name: &Name, ino: Ino, found: &Found) -> Vec<Record> {
+        let is_there = |dir: &Inode| dir.home == Home::Own && dir.dir.is_some();
+        let free = self.get(ino).is_none()
+            && !crate::forget::is_found(ino)
+            && ino != Ino::ROOT
+            && self.get(parent).is_some_and(is_there)
+            && self.dentry(parent, name).is_ok_and(|d| d.is_none())
+            && self.by_key(found.seen.key).is_none()
+            && !name.is_reserved();
+        if !free {
+            return Vec::new();
+        }
+        let inode = crate::adopt::found_inode(ino, found);
+        let dentry = Record::Dentry { parent, name: name.clone(), ino, under: Under::This };
+        vec![Record::Inode(Box::new(inode)), dentry]
+    }
+
+    /// The files that had begun anew and are known as what they are to replace; see
+    /// [`Namespace::plan_renew`].
+    #[must_use]
+    pub fn plan_begun_anew(
+        &self,
+        told: &Book,
+        after: Moment,
+        there: &OnBacking,
+    ) -> BTreeMap<Ino, Vec<Record>> {
+        let mut plans = BTreeMap::new();
+        for (parent, name, _, bound) in told.names_after(after) {
+            let Some(bound) = bound.filter(|b| b.replaces != 0 && !b.placed) else { continue };
+            let Some(inode) = self.get(bound.ino).filter(|i| i.home == Home::Own) else { continue };
+            let older = inode.seen.is_some_and(|seen| seen.key.ino == bound.replaces);
+            let [link] = &inode.links[..] else { continue };
+            if !older || inode.kind != FileKind::Regular || !self.is_on_backing(link) {
+                continue;
+            }
+            if (link.parent, &link.name) != (parent, name) {
+                continue;
+            }
+            let (ino, name) = (bound.ino, name.clone());
+            let part = there.parts.contains(&ino);
+            let home = if part { Home::Part { dir: parent } } else { Home::None };
+            plans.insert(
+                ino,
+                vec![
+                    // While it is known which object this is.
+                    Record::Dentry { parent, name, ino, under: Under::Older },
+                    Record::Home { ino, home },
+                    Record::Seen { ino, seen: None },
+                    Record::Due { ino, due: false },
+                ],
+            );
+        }
+        plans
     }
 
     /// The records that bring back what was told after `after`.

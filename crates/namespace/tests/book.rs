@@ -347,4 +347,69 @@ proptest! {
         }
         prop_assert_eq!(left.snapshot(), before);
     }
+
+    /// A service has nothing at all; what all nodes have heard, and the backing, bring it back.
+    #[test]
+    fn names_come_back_to_a_service_that_has_nothing(
+        acts in prop::collection::vec(act(), 1..40),
+    ) {
+        let mut world = World::new();
+        acts.iter().for_each(|(node, act)| world.act(*node, act));
+        let mut left = World::new().ns;
+        let mut told = Book::default();
+        for book in &world.books {
+            book.facts_after(0).values().for_each(|facts| told.hear(facts));
+        }
+        // Some may have forgotten what others say, because it is not so any more.
+        let settled = world.books.iter().map(Book::settled).max().unwrap_or_default();
+        told.hear(&Facts { settled, ..Facts::default() });
+        loop {
+            let dirs = left.directories_in(&told);
+            let before = left.inodes().count();
+            for (parent, name, ino) in dirs {
+                let path = left.path(parent).unwrap().join(&name);
+                let found = on_disk(&world.ns, &path).filter(|f| f.kind == FileKind::Directory);
+                let plan = found.map(|f| left.plan_known(parent, &name, ino, &f));
+                for record in plan.unwrap_or_default() {
+                    prop_assert_eq!(left.apply(&record), Ok(()), "{:?}", record);
+                }
+            }
+            if left.inodes().count() == before {
+                break;
+            }
+        }
+        let first = Ino(1 << 40);
+        let mut there = OnBacking::default();
+        for f in left.forgotten_in(&told, 0, first) {
+            let Some(dir) = left.path(f.parent) else { continue };
+            let object = on_disk(&world.ns, &dir.join(&f.name));
+            there.note(&f, object.map(|found| (found.kind, found.seen)), false);
+        }
+        for record in left.plan_reassert(&told, 0, first, &there) {
+            prop_assert_eq!(left.apply(&record), Ok(()), "{:?}", record);
+        }
+        let published = |ino| world.ns.get(ino).is_some_and(|i| i.home == Home::Own);
+        let mut got = local_names(&left);
+        got.retain(|_, (ino, ..)| !published(*ino));
+        prop_assert_eq!(got, local_names(&world.ns));
+    }
+}
+
+/// What the backing has at this path.
+fn on_disk(ns: &Namespace, path: &BackingPath) -> Option<Found> {
+    let mut at = Ino::ROOT;
+    for name in path.names() {
+        at = ns.dentry(at, name).ok()?.filter(|d| d.under == Under::This)?.ino;
+    }
+    let i = ns.get(at).filter(|i| i.home == Home::Own)?;
+    Some(Found {
+        kind: i.kind,
+        perm: i.perm,
+        uid: i.uid,
+        gid: i.gid,
+        rdev: i.rdev,
+        atime: i.atime,
+        seen: i.seen?,
+        target: i.target.clone(),
+    })
 }

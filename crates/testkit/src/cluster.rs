@@ -356,6 +356,17 @@ impl Cluster {
         meta.child = child;
     }
 
+    /// Starts the killed metadata service anew, with what so many nodes know.
+    pub fn rebuild_meta(&mut self, nodes: usize) {
+        let meta = self.meta.as_mut().expect("a cluster with a separate service");
+        let mut command = meta.command.clone();
+        command.splice(1..1, ["--rebuild".to_owned(), nodes.to_string()]);
+        let (child, address) = self.spawn_meta(&command);
+        let meta = self.meta.as_mut().expect("checked above");
+        assert_eq!(address, meta.address, "it must come back where it was");
+        meta.child = child;
+    }
+
     /// Starts the service of another job, with a token of its own, where the killed one was.
     ///
     /// # Panics

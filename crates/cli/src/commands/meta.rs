@@ -46,6 +46,11 @@ pub struct Args {
     /// up there again; about 2 KB each
     #[arg(long, value_name = "N", default_value_t = 500_000, value_parser = clap::value_parser!(u32).range(1000..=1_000_000_000))]
     inodes_max: u32,
+    /// Begin with what the nodes of the job know, so many of them, when the journal is lost or damaged
+    /// (what is there of it is kept as journal.before-*): until they all have told, operations wait. Nodes
+    /// that have not told by then are out of the job
+    #[arg(long, value_name = "NODES", value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    rebuild: Option<u32>,
     /// What is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -87,6 +92,7 @@ impl Args {
             lease: self.lease.0,
             jobs_hint: self.jobs_hint,
             inodes_max: self.inodes_max as usize,
+            rebuild: self.rebuild,
         };
         let outcome = runtime.block_on(serve(start, &self.listen));
         runtime.shutdown_background();

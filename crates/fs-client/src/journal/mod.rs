@@ -223,6 +223,12 @@ impl Journal {
         self.queue.lock().image.book.facts_after(after)
     }
 
+    /// Up to where everything is on the backing, as far as was heard.
+    #[must_use]
+    pub fn settled(&self) -> Moment {
+        self.queue.lock().image.book.settled()
+    }
+
     /// How much is noted of names.
     #[must_use]
     pub fn facts(&self) -> usize {

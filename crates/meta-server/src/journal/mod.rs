@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 const NAME: &str = "journal";
@@ -118,6 +118,18 @@ impl StateDir {
 
     fn journal(&self) -> PathBuf {
         self.path.join("journal")
+    }
+
+    /// Another journal begins here; the one that there is is kept, under another name.
+    pub fn set_aside(&self) -> Result<Option<PathBuf>, JournalError> {
+        let failed = |source| JournalError::Io { path: self.journal(), source };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let seconds = now.map_or(0, |d| d.as_secs());
+        let free = |n: &u64| !self.path.join(format!("journal.before-{n}")).exists();
+        let aside = (seconds..).find(free).map(|n| self.path.join(format!("journal.before-{n}")));
+        let Some(aside) = aside.filter(|_| self.journal().exists()) else { return Ok(None) };
+        std::fs::rename(self.journal(), &aside).map_err(failed)?;
+        Ok(Some(aside))
     }
 
     /// What the journal says; `None` when there is none.

@@ -117,7 +117,13 @@ impl Call {
                 reply.silent.push(held.epoch);
             }
         } else if state.orphaned.get(&held.epoch) != Some(&Orphaned { owner, partner: me }) {
-            reply.drop.push(held.epoch);
+            // Nothing is known of copies from before a state was rebuilt: they are of no use when their owner
+            // is here, and perhaps all that there is when it is not.
+            let unproven = state.rebuild.is_some()
+                && (state.owing.contains(&owner) || !self.core.sessions.is_connected(owner));
+            if !unproven {
+                reply.drop.push(held.epoch);
+            }
         } else if held.done {
             let mut entries = vec![Entry::Orphaned(held.epoch, None)];
             entries.extend(self.undo_appends(state, owner, held.epoch));

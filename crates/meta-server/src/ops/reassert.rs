@@ -1,22 +1,31 @@
 //! A node tells again what this service may have forgotten.
 
-use super::{Call, OpResult, checked, locking, size};
+use super::{Call, OpError, OpResult, checked, locking, size};
 use crate::reassert::Holding;
+use crate::rebuild::Located;
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{Assertion, Claimed};
 use ebb_namespace::locks::Kind;
 use ebb_namespace::{AttrChange, Home, Record};
-use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
+use ebb_types::{ByteRange, Errno, Ino, Name, NodeId, Version};
 use ebb_wire::pb::{self, asserted, reply::Body};
 
 /// Files and ranges that one request may speak of.
 const FILES_MAX: usize = 1 << 16;
 const CLAIMS_MAX: usize = 1 << 18;
 
+/// A name and a part file.
+const PATHS_MAX: usize = 2;
+
 impl Call {
     pub(super) async fn reassert(&self, op: &pb::Reassert) -> OpResult {
-        if op.asks.len() > FILES_MAX || op.files.len() > FILES_MAX {
+        let most = op.asks.len().max(op.files.len()).max(op.located.len());
+        if most > FILES_MAX {
             return Err(Errno::E2BIG.into());
+        }
+        if op.to_instance != 0 && op.to_instance != self.core.instance {
+            let text = "this was told to the service before: it must hear all of it";
+            return Err(OpError::new(Errno::ESTALE, text));
         }
         let told: Vec<(Ino, Assertion, &pb::Assertion)> = op
             .files
@@ -46,6 +55,7 @@ impl Call {
         }
         let mut wanted = {
             let mut state = self.core.state();
+            self.open_again(&mut state, &op.asks);
             let mut wanted = wanted(&state, self.who.node, &op.asks);
             wanted.unflushed = unflushed;
             if op.done && state.owing.contains(&self.who.node) {
@@ -54,6 +64,10 @@ impl Call {
             }
             wanted
         };
+        for sent in &op.located {
+            let (ino, located) = located(sent)?;
+            self.core.hear_where(ino, located);
+        }
         for sent in &op.names {
             let facts = ebb_wire::facts_from_pb(sent.clone())?;
             if !facts.is_sound() {
@@ -71,6 +85,22 @@ impl Call {
             wanted.lost = self.core.lost_locks_of(self.who.node);
         }
         Ok(Some(Body::Wanted(wanted)))
+    }
+
+    /// What somebody has open there is open, whether that is known here or forgotten.
+    fn open_again(&self, state: &mut State, asks: &[pb::KnownFile]) {
+        let node = self.who.node;
+        if !state.owing.contains(&node) {
+            return;
+        }
+        let inos = asks.iter().filter(|ask| ask.open).map(|ask| Ino(ask.ino));
+        let open: Vec<Record> = inos
+            .filter(|ino| state.ns.get(*ino).is_some() && !state.ns.is_open_by(*ino, node))
+            .map(|ino| Record::Open { node, ino })
+            .collect();
+        if !open.is_empty() {
+            self.core.commit_ns(state, open);
+        }
     }
 
     fn entries(
@@ -104,6 +134,17 @@ impl Call {
             self.core.commit(state, &[Entry::Ns(Record::Due { ino, due: true })]);
         }
     }
+}
+
+/// What is sent, checked: a path that leaves the backing directory is none.
+fn located(sent: &pb::Located) -> Result<(Ino, Located), Errno> {
+    let names = |path: &Vec<u8>| {
+        let names = path.split(|b| *b == b'/').map(Name::new);
+        names.collect::<Result<Vec<_>, _>>().map_err(|_| Errno::EPROTO)
+    };
+    let sent_paths = sent.paths.iter().take(PATHS_MAX).filter(|path| !path.is_empty());
+    let paths = sent_paths.map(names).collect::<Result<_, _>>()?;
+    Ok((Ino(sent.ino), Located { paths, object: sent.object }))
 }
 
 /// True when the backing has something of the file, as far as the node knows.

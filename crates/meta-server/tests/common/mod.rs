@@ -143,6 +143,7 @@ impl Node {
             job: 0,
             told_by: 0,
             told: 0,
+            node_id: 0,
             protocol: ebb_wire::PROTOCOL,
             node: name.to_owned(),
             incarnation,

@@ -1,0 +1,181 @@
+//! A service that begins with nothing but what its nodes tell: it believes no more than it must.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Node, ROOT, Service};
+use ebb_meta_server::Config;
+use ebb_types::Errno;
+use ebb_wire::pb::request::Op;
+use ebb_wire::pb::{self, Reassert};
+use std::os::unix::fs::MetadataExt;
+
+const JOB: u64 = 0x1234;
+
+async fn nothing_left(nodes: u32) -> Service {
+    let s = Service::start().await;
+    let before = s.journal();
+    let rebuild = move |c: &mut Config| c.rebuild = Some(nodes);
+    let s = s.crash_and_restart(rebuild).await;
+    assert_ne!(s.journal(), before, "another journal");
+    s
+}
+
+/// A node of before, whom a service told something that is not here any more.
+fn of_before(name: &str, number: u32) -> pb::Hello {
+    pb::Hello {
+        protocol: ebb_wire::PROTOCOL,
+        node: name.to_owned(),
+        incarnation: 1,
+        peer_address: "h:1".to_owned(),
+        consistency: "session".to_owned(),
+        nonce: vec![1; 32],
+        resume: true,
+        job: JOB,
+        told_by: 77,
+        told: 1000,
+        node_id: number,
+        ..pb::Hello::default()
+    }
+}
+
+async fn refused(s: &Service, hello: pb::Hello) -> pb::Reply {
+    Node::join_as(s.address, hello, None).await.err().expect("refused")
+}
+
+fn tell(step: Reassert) -> Op {
+    Op::Reassert(step)
+}
+
+fn named() -> Op {
+    tell(Reassert { named: true, ..Reassert::default() })
+}
+
+fn done() -> Op {
+    tell(Reassert { done: true, ..Reassert::default() })
+}
+
+#[tokio::test]
+async fn who_may_tell_is_a_node_of_before() {
+    let s = nothing_left(2).await;
+    let new = pb::Hello { job: 0, told_by: 0, resume: false, ..of_before("new", 0) };
+    let early = refused(&s, new.clone()).await;
+    assert_eq!(early.errno, Errno::EAGAIN.0, "{}", early.text);
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    assert_eq!((a.welcome.node_id, a.welcome.job, a.welcome.names_after), (7, JOB, 0));
+    assert!(a.welcome.reassert);
+    let other_job = refused(&s, pb::Hello { job: JOB + 1, ..of_before("b", 8) }).await;
+    assert_eq!(other_job.errno, Errno::ESTALE.0, "{}", other_job.text);
+    let same_number = refused(&s, of_before("b", 7)).await;
+    assert_eq!(same_number.errno, Errno::EBUSY.0, "{}", same_number.text);
+    // It joins, is asked nothing, and has a number that no node of before can have.
+    let mut new = Node::join_as(s.address, new, None).await.unwrap();
+    assert!(!new.welcome.reassert && new.welcome.node_id >= 1 << 20, "{:?}", new.welcome);
+    let asked =
+        new.send(Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".to_vec(), lease: 0 })).await;
+    a.send(named()).await;
+    a.send(done()).await;
+    assert!(new.is_quiet(asked).await, "one of two has told");
+    let mut b = Node::join_as(s.address, of_before("b", 8), None).await.unwrap();
+    b.ask(named()).await.unwrap();
+    b.ask(done()).await.unwrap();
+    assert_eq!(new.wait(asked).await.errno, Errno::ENOENT.0);
+    let late = refused(&s, of_before("c", 9)).await;
+    assert_eq!(late.errno, Errno::ESTALE.0);
+    assert!(late.text.contains("rebuilt without this node"), "{}", late.text);
+    // It is as it is from now on.
+    let s = s.crash_and_restart(|_| {}).await;
+    let late = refused(&s, of_before("c", 9)).await;
+    assert!(late.text.contains("rebuilt without this node"), "{}", late.text);
+}
+
+#[tokio::test]
+async fn what_was_told_to_another_service_is_told_anew() {
+    let s = nothing_left(1).await;
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    let instance = a.welcome.service_instance;
+    let to = |to_instance| tell(Reassert { named: true, to_instance, ..Reassert::default() });
+    assert_eq!(a.ask(to(instance ^ 1)).await.err(), Some(Errno::ESTALE));
+    a.ask(to(instance)).await.unwrap();
+}
+
+/// Where a node says that a file is: nothing outside of the backing, nothing that is another object, no name
+/// that something has.
+#[tokio::test]
+async fn a_file_is_where_a_node_says_only_if_that_is_so() {
+    let s = nothing_left(1).await;
+    let backing = s.backing();
+    std::fs::create_dir(backing.join("d")).unwrap();
+    for name in ["d/f", "d/g", "d/.ebb-part-77-1", "d/.ebb-part-78-1", "d/.ebb-part-79-1", "away"] {
+        std::fs::write(backing.join(name), name).unwrap();
+    }
+    std::fs::hard_link(backing.join("d/.ebb-part-79-1"), backing.join("d/second")).unwrap();
+    std::os::unix::fs::symlink("../away", backing.join("d/link")).unwrap();
+    let object = |name: &str| std::fs::symlink_metadata(backing.join(name)).unwrap().ino();
+    let at = |ino: u64, path: &str, object: u64| pb::Located {
+        ino,
+        paths: vec![path.as_bytes().to_vec()],
+        object,
+    };
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    let ask = |located: Vec<pb::Located>| tell(Reassert { located, ..Reassert::default() });
+    for path in ["../away", "d/../../x", "/etc/passwd", "d//f", "d/."] {
+        let told = a.ask(ask(vec![at(50, path, 1)])).await;
+        assert_eq!(told.err(), Some(Errno::EPROTO), "{path}");
+    }
+    let told = vec![
+        at(51, "d/f", object("d/f")),
+        at(52, "d/g", object("d/f")),
+        at(53, "d/link", object("d/link")),
+        at(54, "d/none", 5),
+        at(ROOT, "d/g", object("d/g")),
+        at(0x77, "d/.ebb-part-77-1", object("d/.ebb-part-77-1")),
+        at(0x78, "d/.ebb-part-78-1", object("d/.ebb-part-77-1")),
+        at(0x79, "d/.ebb-part-79-1", object("d/.ebb-part-79-1")),
+        at(0x7a, "d/.ebb-part-78-1", object("d/.ebb-part-78-1")),
+    ];
+    a.ask(ask(told)).await.unwrap();
+    a.ask(named()).await.unwrap();
+    a.ask(done()).await.unwrap();
+    assert_eq!(a.attr(51).await.unwrap().size, 3, "it is that object");
+    for ino in [52, 53, 54, 0x77, 0x78, 0x79] {
+        assert_eq!(a.attr(ino).await.err(), Some(Errno::ESTALE), "{ino:x}");
+    }
+    let d = a.lookup(ROOT, "d").await.unwrap().ino;
+    assert_eq!(a.lookup(d, "f").await.unwrap().ino, 51);
+    assert!(a.lookup(d, "g").await.unwrap().ino > 1 << 62, "found as ever");
+    // The first one has the name that this service gives it; the others are nobody's.
+    let mut parts: Vec<String> = std::fs::read_dir(backing.join("d"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(".ebb-part"))
+        .collect();
+    parts.sort();
+    let kept = [".ebb-part-78-1", ".ebb-part-79-1"];
+    assert!(parts.len() == 3 && parts[0].starts_with(".ebb-part-77-"), "{parts:?}");
+    assert!(parts[0] != ".ebb-part-77-1" && parts[1..] == kept, "{parts:?}");
+    assert_eq!(std::fs::read(backing.join("away")).unwrap(), b"away");
+}
+
+/// Copies of a node that has not come back may be all that there is of its bytes.
+#[tokio::test]
+async fn copies_of_who_is_not_there_are_kept() {
+    let s = nothing_left(2).await;
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    let mut b = Node::join_as(s.address, of_before("b", 8), None).await.unwrap();
+    for node in [&mut a, &mut b] {
+        node.send(named()).await;
+    }
+    for node in [&mut a, &mut b] {
+        node.send(done()).await;
+    }
+    let held = |owner, epoch| pb::Holding { owner, epoch, done: false };
+    let copies =
+        Op::Copies(pb::Copies { held: vec![held(8, 3), held(9, 4)], ..pb::Copies::default() });
+    let Some(pb::reply::Body::Copies(reply)) = a.ask(copies).await.unwrap() else {
+        panic!("no answer")
+    };
+    assert_eq!(reply.drop, [3], "its owner is here and has its bytes");
+    assert!(reply.take.is_empty() && reply.silent.is_empty(), "{reply:?}");
+}
