@@ -427,6 +427,21 @@ impl FileState {
         version
     }
 
+    /// What was flushed may have been written over, cut or made longer by others, who have flushed that and
+    /// forgotten it. So the backing has the newest of it, and whatever nodes have of that is old. Unflushed
+    /// bytes stay their owners'. `len`: of the object on the backing, when there is one.
+    pub fn believe_the_backing(&mut self, len: Option<u64>) {
+        let flushed: Vec<Owned> = self.tree.iter().filter(|o| o.flushed).collect();
+        self.give_to_backing(&flushed);
+        self.base_version = self.step();
+        self.changes = BaseChanges::new(self.base_version);
+        if let Some(len) = len {
+            let end = self.tree.iter().last().map_or(0, |o| o.range.end());
+            (self.base_len, self.size) = (len, len.max(end));
+            self.base_is_of(self.base_version);
+        }
+    }
+
     /// True when no node has a byte of it, nobody may be writing without a word, and the backing has none
     /// either: it is as many zeros as it is long.
     #[must_use]

@@ -205,7 +205,9 @@ fn located(file: &Arc<CachedFile>) -> Option<Located> {
     if home.is_part() && !state.path.is_empty() {
         paths.push(state.path.clone());
     }
-    Some(Located { ino: file.ino, paths, object: home.ino })
+    let unflushed = state.view.unflushed_bytes() > 0 || state.view.has_unattached();
+    let needed = unflushed || state.opens > 0;
+    Some(Located { ino: file.ino, paths, object: home.ino, needed })
 }
 
 fn published(note: &Note) -> impl Iterator<Item = (ByteRange, Version, Held)> + '_ {

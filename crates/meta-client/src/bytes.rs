@@ -574,6 +574,8 @@ impl MetaClient {
         let backing = grant.backing.map(backing_from_pb).transpose()?;
         let own = ranges.iter().all(|r| r.node == self.node_id() && !r.flushed);
         if !own || (backing.is_none() && !ranges.is_empty()) {
+            // Nobody would end what is not understood.
+            let _ = self.flush_end(ino, grant.grant, false, false).await;
             return Err(Errno::EPROTO.into());
         }
         let shape = grant.shape.as_ref().map(attr_from_pb).transpose()?;

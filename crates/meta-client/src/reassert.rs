@@ -46,6 +46,8 @@ pub struct Located {
     pub paths: Vec<Vec<u8>>,
     /// `st_ino` of the object.
     pub object: u64,
+    /// It is open here, or has bytes that the backing lacks: others may have moved it.
+    pub needed: bool,
 }
 
 /// What an owner on this node has locked.
@@ -138,6 +140,7 @@ impl MetaClient {
                 ino: f.ino.0,
                 paths: f.paths.clone(),
                 object: f.object,
+                needed: f.needed,
             };
             let located = some.iter().map(one).collect();
             self.call(Op::Reassert(pb::Reassert { located, ..to.step() })).await?;

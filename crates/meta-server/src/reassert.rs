@@ -242,11 +242,18 @@ impl Core {
     async fn bring_names_back(&self) {
         let mut told = std::mem::take(&mut self.words.named.lock().0);
         let Some((after, first)) = self.words.lost_after else { return };
+        let mut parts = BTreeMap::new();
         if self.state().is_being_rebuilt() {
             // Some have forgotten what others say, because it was not so any more.
             let settled = self.words.settled_before.load(Relaxed);
             told.hear(&Facts { settled, ..Facts::default() });
-            self.find_what_there_is(&told).await;
+            parts = self.find_what_there_is(&told).await;
+            let mut state = self.state();
+            let known = |ino: &Ino| state.ns.get(*ino).is_some() || ebb_namespace::is_found(*ino);
+            let deleted: Vec<Ino> = told.nameless().filter(|ino| !known(ino)).collect();
+            if !deleted.is_empty() {
+                self.commit(&mut state, &[Entry::Deleted(deleted)]);
+            }
         }
         // What a name replaces must be known before it does.
         let forgotten = self.state().ns.forgotten_in(&told, after, first);
@@ -257,17 +264,22 @@ impl Core {
             }
         }
         let _turn = self.turn().await;
-        let there = self.what_is_there(&forgotten).await;
+        let mut there = self.what_is_there(&forgotten).await;
+        there.parts.extend(parts);
         let mut state = self.state();
         let anew = state.ns.plan_begun_anew(&told, after, &there);
         let begun_anew: Vec<Ino> = anew.keys().copied().collect();
         let mut records: Vec<Record> = anew.into_values().flatten().collect();
-        records.extend(state.ns.plan_reassert(&told, after, first, &there));
+        // What has begun anew may have got more names since.
+        let mut trial = state.ns.clone();
+        let mut misfit = records.iter().find_map(|record| trial.apply(record).err());
+        let rest = trial.plan_reassert(&told, after, first, &there);
+        misfit = misfit.or_else(|| rest.iter().find_map(|record| trial.apply(record).err()));
+        records.extend(rest);
         if records.is_empty() {
             return self.commit(&mut state, &[Entry::Named]);
         }
-        let mut trial = state.ns.clone();
-        if let Some(e) = records.iter().find_map(|record| trial.apply(record).err()) {
+        if let Some(e) = misfit {
             debug_assert!(false, "what is planned fits: {e}");
             tracing::error!(error = %e, "names that were told again do not fit, and stay forgotten");
             return self.commit(&mut state, &[Entry::Named]);
@@ -307,7 +319,7 @@ impl Core {
             Whereabouts::Nowhere => return false,
             Whereabouts::Perhaps { part, name } => (part, name),
         };
-        let part = self.backing.run(move |b| b.stat(&part)).await.is_ok();
+        let part = self.backing.run(move |b| b.stat(&part)).await.ok().map(|found| found.seen);
         let found = self.backing.run(move |b| b.stat(&name)).await.ok();
         let mut state = self.state();
         let records = state.ns.plan_home(ino, part, found.as_ref());
@@ -340,7 +352,7 @@ impl Core {
                     found.map(|found| (found.kind, found.seen))
                 }
             };
-            let part = self.backing.run(move |b| b.stat(&part)).await.is_ok();
+            let part = self.backing.run(move |b| b.stat(&part)).await.ok().map(|found| found.seen);
             there.note(file, object, part);
         }
         there

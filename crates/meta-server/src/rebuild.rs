@@ -9,14 +9,17 @@
 
 use crate::backing::Backing;
 use crate::core::Core;
-use ebb_namespace::{BackingPath, Book, Home};
+use ebb_namespace::{BackingPath, Book, Home, Seen};
 use ebb_types::{Errno, FileKind, Ino, Name};
-use rustix::fs::{AtFlags, RenameFlags};
-use std::collections::BTreeSet;
+use rustix::fs::{OFlags, RenameFlags};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 
 /// Of so many files nodes may say where they are.
 const LOCATED_MAX: usize = 1 << 22;
+
+/// In which directory the part file of an inode is, and which object that is.
+type Parts = BTreeMap<Ino, (Ino, Seen)>;
 
 /// Where a node says that a file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub(crate) struct Located {
     pub paths: Vec<Vec<Name>>,
     /// `st_ino` of the object.
     pub object: u64,
+    /// Somebody has it open, or has bytes of it that the backing lacks.
+    pub needed: bool,
 }
 
 impl Core {
@@ -33,13 +38,17 @@ impl Core {
         if self.state().is_being_rebuilt() {
             let mut known = self.words.located.lock();
             if known.len() < LOCATED_MAX {
-                known.insert(ino, located);
+                // Of several nodes, of which one may have an older path.
+                let all = known.entry(ino).or_insert_with(|| Located { paths: vec![], ..located });
+                all.needed |= located.needed;
+                all.paths.extend(located.paths);
+                all.object = located.object;
             }
         }
     }
 
-    /// Directories that names are in, and the files that nodes have.
-    pub(crate) async fn find_what_there_is(&self, told: &Book) {
+    /// Directories that names are in, and the files that nodes have. Where part files are.
+    pub(crate) async fn find_what_there_is(&self, told: &Book) -> Parts {
         let mut tried = BTreeSet::new();
         loop {
             let mut dirs = self.state().ns.directories_in(told);
@@ -51,15 +60,49 @@ impl Core {
                 self.find_object(parent, &name, ino, None).await;
             }
         }
+        let mut parts = Parts::new();
         let located = std::mem::take(&mut *self.words.located.lock());
-        for (ino, at) in located {
+        for (ino, at) in &located {
             for path in &at.paths {
-                let Some((name, dirs)) = path.split_last() else { continue };
-                match name.is_reserved() {
-                    true => self.take_part(ino, dirs, name, at.object).await,
-                    false => self.find_file(ino, dirs, name, at.object).await,
+                self.find_at(*ino, at.object, path, &mut parts).await;
+            }
+        }
+        // Others may have renamed it, or a directory above it, unheard; and what is moved to where the
+        // backing has no directory becomes a part file.
+        let local = self.state().ns.local_files(told);
+        let is_lost = |ino: &Ino, needed: bool| {
+            let known = self.state().ns.get(*ino).is_some() || parts.contains_key(ino);
+            !known && (needed || local.contains(ino))
+        };
+        let of_nodes = located.iter().filter(|(ino, at)| is_lost(ino, at.needed));
+        let of_nodes = of_nodes.map(|(ino, at)| (at.object, *ino));
+        let found_before = local.iter().filter(|ino| is_lost(ino, true));
+        let found_before = found_before.filter_map(|i| Some((ebb_namespace::object_of(*i)?, *i)));
+        let lost: BTreeMap<u64, Ino> = of_nodes.chain(found_before).collect();
+        if !lost.is_empty() {
+            tracing::warn!(
+                files = lost.len(),
+                "not where nodes knew them: the backing is searched for their objects"
+            );
+            let objects = lost.keys().copied().collect();
+            let found = self.backing.start(move |b| b.find_objects(objects)).await;
+            for (object, path) in found.ok().and_then(Result::ok).unwrap_or_default() {
+                let is_part = path.last().is_some_and(Name::is_reserved);
+                if let Some(ino) = lost.get(&object).filter(|i| is_part || !local.contains(i)) {
+                    self.find_at(*ino, object, &path, &mut parts).await;
                 }
             }
+        }
+        parts
+    }
+
+    async fn find_at(&self, ino: Ino, object: u64, path: &[Name], parts: &mut Parts) {
+        let Some((name, dirs)) = path.split_last() else { return };
+        if name.is_reserved() {
+            let part = self.take_part(ino, dirs, name, object).await;
+            parts.extend(part.map(|part| (ino, part)));
+        } else {
+            self.find_file(ino, dirs, name, object).await;
         }
     }
 
@@ -113,41 +156,78 @@ impl Core {
         }
     }
 
-    /// The part file of an inode gets the name that this service looks for.
-    async fn take_part(&self, ino: Ino, dirs: &[Name], name: &Name, object: u64) {
+    /// The part file of an inode gets the name that this service looks for. The directory that it is in, and
+    /// which object it is.
+    async fn take_part(
+        &self,
+        ino: Ino,
+        dirs: &[Name],
+        name: &Name,
+        object: u64,
+    ) -> Option<(Ino, Seen)> {
         if ebb_namespace::part_of(name) != Some(ino) {
-            return;
+            return None;
         }
-        let Some(dir) = self.find_dir(dirs).await else { return };
+        let dir = self.find_dir(dirs).await?;
         let (from, to) = {
             let state = self.state();
-            let Some(dir) = state.ns.path(dir) else { return };
-            (dir.join(name), dir.join(&state.ns.part_name(ino)))
+            let path = state.ns.path(dir)?;
+            (path.join(name), path.join(&state.ns.part_name(ino)))
         };
         let shown = from.to_bytes();
-        if let Err(e) = self.backing.run(move |b| b.take_part(&from, &to, object)).await {
-            let path = String::from_utf8_lossy(&shown).into_owned();
-            // It may have got its name.
-            tracing::debug!(path, error = %e, "no part file of this object is there");
+        match self.backing.run(move |b| b.take_part(&from, &to, object)).await {
+            Ok(seen) => Some((dir, seen)),
+            Err(e) => {
+                let path = String::from_utf8_lossy(&shown).into_owned();
+                // It may have got its name.
+                tracing::debug!(path, error = %e, "no part file of this object is there");
+                None
+            }
         }
     }
 }
 
 impl Backing {
-    /// Gives a part file another name, if it is that object and nobody else's.
-    fn take_part(&self, from: &BackingPath, to: &BackingPath, object: u64) -> Result<(), Errno> {
-        let (Some((dir, from)), Some((_, to))) = (from.split(), to.split()) else {
+    /// Where these objects are, as far as directories say; each once.
+    fn find_objects(&self, mut wanted: BTreeSet<u64>) -> Result<Vec<(u64, Vec<Name>)>, Errno> {
+        let mut found = Vec::new();
+        let mut dirs: Vec<Vec<Name>> = vec![Vec::new()];
+        while let Some(at) = dirs.pop() {
+            // What others take away meanwhile is not there.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let Ok(dir) = self.beneath(&at, flags) else { continue };
+            let Ok(entries) = rustix::fs::Dir::read_from(&dir) else { continue };
+            for entry in entries.flatten() {
+                let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
+                let path = || [&at[..], std::slice::from_ref(&name)].concat();
+                if wanted.remove(&entry.ino()) {
+                    found.push((entry.ino(), path()));
+                }
+                if entry.file_type() == rustix::fs::FileType::Directory {
+                    dirs.push(path());
+                }
+            }
+            if wanted.is_empty() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives a part file another name, if it is that object and has no further name.
+    fn take_part(&self, from: &BackingPath, to: &BackingPath, object: u64) -> Result<Seen, Errno> {
+        let there = self.stat(from)?;
+        let single = there.kind == FileKind::Regular && there.seen.nlink == 1;
+        if !single || there.seen.key.ino != object {
+            return Err(Errno::ESTALE);
+        }
+        let (Some((dir, from)), Some((_, name))) = (from.split(), to.split()) else {
             return Err(Errno::EINVAL);
         };
         let dir = self.dir(dir)?;
-        let there = rustix::fs::statat(dir.as_fd(), from.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
+        let (from, name) = (from.as_os_str(), name.as_os_str());
+        rustix::fs::renameat_with(dir.as_fd(), from, dir.as_fd(), name, RenameFlags::NOREPLACE)
             .map_err(crate::backing::errno)?;
-        let regular = rustix::fs::FileType::from_raw_mode(there.st_mode).is_file();
-        if !regular || there.st_nlink != 1 || there.st_ino != object {
-            return Err(Errno::ESTALE);
-        }
-        let (from, to) = (from.as_os_str(), to.as_os_str());
-        rustix::fs::renameat_with(dir.as_fd(), from, dir.as_fd(), to, RenameFlags::NOREPLACE)
-            .map_err(crate::backing::errno)
+        Ok(self.stat(to)?.seen)
     }
 }

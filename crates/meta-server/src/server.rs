@@ -136,7 +136,7 @@ impl Server {
         pb::StatusReply {
             backing: core.backing.path().display().to_string(),
             consistency: state.consistency.clone().unwrap_or_default(),
-            nodes: core.node_records(&state),
+            nodes: core.node_records(&state, None),
             inodes: state.ns.len() as u64,
             owned_ranges: state.files.values().map(|f| f.entries() as u64).sum(),
             unflushed_bytes: state.files.values().map(|f| f.unflushed_bytes()).sum(),

@@ -74,6 +74,8 @@ pub enum Entry {
     Job(u64),
     /// This node has not told yet what it knows.
     Owes(NodeId),
+    /// These were deleted before the state was rebuilt.
+    Deleted(Vec<Ino>),
 }
 
 /// Where copies of a node's unflushed bytes are.
@@ -233,6 +235,8 @@ pub struct State {
     pub files: HashMap<Ino, FileState>,
     /// The nodes of the job.
     pub nodes: BTreeMap<NodeId, NodeRecord>,
+    /// Their numbers, by name.
+    numbers: HashMap<String, NodeId>,
     /// All locks.
     pub locks: LockTable,
     /// What all nodes agreed on.
@@ -271,6 +275,9 @@ pub struct State {
     pub rebuild: Option<Rebuild>,
     /// The job, when the nodes said which it is.
     pub job: Option<u64>,
+    /// What was deleted before the state was rebuilt, as far as nodes have heard of it: more than its
+    /// numbers say.
+    pub deleted: BTreeSet<Ino>,
 }
 
 /// A state that is rebuilt from what nodes know, or was.
@@ -299,6 +306,7 @@ impl State {
             ns,
             files: HashMap::new(),
             nodes: BTreeMap::new(),
+            numbers: HashMap::new(),
             locks: LockTable::new(),
             consistency: None,
             models: HashMap::new(),
@@ -318,12 +326,28 @@ impl State {
             halves: Halves::default(),
             rebuild: None,
             job: None,
+            deleted: BTreeSet::new(),
         }
     }
 
     /// The number that the next new node gets.
     pub fn next_node(&self) -> NodeId {
         NodeId(self.next_node)
+    }
+
+    /// The node of that name.
+    pub fn node_named(&self, name: &str) -> Option<&NodeRecord> {
+        self.nodes.get(self.numbers.get(name)?)
+    }
+
+    fn put_node(&mut self, node: &NodeRecord) -> Option<NodeRecord> {
+        let old = self.nodes.insert(node.id, node.clone());
+        // Under another name it is lost, and the name is free.
+        if let Some(old) = old.as_ref().filter(|old| old.name != node.name) {
+            self.numbers.remove(&old.name);
+        }
+        self.numbers.insert(node.name.clone(), node.id);
+        old
     }
 
     /// The bytes of a regular file, or the errno of what is not one.
@@ -371,15 +395,17 @@ impl State {
             Entry::File(ino, op) => self.apply_file(*ino, op)?,
             Entry::Node(node) => {
                 self.next_node = self.next_node.max(node.id.0.saturating_add(1));
-                let old = self.nodes.insert(node.id, node.clone());
+                let old = self.put_node(node);
                 if old.is_some_and(|o| o.incarnation != node.incarnation) {
                     self.answered.remove(&node.id);
                     self.given_up.remove(&node.id);
                 }
             }
-            Entry::Heir(node) => drop(self.nodes.insert(node.id, node.clone())),
+            Entry::Heir(node) => drop(self.put_node(node)),
             Entry::NodeLeft(node) => {
-                self.nodes.remove(node);
+                if let Some(left) = self.nodes.remove(node) {
+                    self.numbers.remove(&left.name);
+                }
                 self.has_told(*node);
                 self.given_up.remove(node);
                 self.answered.remove(node);
@@ -415,10 +441,19 @@ impl State {
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
             Entry::Reasserted(node) => {
+                let rebuilt = self.is_being_rebuilt();
                 self.rebuild.iter_mut().for_each(|rebuild| {
                     rebuild.told.insert(*node);
                 });
                 self.has_told(*node);
+                if rebuilt && !self.is_being_rebuilt() {
+                    for (ino, file) in &mut self.files {
+                        let object = self.ns.get(*ino).filter(|i| i.home != Home::None);
+                        file.believe_the_backing(object.and_then(|i| i.seen).map(|seen| seen.size));
+                    }
+                    // Nodes may know anything of what is found from now on.
+                    self.forgotten = self.forgotten.max(self.floor);
+                }
             }
             Entry::Named => self.leapt_at = None,
             Entry::Rebuilding(wanted, told) => {
@@ -426,6 +461,7 @@ impl State {
                 self.rebuild = Some(Rebuild { wanted: *wanted, told });
             }
             Entry::Job(job) => self.job = Some(*job),
+            Entry::Deleted(inos) => self.deleted.extend(inos),
             Entry::Owes(node) => drop(self.owing.insert(*node)),
             Entry::WritesOver(ino, node, writes) => self.halves.set(*ino, *node, *writes),
             Entry::Leapt(floor, owing, leapt_at) => {
@@ -608,6 +644,8 @@ impl State {
         let told = |rebuild: &Rebuild| rebuild.told.iter().copied().collect();
         out.extend(rebuild.map(|rebuild| Entry::Rebuilding(rebuild.wanted, told(rebuild))));
         out.extend(self.job.map(Entry::Job));
+        let deleted = || Entry::Deleted(self.deleted.iter().copied().collect());
+        out.extend((!self.deleted.is_empty()).then(deleted));
         out.extend(leapt.then(|| Entry::Leapt(self.floor, owing(), self.leapt_at)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
         out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));

@@ -278,7 +278,7 @@ fn join(core: &Arc<Core>, hello: &pb::Hello, out: mpsc::Sender<Out>) -> Result<J
         let text = format!("another node of this job says that it is {number}");
         return Err(OpError::new(Errno::EBUSY, text));
     }
-    let known = state.nodes.values().find(|n| n.name == hello.node).cloned();
+    let known = state.node_named(&hello.node).cloned();
     let came_back = known.as_ref().filter(|k| k.incarnation != incarnation).map(|k| k.id);
     let mut known = known;
     let new = if tells && number != NodeId::NOBODY { number } else { state.next_node() };

@@ -117,6 +117,7 @@ async fn a_file_is_where_a_node_says_only_if_that_is_so() {
         ino,
         paths: vec![path.as_bytes().to_vec()],
         object,
+        needed: false,
     };
     let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
     let ask = |located: Vec<pb::Located>| tell(Reassert { located, ..Reassert::default() });

@@ -228,6 +228,12 @@ impl Book {
         first.is_some_and(|((parent, _), _)| *parent == dir)
     }
 
+    /// The inodes of which the last word is that they have no name any more.
+    pub fn nameless(&self) -> impl Iterator<Item = Ino> + '_ {
+        let gone = self.inodes.iter().filter(|(_, (_, shape))| shape.is_none());
+        gone.map(|(ino, _)| *ino)
+    }
+
     /// How many facts there are.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -37,6 +37,13 @@ pub fn is_found(ino: Ino) -> bool {
     ino.0 >> 62 == FOUND >> 62
 }
 
+/// Which object of the backing's own file system such a number follows from; `None` where it does not say.
+#[must_use]
+pub fn object_of(ino: Ino) -> Option<u64> {
+    let plain = is_found(ino) && ino.0 & HASHED == 0;
+    plain.then_some(ino.0 & (HASHED - 1))
+}
+
 /// The number of an object of the backing whose root is on `root_dev`.
 fn number_of(key: BackingKey, root_dev: u64) -> Ino {
     if key.dev == root_dev && key.ino < HASHED {

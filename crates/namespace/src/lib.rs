@@ -38,7 +38,7 @@ mod xattr;
 
 pub use attr::{Change, SetTime};
 pub use book::{Astray, Book, Missing};
-pub use forget::is_found;
+pub use forget::{is_found, object_of};
 pub use horizon::Horizon;
 pub use inode::{BackingKey, Dentry, DirStamp, Found, Home, Inode, Link, Seen, Under};
 pub use make::New;

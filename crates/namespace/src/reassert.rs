@@ -33,8 +33,8 @@ pub struct Forgotten {
 /// What the backing says of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OnBacking {
-    /// Their part files are in the directory of that name.
-    pub parts: BTreeSet<Ino>,
+    /// In which directories their part files are, and which objects these are.
+    pub parts: BTreeMap<Ino, (Ino, Seen)>,
     /// Something else has their name, perhaps they themselves: they do not come back.
     pub taken: BTreeSet<Ino>,
     /// Directories that have got there.
@@ -43,7 +43,7 @@ pub struct OnBacking {
 
 impl OnBacking {
     /// What the backing has under the name of one of them, and whether it has its part file.
-    pub fn note(&mut self, of: &Forgotten, object: Option<(FileKind, Seen)>, part: bool) {
+    pub fn note(&mut self, of: &Forgotten, object: Option<(FileKind, Seen)>, part: Option<Seen>) {
         match object {
             Some((FileKind::Directory, seen)) if of.kind == FileKind::Directory => {
                 self.dirs.insert(of.ino, seen);
@@ -53,8 +53,8 @@ impl OnBacking {
             }
             _ => {}
         }
-        if part && of.kind == FileKind::Regular {
-            self.parts.insert(of.ino);
+        if let Some(seen) = part.filter(|_| of.kind == FileKind::Regular) {
+            self.parts.entry(of.ino).or_insert((of.parent, seen));
         }
     }
 }
@@ -106,9 +106,23 @@ impl Namespace {
     }
 
     fn may_come_back(&self, told: &Book, ino: Ino, first: Ino) -> bool {
-        let is_of_then = ino < first && !crate::forget::is_found(ino) && ino != Ino::ROOT;
-        let comes = |s: &Shape| s.placed == 0 || s.kind == FileKind::Directory;
+        // What the backing had, too, when it was moved to where the backing has no directory yet.
+        let is_found = crate::forget::is_found(ino);
+        let is_of_then = (ino < first || is_found) && ino != Ino::ROOT;
+        let comes = |s: &Shape| s.placed == 0 || (s.kind == FileKind::Directory && !is_found);
         is_of_then && told.shape(ino).is_some_and(comes)
+    }
+
+    /// Regular files that are told to be in the job alone, and replace nothing.
+    #[must_use]
+    pub fn local_files(&self, told: &Book) -> BTreeSet<Ino> {
+        let local = |ino: &Ino| {
+            let shape = told.shape(*ino);
+            shape.is_some_and(|s| s.placed == 0 && s.kind == FileKind::Regular)
+        };
+        let names = told.names_after(0).filter_map(|(.., bound)| bound);
+        let nowhere = names.filter(|bound| !bound.placed && bound.replaces == 0);
+        nowhere.map(|bound| bound.ino).filter(local).collect()
     }
 
     /// Directories that may be on the backing (by now), as they were told of: where, and their numbers.
@@ -149,11 +163,12 @@ impl Namespace {
 
     /// They were looked for there. No record: they are nowhere.
     #[must_use]
-    pub fn plan_home(&self, ino: Ino, part: bool, found: Option<&Found>) -> Vec<Record> {
+    pub fn plan_home(&self, ino: Ino, part: Option<Seen>, found: Option<&Found>) -> Vec<Record> {
         let Some([link]) = self.get(ino).map(|inode| &inode.links[..]) else { return Vec::new() };
         let Link { parent, name } = link.clone();
-        if part {
-            return vec![Record::Home { ino, home: Home::Part { dir: parent } }];
+        if part.is_some() {
+            let home = Record::Home { ino, home: Home::Part { dir: parent } };
+            return vec![home, Record::Seen { ino, seen: part }];
         }
         // What it is to replace is not it, nor what others are.
         let own = |f: &&Found| {
@@ -211,15 +226,15 @@ impl Namespace {
                 continue;
             }
             let (ino, name) = (bound.ino, name.clone());
-            let part = there.parts.contains(&ino);
-            let home = if part { Home::Part { dir: parent } } else { Home::None };
+            let part = there.parts.get(&ino).copied();
+            let home = part.map_or(Home::None, |(dir, _)| Home::Part { dir });
             plans.insert(
                 ino,
                 vec![
                     // While it is known which object this is.
                     Record::Dentry { parent, name, ino, under: Under::Older },
                     Record::Home { ino, home },
-                    Record::Seen { ino, seen: None },
+                    Record::Seen { ino, seen: part.map(|(_, seen)| seen) },
                     Record::Due { ino, due: false },
                 ],
             );
@@ -282,13 +297,14 @@ impl Namespace {
         }
         cleared.extend(stale);
         let mut out = Vec::new();
-        for (ino, (kind, dir)) in &plan.made {
+        for (ino, kind) in &plan.made {
             let Some(shape) = told.shape(*ino) else { continue };
-            let part = *kind == FileKind::Regular && there.parts.contains(ino);
-            let home = if part { Home::Part { dir: *dir } } else { Home::None };
-            let seen = there.dirs.get(ino).filter(|_| *kind == FileKind::Directory);
-            let home = if seen.is_some() { Home::Own } else { home };
-            let inode = NewInode { seen: seen.copied(), ..made(*ino, shape, home) };
+            let part = there.parts.get(ino).filter(|_| *kind == FileKind::Regular);
+            let home = part.map_or(Home::None, |(dir, _)| Home::Part { dir: *dir });
+            let dir = there.dirs.get(ino).filter(|_| *kind == FileKind::Directory);
+            let home = if dir.is_some() { Home::Own } else { home };
+            let seen = dir.or(part.map(|(_, seen)| seen)).copied();
+            let inode = NewInode { seen, ..made(*ino, shape, home) };
             out.push(Record::Inode(Box::new(inode)));
         }
         let got_there = bound.iter().filter(|(.., ino)| self.get(*ino).is_some());
@@ -362,8 +378,8 @@ impl Namespace {
 /// The tree while it is planned.
 struct Plan<'a> {
     ns: &'a Namespace,
-    /// What comes back, and a directory that it has a name in.
-    made: BTreeMap<Ino, (FileKind, Ino)>,
+    /// What comes back.
+    made: BTreeMap<Ino, FileKind>,
     /// Where directories are put.
     ups: HashMap<Ino, Ino>,
 }
@@ -375,7 +391,7 @@ impl Plan<'_> {
             let before = self.made.len();
             for (parent, _, ino) in bound {
                 if !self.is_there(*ino) && self.is_dir(*parent) {
-                    let kind = told.shape(*ino).map(|shape| (shape.kind, *parent));
+                    let kind = told.shape(*ino).map(|shape| shape.kind);
                     self.made.extend(kind.map(|kind| (*ino, kind)));
                 }
             }
@@ -390,7 +406,7 @@ impl Plan<'_> {
     }
 
     fn is_dir(&self, ino: Ino) -> bool {
-        let made = self.made.get(&ino).map(|(kind, _)| *kind == FileKind::Directory);
+        let made = self.made.get(&ino).map(|kind| *kind == FileKind::Directory);
         made.unwrap_or_else(|| self.ns.get(ino).is_some_and(Inode::is_dir))
     }
 

@@ -299,7 +299,7 @@ fn on_backing(world: &World, forgotten: &[Forgotten]) -> OnBacking {
     for f in forgotten {
         let dentry = world.ns.dentry(f.parent, &f.name).ok().flatten();
         let object = dentry.filter(|d| d.under == Under::This).and_then(|d| world.ns.get(d.ino));
-        there.note(f, object.and_then(|i| Some((i.kind, i.seen?))), false);
+        there.note(f, object.and_then(|i| Some((i.kind, i.seen?))), None);
     }
     there
 }
@@ -383,7 +383,7 @@ proptest! {
         for f in left.forgotten_in(&told, 0, first) {
             let Some(dir) = left.path(f.parent) else { continue };
             let object = on_disk(&world.ns, &dir.join(&f.name));
-            there.note(&f, object.map(|found| (found.kind, found.seen)), false);
+            there.note(&f, object.map(|found| (found.kind, found.seen)), None);
         }
         for record in left.plan_reassert(&told, 0, first, &there) {
             prop_assert_eq!(left.apply(&record), Ok(()), "{:?}", record);

@@ -86,6 +86,8 @@ pub struct Leases {
     last: LeaseSeq,
     next_stream: u64,
     streams: BTreeMap<StreamId, Stream>,
+    /// The streams of each node that has any.
+    of_nodes: BTreeMap<NodeId, BTreeSet<StreamId>>,
     files: BTreeMap<Ino, OfFile>,
     /// How many streams of before a restart there are.
     unknown: usize,
@@ -105,11 +107,17 @@ impl Leases {
         let streams = unknown.iter().enumerate();
         let streams =
             streams.map(|(n, node)| (StreamId(n as u64), Stream::new(*node, None, duration, now)));
+        let streams: BTreeMap<StreamId, Stream> = streams.collect();
+        let mut of_nodes: BTreeMap<NodeId, BTreeSet<StreamId>> = BTreeMap::new();
+        for (id, stream) in &streams {
+            of_nodes.entry(stream.node).or_default().insert(*id);
+        }
         Leases {
             duration,
             last: LeaseSeq(0),
             next_stream: unknown.len() as u64,
-            streams: streams.collect(),
+            streams,
+            of_nodes,
             files: BTreeMap::new(),
             unknown: unknown.len(),
             owed: 0,
@@ -151,6 +159,7 @@ impl Leases {
         let duration = duration.min(self.duration);
         self.next_stream += 1;
         self.streams.insert(id, Stream::new(party.node, Some(party.life), duration, now));
+        self.of_nodes.entry(party.node).or_default().insert(id);
         (id, duration)
     }
 
@@ -167,8 +176,9 @@ impl Leases {
             self.clear(id);
         }
         if first {
-            let before = |s: &Stream| s.node == node && (s.life.is_none() || s.life == life);
-            let older = self.streams.range(..id).filter(|(_, s)| before(s)).map(|(id, _)| *id);
+            let before = |s: &Stream| s.life.is_none() || s.life == life;
+            let its = self.streams_of(node).filter(|(other, _)| *other < id);
+            let older = its.filter(|(_, s)| before(s)).map(|(id, _)| id);
             older.collect::<Vec<_>>().into_iter().for_each(|id| self.forget(id));
         }
     }
@@ -183,17 +193,25 @@ impl Leases {
     /// A stream holds nothing any more, for certain: its node said goodbye.
     pub fn forget(&mut self, id: StreamId) {
         self.clear(id);
-        if let Some(stream) = self.streams.remove(&id)
-            && stream.life.is_none()
-        {
-            self.unknown -= 1;
+        let Some(stream) = self.streams.remove(&id) else { return };
+        self.unknown -= usize::from(stream.life.is_none());
+        if let Some(its) = self.of_nodes.get_mut(&stream.node) {
+            its.remove(&id);
+            if its.is_empty() {
+                self.of_nodes.remove(&stream.node);
+            }
         }
+    }
+
+    fn streams_of(&self, node: NodeId) -> impl Iterator<Item = (StreamId, &Stream)> {
+        let its = self.of_nodes.get(&node).into_iter().flatten();
+        its.filter_map(|id| Some((*id, self.streams.get(id)?)))
     }
 
     /// Every other life of this node is over, for certain: nobody trusts what they held.
     pub fn succeeded(&mut self, party: Party) {
-        let dead = |s: &Stream| s.node == party.node && s.life != Some(party.life);
-        let ids = self.streams.iter().filter(|(_, s)| dead(s)).map(|(id, _)| *id);
+        let dead = |s: &Stream| s.life != Some(party.life);
+        let ids = self.streams_of(party.node).filter(|(_, s)| dead(s)).map(|(id, _)| id);
         ids.collect::<Vec<_>>().into_iter().for_each(|id| self.forget(id));
     }
 
@@ -312,7 +330,7 @@ impl Leases {
     /// Until when a node may trust what it was granted on some stream; `None`: it cannot any more.
     #[must_use]
     pub fn trusted_until(&self, node: NodeId, now: u64) -> Option<u64> {
-        let its = self.streams.values().filter(|s| s.node == node).map(Stream::until);
+        let its = self.streams_of(node).map(|(_, stream)| stream.until());
         its.filter(|until| now <= *until).max()
     }
 

@@ -15,8 +15,8 @@ impl Call {
         if op.silent && !self.core.sessions.is_connected(node) {
             self.core.orphan(node);
         }
-        let mut nodes = self.core.node_records(&self.core.state());
-        nodes.retain(|n| op.node == 0 || n.id == op.node);
+        let only = (op.node != 0).then_some(node);
+        let nodes = self.core.node_records(&self.core.state(), only);
         Ok(Some(Body::NodeInfo(pb::NodeInfoReply { nodes })))
     }
 
@@ -96,8 +96,8 @@ impl Core {
         }
     }
 
-    /// All nodes, as sent.
-    pub fn node_records(&self, state: &State) -> Vec<pb::NodeRecord> {
+    /// All nodes, or one, as sent.
+    pub fn node_records(&self, state: &State, only: Option<NodeId>) -> Vec<pb::NodeRecord> {
         let record = |n: &crate::state::NodeRecord| {
             let (alive, dirty_bytes) = self.sessions.is_alive(n.id);
             let pair = copies_of(state, n.id);
@@ -114,7 +114,10 @@ impl Core {
                 lost,
             }
         };
-        state.nodes.values().map(record).collect()
+        match only {
+            Some(node) => state.nodes.get(&node).map(record).into_iter().collect(),
+            None => state.nodes.values().map(record).collect(),
+        }
     }
 }
 

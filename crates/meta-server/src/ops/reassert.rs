@@ -144,7 +144,7 @@ fn located(sent: &pb::Located) -> Result<(Ino, Located), Errno> {
     };
     let sent_paths = sent.paths.iter().take(PATHS_MAX).filter(|path| !path.is_empty());
     let paths = sent_paths.map(names).collect::<Result<_, _>>()?;
-    Ok((Ino(sent.ino), Located { paths, object: sent.object }))
+    Ok((Ino(sent.ino), Located { paths, object: sent.object, needed: sent.needed }))
 }
 
 /// True when the backing has something of the file, as far as the node knows.
