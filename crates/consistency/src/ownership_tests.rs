@@ -23,6 +23,8 @@ enum Op {
     End(usize, bool),
     Gone(u32),
     BaseChanged(usize),
+    /// With an object on the backing, or without one.
+    BelieveTheBacking(Option<usize>),
     Compact,
     Store,
 }
@@ -44,6 +46,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (0..3usize, prop::bool::weighted(0.8)).prop_map(|(i, ok)| Op::End(i, ok)),
         1 => node.prop_map(Op::Gone),
         1 => (0..UNITS).prop_map(Op::BaseChanged),
+        1 => prop::option::of(0..UNITS).prop_map(Op::BelieveTheBacking),
         1 => Just(Op::Compact),
         1 => Just(Op::Store),
     ]
@@ -233,6 +236,22 @@ fn step(file: &mut FileState, reference: &mut Reference, op: &Op) {
                 let version = file.base_changed(*len as u64 * UNIT);
                 reference.cut(0, version);
                 (reference.size, reference.base_len) = (*len as u64 * UNIT, *len as u64 * UNIT);
+            }
+        }
+        Op::BelieveTheBacking(len) => {
+            file.believe_the_backing(len.map(|len| len as u64 * UNIT));
+            let flushed = |u: &usize| reference.units[*u].owner.is_some_and(|(_, flushed)| flushed);
+            let flushed: Vec<usize> = (0..UNITS).filter(flushed).collect();
+            reference.give_back(&flushed);
+            let version = file.version().0;
+            for unit in reference.units.iter_mut().filter(|unit| unit.owner.is_none()) {
+                *unit = Unit { owner: None, changed: version, merged: false, guess: None };
+            }
+            if let Some(len) = len {
+                let owned = (0..UNITS).rev().find(|u| reference.units[*u].owner.is_some());
+                let end = owned.map_or(0, |u| (u as u64 + 1) * UNIT);
+                reference.base_len = *len as u64 * UNIT;
+                reference.size = reference.base_len.max(end);
             }
         }
         Op::Compact => {

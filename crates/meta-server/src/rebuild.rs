@@ -18,6 +18,9 @@ use std::os::fd::AsFd;
 /// Of so many files nodes may say where they are.
 const LOCATED_MAX: usize = 1 << 22;
 
+/// In so many places one file may be.
+const PATHS_MAX: usize = 64;
+
 /// In which directory the part file of an inode is, and which object that is.
 type Parts = BTreeMap<Ino, (Ino, Seen)>;
 
@@ -41,8 +44,12 @@ impl Core {
                 // Of several nodes, of which one may have an older path.
                 let all = known.entry(ino).or_insert_with(|| Located { paths: vec![], ..located });
                 all.needed |= located.needed;
-                all.paths.extend(located.paths);
                 all.object = located.object;
+                for path in located.paths {
+                    if all.paths.len() < PATHS_MAX && !all.paths.contains(&path) {
+                        all.paths.push(path);
+                    }
+                }
             }
         }
     }
@@ -220,6 +227,10 @@ impl Backing {
         let single = there.kind == FileKind::Regular && there.seen.nlink == 1;
         if !single || there.seen.key.ino != object {
             return Err(Errno::ESTALE);
+        }
+        if from == to {
+            // A service that died in the middle had found it.
+            return Ok(there.seen);
         }
         let (Some((dir, from)), Some((_, name))) = (from.split(), to.split()) else {
             return Err(Errno::EINVAL);
