@@ -536,11 +536,7 @@ fn restore(
         // No node and no copies are taken for others that there were before.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let epoch = now.map_or(1, |d| d.as_secs()) << 24;
-        let anew = [
-            Entry::Rebuilding(nodes, Vec::new()),
-            Entry::NextNode(FIRST_NEW_NODE),
-            Entry::NextEpoch(epoch),
-        ];
+        let anew = [Entry::Rebuilding(nodes, Vec::new(), epoch), Entry::NextNode(FIRST_NEW_NODE)];
         anew.iter().try_for_each(|entry| state.apply(entry)).map_err(StartError::Serve)?;
         return Ok((0, state, false));
     }

@@ -68,8 +68,9 @@ pub enum Entry {
     Named,
     /// The node is writing this file over (`Halves`); or it is not any more.
     WritesOver(Ino, NodeId, bool),
-    /// This state is being rebuilt from what so many nodes know; these have told it.
-    Rebuilding(u32, Vec<NodeId>),
+    /// This state is being rebuilt from what so many nodes know; these have told it. Epochs of copies below
+    /// the last one are of before.
+    Rebuilding(u32, Vec<NodeId>, u64),
     /// The job of a state that was rebuilt, as its nodes say.
     Job(u64),
     /// This node has not told yet what it knows.
@@ -287,6 +288,8 @@ pub struct Rebuild {
     pub wanted: u32,
     /// Who has.
     pub told: BTreeSet<NodeId>,
+    /// Of copies of epochs below it this state knows nothing.
+    pub epochs: u64,
 }
 
 impl Rebuild {
@@ -456,9 +459,10 @@ impl State {
                 }
             }
             Entry::Named => self.leapt_at = None,
-            Entry::Rebuilding(wanted, told) => {
+            Entry::Rebuilding(wanted, told, epochs) => {
                 let told = told.iter().copied().collect();
-                self.rebuild = Some(Rebuild { wanted: *wanted, told });
+                self.rebuild = Some(Rebuild { wanted: *wanted, told, epochs: *epochs });
+                self.next_epoch = self.next_epoch.max(*epochs);
             }
             Entry::Job(job) => self.job = Some(*job),
             Entry::Deleted(inos) => self.deleted.extend(inos),
@@ -642,7 +646,7 @@ impl State {
         let leapt = self.floor > Version::ZERO;
         let rebuild = self.rebuild.as_ref();
         let told = |rebuild: &Rebuild| rebuild.told.iter().copied().collect();
-        out.extend(rebuild.map(|rebuild| Entry::Rebuilding(rebuild.wanted, told(rebuild))));
+        out.extend(rebuild.map(|r| Entry::Rebuilding(r.wanted, told(r), r.epochs)));
         out.extend(self.job.map(Entry::Job));
         let deleted = || Entry::Deleted(self.deleted.iter().copied().collect());
         out.extend((!self.deleted.is_empty()).then(deleted));

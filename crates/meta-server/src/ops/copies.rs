@@ -119,7 +119,8 @@ impl Call {
         } else if state.orphaned.get(&held.epoch) != Some(&Orphaned { owner, partner: me }) {
             // Nothing is known of copies from before a state was rebuilt: they are of no use when their owner
             // is here, and perhaps all that there is when it is not.
-            let unproven = state.rebuild.is_some()
+            let of_before = state.rebuild.as_ref().is_some_and(|r| held.epoch < r.epochs);
+            let unproven = of_before
                 && (state.owing.contains(&owner) || !self.core.sessions.is_connected(owner));
             if !unproven {
                 reply.drop.push(held.epoch);
