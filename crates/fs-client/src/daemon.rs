@@ -7,9 +7,9 @@
 
 use crate::cache::CacheDir;
 use crate::config::{FlushIo, FlushPolicy, IoMode, MountConfig, TrackerMode, Verify};
-use crate::control::Outcome;
+use crate::control::{Outcome, Remaining};
 use crate::control_server;
-use crate::drain::Drain;
+use crate::ending::{FLUSHER_ENDS_WITHIN, finish, leave};
 use crate::exposition;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
@@ -41,15 +41,9 @@ use tokio::sync::watch;
 /// How long a fresh mount may take to answer.
 const MOUNT_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long the last drain, after the mount is gone, may take.
-const LAST_DRAIN: Duration = Duration::from_secs(300);
-
 /// A mount that is busy, but not by an open file or a directory that somebody is in: a call on its
 /// way (a `stat`, a close) that ends soon.
 const UNSEEN_USERS_LEAVE_WITHIN: Duration = Duration::from_secs(2);
-
-/// How long the flusher's threads may take to end.
-const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is known once a mount answers.
 #[derive(Clone, Debug)]
@@ -94,6 +88,8 @@ pub enum RunError {
         files: usize,
         /// Where they are.
         cache: PathBuf,
+        /// Which, and why.
+        left: Vec<Remaining>,
     },
 }
 
@@ -124,12 +120,12 @@ pub struct Daemon {
     pub flusher: Arc<Engine>,
     /// Held by control clients that are being served.
     pub busy: Arc<()>,
-    peers: PeerServer,
+    pub(crate) peers: PeerServer,
     mountpoint: PathBuf,
     /// How it ended, once it has.
-    ended: watch::Sender<Option<Outcome>>,
+    pub(crate) ended: watch::Sender<Option<Outcome>>,
     /// False after `umount --no-drain`.
-    drain_at_end: std::sync::atomic::AtomicBool,
+    pub(crate) drain_at_end: std::sync::atomic::AtomicBool,
 }
 
 impl Daemon {
@@ -619,103 +615,4 @@ fn watch_supervisor(heir: &Arc<Heirloom>) {
     if let Err(e) = watch {
         tracing::warn!(error = %e, "the supervisor is not watched");
     }
-}
-
-/// After the mount is gone: what is still dirty, and goodbye.
-fn finish(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>) -> Result<(), RunError> {
-    use std::sync::atomic::Ordering::Acquire;
-    let node = &daemon.node;
-    if daemon.drain_at_end.load(Acquire) {
-        let drain = Drain {
-            node: Arc::clone(node),
-            flusher: Arc::clone(&daemon.flusher),
-            progress: Arc::new(|_| {}),
-        };
-        let outcome = runtime.block_on(drain.run(&[], Some(LAST_DRAIN)));
-        if !matches!(outcome, Outcome::Ok { .. }) {
-            tracing::error!(?outcome, "not everything is on the backing");
-        }
-    }
-    if !daemon.flusher.shutdown(FLUSHER_ENDS_WITHIN) {
-        tracing::warn!("a flush thread still waits for the backing");
-    }
-    let left = node.dirty_files();
-    // It is nowhere; but that it was there must not be forgotten with the journal.
-    let lost = node.lost();
-    let waiting = runtime.block_on(node.waiting_copies());
-    let refusal = node.meta.refusal();
-    if let (true, Some(reason)) = (left.is_empty() && waiting.bytes == 0, &refusal) {
-        // Names may be lost with the service, and the cache may tell of them.
-        node.last_notes();
-        return Err(RunError::Fenced(reason.clone()));
-    }
-    let held = runtime.block_on(node.held_back());
-    if left.is_empty() && lost.is_empty() && held.is_empty() && waiting.bytes == 0 {
-        runtime.block_on(node.tell_everything());
-        if let Err(e) = runtime.block_on(node.meta.goodbye()) {
-            tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
-        }
-        return Ok(());
-    }
-    node.last_notes();
-    Err(RunError::Undrained {
-        bytes: left.iter().map(|f| f.bytes).sum::<u64>()
-            + lost.iter().map(|f| f.bytes).sum::<u64>()
-            + held.iter().map(|f| f.bytes).sum::<u64>()
-            + waiting.bytes,
-        files: left.len() + lost.len() + held.len() + waiting.sets,
-        cache: node.config.cache.clone(),
-    })
-}
-
-/// Gives back what only a living daemon has, and tells the waiting client.
-fn leave(runtime: &tokio::runtime::Runtime, daemon: &Arc<Daemon>, result: &Result<(), RunError>) {
-    let config = &daemon.node.config;
-    daemon.peers.stop();
-    if result.is_ok()
-        && let Err(e) = daemon.node.replicas.held.clear()
-    {
-        tracing::warn!(error = %e, "cannot remove copies of other nodes' bytes");
-    }
-    let _ = registry::leave(&config.mountpoint);
-    let _ = std::fs::remove_file(config.cache.join("control.sock"));
-    if result.is_ok()
-        && let Err(e) = leftover::clear(&config.cache)
-    {
-        tracing::warn!(error = %e, "cannot clear the cache");
-    }
-    let outcome = match result {
-        Ok(()) => Outcome::Ok { bytes: 0, files: 0 },
-        Err(RunError::Undrained { .. }) => {
-            Outcome::Incomplete { remaining: left_of(runtime, &daemon.node) }
-        }
-        Err(e) => Outcome::Failed { text: e.to_string() },
-    };
-    // Kept also when the client that waits for it is not listening yet.
-    daemon.ended.send_replace(Some(outcome));
-    // The client that asked for the unmount hears of its end before the process goes.
-    runtime.block_on(async {
-        for _ in 0..100 {
-            if Arc::strong_count(&daemon.busy) == 1 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-}
-
-fn left_of(runtime: &tokio::runtime::Runtime, node: &Node) -> Vec<crate::control::Remaining> {
-    let dirty = node.dirty_files().into_iter();
-    dirty
-        .filter_map(|d| {
-            let path = node.file(d.ino)?.label();
-            Some(crate::control::Remaining {
-                path,
-                bytes: d.bytes,
-                why: "kept in the cache".into(),
-            })
-        })
-        .chain(crate::drain::lost(node))
-        .chain(runtime.block_on(node.held_back()))
-        .collect()
 }

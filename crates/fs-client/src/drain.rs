@@ -166,11 +166,7 @@ impl Drain {
                     failures.push(Remaining { path, bytes: 0, why });
                 }
             }
-            for held in step.held_back.iter().map(held_back) {
-                if !failures.iter().any(|f| f.path == held.path) {
-                    failures.push(held);
-                }
-            }
+            add_each_once(&mut failures, step.held_back.iter().map(held_back));
             (self.progress)(Event::Progress {
                 bytes_done: 0,
                 bytes_total: 0,
@@ -212,7 +208,7 @@ impl Drain {
 }
 
 /// What keeps a file from its name.
-pub(crate) fn held_back(held: &pb::HeldBack) -> Remaining {
+fn held_back(held: &pb::HeldBack) -> Remaining {
     let node = &held.node;
     let why = match held.missing {
         0 => format!(
@@ -254,7 +250,7 @@ fn outcome(
     paths: &[PathBuf],
 ) -> Outcome {
     let mut remaining = remaining_of(report);
-    add_unnamed(&mut remaining, meant(named.left, paths));
+    add_each_once(&mut remaining, meant(named.left, paths));
     remaining.extend(not_adopted(waiting));
     if report.timed_out || named.late {
         Outcome::TimedOut { remaining }
@@ -282,8 +278,8 @@ async fn before<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> 
     tokio::time::timeout_at(end.into(), work).await.ok()
 }
 
-/// Each path once, with the first reason: the flusher's, who knows more than the service.
-fn add_unnamed(remaining: &mut Vec<Remaining>, more: impl Iterator<Item = Remaining>) {
+/// Each path once, with the first reason: of a drain the flusher's, who knows more than the service.
+fn add_each_once(remaining: &mut Vec<Remaining>, more: impl Iterator<Item = Remaining>) {
     let known: HashSet<String> = remaining.iter().map(|r| r.path.clone()).collect();
     remaining.extend(more.filter(|r| !known.contains(&r.path)));
 }
@@ -307,6 +303,30 @@ fn remaining_of(report: &DrainReport) -> Vec<Remaining> {
 }
 
 impl Node {
+    /// What is flushed and has no name, because of a node that is gone: the cache is needed until that is
+    /// decided. Of a service that does not answer nothing is known.
+    pub(crate) async fn held_back(&self) -> Vec<Remaining> {
+        let mut held = Vec::new();
+        // The first pass may go on where an earlier one was given up.
+        for _ in 0..2 {
+            loop {
+                match self.meta.materialize_closed().await {
+                    Ok(step) => {
+                        add_each_once(&mut held, step.held_back.iter().map(held_back));
+                        if step.remaining == 0 {
+                            break;
+                        }
+                    }
+                    Err(e) => {
+                        tracing::warn!(error = %e, "not asked what has no name");
+                        return held;
+                    }
+                }
+            }
+        }
+        held
+    }
+
     /// Brings one file to the backing: what fsync promises under `--durability backing`.
     pub(crate) async fn drain_file(&self, ino: Ino) -> Result<(), Errno> {
         let flusher = self.flusher.get().cloned().ok_or(Errno::EIO)?;

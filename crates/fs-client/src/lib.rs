@@ -14,6 +14,7 @@ mod control_server;
 mod daemon;
 mod dirty;
 mod drain;
+mod ending;
 pub mod evict;
 mod exposition;
 mod file;

@@ -16,6 +16,7 @@ use crate::lineage::{Start, first_ino};
 use crate::ops::copies::Appends;
 use crate::publishing::Publishing;
 use crate::reassert::Waiting;
+use crate::rebuild::Rebuild;
 use crate::rounds::Rounds;
 use crate::seats::Seats;
 use crate::sessions::Sessions;
@@ -488,10 +489,6 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
 /// that of another machine, may be so much ahead.
 const AHEAD: Duration = Duration::from_secs(3600);
 
-/// Nodes that join a job whose service was rebuilt have numbers from here on: those of before keep
-/// theirs.
-const FIRST_NEW_NODE: u32 = 1 << 20;
-
 /// Random bits for a job or an instance.
 pub fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()) << 32 | 1)
@@ -533,11 +530,8 @@ fn restore(
             tracing::warn!(journal = %aside.display(), "the journal that was here is kept there");
         }
         let mut state = State::new(Namespace::new(&root, Ino(Ino::ROOT.0 + 1)));
-        // No node and no copies are taken for others that there were before.
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let epoch = now.map_or(1, |d| d.as_secs()) << 24;
-        let anew = [Entry::Rebuilding(nodes, Vec::new(), epoch), Entry::NextNode(FIRST_NEW_NODE)];
-        anew.iter().try_for_each(|entry| state.apply(entry)).map_err(StartError::Serve)?;
+        let rebuilding = Entry::Rebuilding(Box::new(Rebuild::from_nodes(nodes)));
+        state.apply(&rebuilding).map_err(StartError::Serve)?;
         return Ok((0, state, false));
     }
     let Some(Read { job, bodies, rebooted }) = dir.read()? else {

@@ -21,6 +21,7 @@ mod facts;
 mod forgetting;
 mod grants;
 mod halves;
+mod joining;
 mod journal;
 mod late;
 mod leases;

@@ -26,7 +26,7 @@ const INO_BITS: u32 = 62;
 /// Below these bits of an inode number stands when its start was.
 const START_BITS: u32 = 32;
 /// Seconds since 1970 from which starts are counted (2026), which makes 34 years.
-const EPOCH: u64 = 1_767_225_600;
+pub const EPOCH: u64 = 1_767_225_600;
 
 /// One service on this state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,8 +20,8 @@
 use crate::core::{Core, Turn};
 use crate::lineage::Start;
 use crate::quiet::tells_first;
-use crate::rebuild::Located;
-use crate::state::{Entry, FileOp, Rebuild, State};
+use crate::rebuild::{Located, Rebuild};
+use crate::state::{Entry, FileOp, State};
 use ebb_consistency::FileState;
 use ebb_locks::Mutex;
 use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
@@ -105,10 +105,10 @@ impl Waiting {
             true => NEVER,
             false => lease.min(WAIT_MAX),
         };
-        if let Some(rebuild) = state.rebuild.as_ref().filter(|r| r.lacks_nodes()) {
+        if let Some(rebuild) = state.rebuild.as_ref().filter(|rebuild| !rebuild.done) {
             tracing::warn!(
-                nodes = rebuild.wanted,
-                "the state is rebuilt from what nodes know: nothing is answered until so many have told"
+                ?rebuild,
+                "the state is rebuilt from what nodes know: nothing is answered until all have told"
             );
         } else if on {
             tracing::warn!(
@@ -173,11 +173,14 @@ impl Core {
             return;
         }
         self.wait_while(|state| {
-            state.is_being_rebuilt()
+            state.rebuild.as_ref().is_some_and(Rebuild::lacks_nodes)
                 || state.owing.iter().any(|node| self.is_waited_for(state, *node))
         })
         .await;
         self.names_are_heard().await;
+        if self.state().is_being_rebuilt() {
+            self.leave_out_who_is_gone();
+        }
         if self.words.on.swap(false, Relaxed) {
             match self.state().owing.len() {
                 0 => tracing::info!("every node has told what it knows"),
@@ -193,8 +196,7 @@ impl Core {
     pub async fn names_are_heard(&self) {
         self.wait_while(|state| {
             let named = &self.words.named.lock().1;
-            let has_told = |rebuild: &Rebuild| rebuild.told.union(named).count();
-            let lacks = |rebuild: &Rebuild| has_told(rebuild) < rebuild.wanted as usize;
+            let lacks = |rebuild: &Rebuild| rebuild.lacks_beside(named);
             let waits = |node: &NodeId| !named.contains(node) && self.is_waited_for(state, *node);
             state.rebuild.as_ref().is_some_and(lacks) || state.owing.iter().any(waits)
         })
@@ -216,20 +218,40 @@ impl Core {
         }
     }
 
+    /// What they know would be older than what the others do from now on.
+    fn leave_out_who_is_gone(&self) {
+        let mut state = self.state();
+        let gone: Vec<Entry> = state.owing.iter().map(|node| Entry::LeftOut(*node)).collect();
+        self.commit(&mut state, &gone);
+    }
+
     /// Without a deadline nobody waits for a node that is gone.
     fn is_waited_for(&self, state: &State, node: NodeId) -> bool {
         state.rebuild.is_none() || !self.sessions.is_gone(node)
     }
 
-    /// What a node has heard of names. It comes too late when others have gone on.
-    pub fn hear_names(&self, at: Moment, facts: &Facts) {
-        let is_of_then = |(after, first): (Moment, Ino)| at > after && at < first_moment(first);
-        let in_time = !self.words.settled.initialized();
-        if in_time && self.words.lost_after.is_some_and(is_of_then) {
+    /// What a node has heard of names. It comes too late when others have gone on. ESTALE: this service
+    /// cannot tell it from what it says itself.
+    pub fn hear_names(&self, at: Moment, facts: &Facts) -> Result<(), Errno> {
+        let Some((after, first)) = self.words.lost_after else { return Ok(()) };
+        if self.words.settled.initialized() {
+            return Ok(());
+        }
+        let is_of_then = at < first_moment(first);
+        if !is_of_then && self.state().is_being_rebuilt() {
+            // It would be forgotten without a word.
+            tracing::error!(
+                "a node has heard of a service that began later than this one: the clock of this machine is \
+                 behind; set it, and start the service with --rebuild again"
+            );
+            return Err(Errno::ESTALE);
+        }
+        if is_of_then && at > after {
             self.words.settled_before.fetch_max(facts.settled, Relaxed);
             let facts = Facts { settled: 0, ..facts.clone() };
             self.words.named.lock().0.hear(&facts);
         }
+        Ok(())
     }
 
     /// A node has told all of it.

@@ -9,17 +9,82 @@
 
 use crate::backing::Backing;
 use crate::core::Core;
+use crate::lineage::EPOCH;
 use ebb_namespace::{BackingPath, Book, Home, Seen};
-use ebb_types::{Errno, FileKind, Ino, Name};
+use ebb_types::{Errno, FileKind, Ino, Name, NodeId};
 use rustix::fs::{OFlags, RenameFlags};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
+use std::time::SystemTime;
+
+/// No job has had so many nodes before its first rebuild.
+const FIRST_NEW_MIN: u32 = 1 << 20;
 
 /// Of so many files nodes may say where they are.
 const LOCATED_MAX: usize = 1 << 22;
 
 /// In so many places one file may be.
 const PATHS_MAX: usize = 64;
+
+/// A state that is rebuilt from what nodes know, or was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebuild {
+    /// So many nodes must tell.
+    wanted: u32,
+    /// Who has.
+    told: BTreeSet<NodeId>,
+    /// Of copies of epochs below it this state knows nothing.
+    pub epochs: u64,
+    /// Nodes of before have numbers below it.
+    pub first_new: NodeId,
+    /// It is in the state.
+    pub done: bool,
+}
+
+impl Rebuild {
+    /// From so many nodes.
+    pub fn from_nodes(wanted: u32) -> Rebuild {
+        // As the clock counts, both are above all that were given out before.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let seconds = now.map_or(1, |d| d.as_secs());
+        let since_first = u32::try_from(seconds.saturating_sub(EPOCH)).unwrap_or(u32::MAX / 2);
+        Rebuild {
+            wanted,
+            told: BTreeSet::new(),
+            epochs: seconds << 24,
+            first_new: NodeId(since_first.max(FIRST_NEW_MIN)),
+            done: false,
+        }
+    }
+
+    /// A node has told everything.
+    pub fn hear(&mut self, node: NodeId) {
+        if !self.done {
+            self.told.insert(node);
+        }
+    }
+
+    /// How many have told, and how many must.
+    pub fn progress(&self) -> (usize, u32) {
+        (self.told.len(), self.wanted)
+    }
+
+    /// True until so many have told.
+    pub fn lacks_nodes(&self) -> bool {
+        self.lacks_beside(&BTreeSet::new())
+    }
+
+    /// The same, when these count, too.
+    pub fn lacks_beside(&self, more: &BTreeSet<NodeId>) -> bool {
+        self.told.union(more).count() < self.wanted as usize
+    }
+
+    /// True for a node of before that has not told.
+    pub fn lacks(&self, node: NodeId) -> bool {
+        node < self.first_new && !self.told.contains(&node)
+    }
+}
 
 /// In which directory the part file of an inode is, and which object that is.
 type Parts = BTreeMap<Ino, (Ino, Seen)>;

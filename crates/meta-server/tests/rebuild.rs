@@ -59,7 +59,7 @@ fn done() -> Op {
 #[tokio::test]
 async fn who_may_tell_is_a_node_of_before() {
     let s = nothing_left(2).await;
-    let new = pb::Hello { job: 0, told_by: 0, resume: false, ..of_before("new", 0) };
+    let new = pb::Hello { job: 0, told_by: 0, resume: false, empty: true, ..of_before("new", 0) };
     let early = refused(&s, new.clone()).await;
     assert_eq!(early.errno, Errno::EAGAIN.0, "{}", early.text);
     let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
@@ -84,6 +84,13 @@ async fn who_may_tell_is_a_node_of_before() {
     let late = refused(&s, of_before("c", 9)).await;
     assert_eq!(late.errno, Errno::ESTALE.0);
     assert!(late.text.contains("rebuilt without this node"), "{}", late.text);
+    // It joined, but did not tell.
+    let joined =
+        refused(&s, pb::Hello { told_by: a.welcome.service_instance, ..of_before("d", 10) });
+    assert!(joined.await.text.contains("rebuilt without this node"));
+    // A cache of before, of a daemon that is none any more.
+    let mounted = pb::Hello { job: 0, told_by: 0, resume: false, ..of_before("c", 0) };
+    assert!(refused(&s, mounted).await.text.contains("rebuilt without this node"));
     // It is as it is from now on.
     let s = s.crash_and_restart(|_| {}).await;
     let late = refused(&s, of_before("c", 9)).await;
@@ -98,6 +105,19 @@ async fn what_was_told_to_another_service_is_told_anew() {
     let to = |to_instance| tell(Reassert { named: true, to_instance, ..Reassert::default() });
     assert_eq!(a.ask(to(instance ^ 1)).await.err(), Some(Errno::ESTALE));
     a.ask(to(instance)).await.unwrap();
+}
+
+/// What was said after this service began, as the clock has it, cannot be told from what it says itself.
+#[tokio::test]
+async fn what_was_heard_later_than_now_is_refused_and_nothing_is_answered() {
+    let s = nothing_left(1).await;
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    let later = pb::Facts { at: 1 << 62, ..pb::Facts::default() };
+    let told = tell(Reassert { names: vec![later], ..Reassert::default() });
+    assert_eq!(a.ask(told).await.err(), Some(Errno::ESTALE));
+    let asked =
+        a.send(Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".to_vec(), lease: 0 })).await;
+    assert!(a.is_quiet(asked).await);
 }
 
 /// Where a node says that a file is: nothing outside of the backing, nothing that is another object, no name

@@ -223,6 +223,7 @@ impl Book {
     /// True when something is named in this directory.
     #[must_use]
     pub fn has_names(&self, dir: Ino) -> bool {
+        // No name comes before this one.
         let Ok(least) = Name::new(&[1]) else { return false };
         let first = self.names.range((dir, least)..).next();
         first.is_some_and(|((parent, _), _)| *parent == dir)

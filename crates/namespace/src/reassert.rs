@@ -184,7 +184,7 @@ impl Namespace {
         ]
     }
 
-    /// An object of the backing is this inode: the records that bring it back. None when its number, its
+    /// An object of the backing is this inode: the records that bring it back; none, when its number, its
     /// name or the object is something else by now.
     #[must_use]
     pub fn plan_known(&self, parent: Ino, name: &Name, ino: Ino, found: &Found) -> Vec<Record> {

@@ -16,7 +16,9 @@ use tokio::signal::unix::{SignalKind, signal};
 #[command(after_help = "Example:
   ebb meta --listen $(hostname):7400 --state /local/ebb-meta --token-file ~/job.token /lustre/proj/run7
 then on every node
-  ebb mount --meta HOST:7400 --listen $(hostname):7401 --token-file ~/job.token ...")]
+  ebb mount --meta HOST:7400 --listen $(hostname):7401 --token-file ~/job.token ...
+When its state is lost and the 4 nodes of the job are still there:
+  ebb meta --rebuild 4 --listen $(hostname):7400 --state /local/ebb-meta --token-file ~/job.token /lustre/proj/run7")]
 pub struct Args {
     /// Where nodes reach it; port 0 takes a free one and says which
     #[arg(long, value_name = "HOST:PORT")]

@@ -1,7 +1,6 @@
 //! Files that begin anew: what the backing has under their name stays there until they are whole, and
 //! nobody has them open (`ebb_namespace::Older`).
 
-use crate::control::Remaining;
 use crate::file::{CachedFile, State};
 use crate::journal::Home;
 use crate::node::Node;
@@ -50,23 +49,8 @@ impl Node {
         }
     }
 
-    /// What is flushed and may be half of what it replaces: the cache is needed until that is decided.
-    pub(crate) async fn held_back(&self) -> Vec<Remaining> {
-        let waits = |file: &Arc<CachedFile>| {
-            let state = file.state.read();
-            state.under.is_some() && !state.orphan
-        };
-        let mut held = Vec::new();
-        for file in self.all_files().into_iter().filter(waits) {
-            match self.meta.materialize_one(file.ino, true).await {
-                Ok(step) => held.extend(step.held_back.iter().map(crate::drain::held_back)),
-                Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not asked at the end"),
-            }
-        }
-        held
-    }
-
-    /// It takes the place of the older one at once, whoever has it open: what fsync promises under `--durability backing`.
+    /// It takes the place of the older one at once, whoever has it open: what fsync promises under
+    /// `--durability backing`.
     pub(crate) async fn replace_now(&self, ino: Ino) -> Result<(), Errno> {
         let Some(file) = self.file(ino) else { return Ok(()) };
         let Some(older) = file.state.read().under.as_ref().map(|u| u.ino) else { return Ok(()) };

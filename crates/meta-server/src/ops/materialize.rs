@@ -97,17 +97,18 @@ impl Call {
     fn held_back(&self, ino: Ino) -> Option<pb::HeldBack> {
         let state = self.core.state();
         let file = state.files.get(&ino)?;
-        let is_part = matches!(state.ns.get(ino)?.home, Home::Part { .. });
-        let mine = file.owned().filter(|o| o.node == self.who.node && o.flushed);
-        let bytes: u64 = mine.map(|o| o.range.len()).sum();
-        if bytes == 0 || !is_part {
+        if !matches!(state.ns.get(ino)?.home, Home::Part { .. }) {
             return None;
         }
         let unflushed = file.unflushed_by_node();
-        let mut holders = unflushed.iter().map(|(node, bytes)| (*node, *bytes));
-        let holder = holders.find(|(node, _)| self.core.sessions.is_gone(*node));
+        let holder = unflushed.into_iter().find(|(node, _)| self.core.sessions.is_gone(*node));
         let half = || self.core.left_half_by(&state, ino).first().map(|node| (*node, 0));
         let (node, missing) = holder.or_else(half)?;
+        let mine = file.owned().filter(|o| o.node == self.who.node && o.flushed);
+        let bytes: u64 = mine.map(|o| o.range.len()).sum();
+        if bytes == 0 {
+            return None;
+        }
         let path = state.ns.path(ino)?.to_bytes();
         let node = state.nodes.get(&node).map_or_else(|| node.to_string(), |n| n.name.clone());
         Some(pb::HeldBack { path, bytes, node, missing })

@@ -2,7 +2,7 @@
 
 use super::{Call, OpError, OpResult, checked, locking, size};
 use crate::reassert::Holding;
-use crate::rebuild::Located;
+use crate::rebuild::{Located, Rebuild};
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{Assertion, Claimed};
 use ebb_namespace::locks::Kind;
@@ -61,6 +61,9 @@ impl Call {
             if op.done && state.owing.contains(&self.who.node) {
                 self.core.hear_locks(self.who.node, locks);
                 self.core.commit(&mut state, &[Entry::Reasserted(self.who.node)]);
+                if let Some((told, wanted)) = state.rebuild.as_ref().map(Rebuild::progress) {
+                    tracing::info!(node = %self.who.node, told, wanted, "a node has told");
+                }
             }
             wanted
         };
@@ -73,7 +76,7 @@ impl Call {
             if !facts.is_sound() {
                 return Err(Errno::EPROTO.into());
             }
-            self.core.hear_names(sent.at, &facts);
+            self.core.hear_names(sent.at, &facts)?;
         }
         if op.named {
             self.core.has_named(self.who.node);

@@ -1,231 +1,29 @@
 //! Everything that the service knows and must not forget, and the one way to change it: entries,
 //! which are applied and journalled together. Replay applies the same entries.
 
+mod answers;
+mod entry;
+
+pub use answers::Answers;
+pub use entry::{
+    Entry, FileOp, NodeRecord, Orphaned, Outcome, Pair, decode, encode, encode_snapshot,
+};
+
 use crate::begun::Begun;
 use crate::halves::Halves;
-use crate::lineage::{Lineage, Start};
-use ebb_consistency::{
-    Assertion, FileState, Leap, Owned, QuietState, Seat, StoredChanges, StoredGuesses,
-};
-use ebb_namespace::locks::{Lock, LockTable, Owner, Space};
+use crate::lineage::Lineage;
+use crate::rebuild::Rebuild;
+use ebb_consistency::FileState;
+use ebb_namespace::locks::LockTable;
 use ebb_namespace::{Home, Namespace, Record};
 use ebb_types::facts::Moment;
-use ebb_types::{ByteRange, Errno, FileKind, Incarnation, Ino, NodeId, Version};
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-
-/// One change. A journal record is a list of them that belong together.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Entry {
-    /// All nodes of the job agree on this.
-    Consistency(String),
-    /// A change of names, inodes or opens.
-    Ns(Record),
-    /// A change of the bytes of a file.
-    File(Ino, FileOp),
-    /// A node joined, or came back as another incarnation.
-    Node(NodeRecord),
-    /// A node left for good.
-    NodeLeft(NodeId),
-    /// Numbers of nodes below this one are taken.
-    NextNode(u32),
-    /// A lock is held.
-    Lock(Ino, Space, Lock),
-    /// A range is not locked by this owner.
-    Unlock(Ino, Space, Owner, ByteRange),
-    /// A node holds no locks.
-    UnlockNode(NodeId),
-    /// Everything below this directory has that model, or its own way again.
-    Model(Ino, Option<String>),
-    /// A request that must not be done twice has been done.
-    Answered(NodeId, u64, Outcome),
-    /// A change of the backing begins.
-    Begun(Box<Begun>),
-    /// It is done, and what it changed is in the state; or it failed.
-    Ended,
-    /// Where copies of a node's unflushed bytes are.
-    Paired(NodeId, Option<Pair>),
-    /// The copies of this epoch belong to a lost node and may be adopted; or no longer.
-    Orphaned(u64, Option<Orphaned>),
-    /// Epochs of copies below this one are used up.
-    NextEpoch(u64),
-    /// A node goes on as another incarnation: what was answered to the old one still counts.
-    Heir(NodeRecord),
-    /// A service begins on this state.
-    Started(Start),
-    /// In a snapshot, as its last entry: so many records were journalled before what follows.
-    Journalled(u64),
-    /// A node was given up for its silence and has not heard of it yet; or it has.
-    GivenUp(NodeId, bool),
-    /// Versions up to this one were given to files that were forgotten since.
-    Forgotten(Version),
-    /// This node has told again what a service that lost the end of its journal may have forgotten.
-    Reasserted(NodeId),
-    /// In a snapshot: below this no version is given out any more, these nodes have not told yet, and after
-    /// which moment names may be lost.
-    Leapt(Version, Vec<NodeId>, Option<(Moment, Ino)>),
-    /// Names are as nodes have told them again; what comes later is too late.
-    Named,
-    /// The node is writing this file over (`Halves`); or it is not any more.
-    WritesOver(Ino, NodeId, bool),
-    /// This state is being rebuilt from what so many nodes know; these have told it. Epochs of copies below
-    /// the last one are of before.
-    Rebuilding(u32, Vec<NodeId>, u64),
-    /// The job of a state that was rebuilt, as its nodes say.
-    Job(u64),
-    /// This node has not told yet what it knows.
-    Owes(NodeId),
-    /// These were deleted before the state was rebuilt.
-    Deleted(Vec<Ino>),
-}
-
-/// Where copies of a node's unflushed bytes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pair {
-    /// The node that holds them.
-    pub partner: NodeId,
-    /// Told apart from the copies of every other pair.
-    pub epoch: u64,
-}
-
-/// Copies of a lost node's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Orphaned {
-    /// The lost node.
-    pub owner: NodeId,
-    /// Who has them.
-    pub partner: NodeId,
-}
-
-/// What a repeated request is answered with after the service was restarted in between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// Success, nothing to tell.
-    Plain,
-    /// The inode that was made, linked or changed.
-    Inode(Ino),
-    /// The end of the file after an append, and its version.
-    Appended(u64, Version),
-}
-
-/// What happens to the bytes of a file; see [`FileState`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum FileOp {
-    State(Box<FileState>),
-    Attach(NodeId, Vec<ByteRange>),
-    Append(NodeId, u64),
-    Detach(NodeId, Vec<ByteRange>),
-    Truncate(u64),
-    Flushed(NodeId, Vec<Owned>),
-    DetachAnew(NodeId, Vec<ByteRange>),
-    /// Follows `State` in a snapshot.
-    Changes(Box<StoredChanges>),
-    Adopt(NodeId, NodeId, Vec<ByteRange>),
-    Lost(NodeId),
-    /// An attach: of what was written, and of granted claims.
-    Claim(NodeId, Vec<ByteRange>, Vec<ByteRange>),
-    /// Follows `State` in a snapshot.
-    Guesses(Box<StoredGuesses>),
-    /// The node may write quietly as far as this; `None`: not any more.
-    Quiet(NodeId, Option<u64>),
-    /// The node that may is given up.
-    Lapse,
-    /// What this node wrote quietly will never be told.
-    Lose(NodeId),
-    /// It is back and has told what it wrote.
-    TakeBack(NodeId),
-    /// Follows `State` in a snapshot.
-    QuietState(Box<QuietState>),
-    /// What this node was appending there when it was lost, and nobody has.
-    UndoAppend(NodeId, ByteRange),
-    /// The file sits at this node.
-    Seat(Seat),
-    /// It does not any more: at no node.
-    NoSeat(NodeId, u64),
-    /// It is at least so long.
-    Grow(u64),
-    /// What a node knows of it from before the service lost the end of its journal.
-    Reassert(NodeId, Box<Assertion>),
-    /// Follows `State` in a snapshot.
-    Leap(Box<(Version, Option<Leap>)>),
-}
-
-/// A node as the journal keeps it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeRecord {
-    /// Its number.
-    pub id: NodeId,
-    /// Its name.
-    pub name: String,
-    /// Which life of its daemon.
-    pub incarnation: Incarnation,
-    /// Where it serves its bytes.
-    pub peer_address: String,
-}
+use ebb_types::{Errno, FileKind, Ino, NodeId, Version};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Numbers of nodes, and of their copies, that are not given out after the end of a journal was lost:
 /// more than can have been given out in that time.
 const NODES_SKIPPED: u32 = 1 << 12;
 const EPOCHS_SKIPPED: u64 = 1 << 20;
-
-/// Answers remembered across a restart, per node.
-const ANSWERED_MAX: usize = 1024;
-
-/// What a node was answered last, oldest first. (The numbers say nothing about the order: a
-/// request that took long has a low one, and those of an application's calls are the kernel's.)
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answers {
-    outcomes: HashMap<u64, Outcome>,
-    order: VecDeque<u64>,
-}
-
-impl Answers {
-    fn insert(&mut self, id: u64, outcome: Outcome) {
-        if self.outcomes.insert(id, outcome).is_none() {
-            self.order.push_back(id);
-        }
-        if self.order.len() > ANSWERED_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.outcomes.remove(&oldest);
-        }
-    }
-
-    /// The answer to a request.
-    #[must_use]
-    pub fn get(&self, id: u64) -> Option<Outcome> {
-        self.outcomes.get(&id).copied()
-    }
-
-    fn in_order(&self) -> impl Iterator<Item = (u64, Outcome)> {
-        self.order.iter().filter_map(|id| Some((*id, self.get(*id)?)))
-    }
-}
-
-#[cfg(test)]
-mod answers_tests {
-    use super::*;
-
-    #[test]
-    fn the_last_answers_are_known_whatever_their_numbers() {
-        let mut answers = Answers::default();
-        let outcome = |n: u64| Outcome::Appended(n, Version(n));
-        // High ones first, then one that took long.
-        for n in 0..ANSWERED_MAX as u64 + 3 {
-            answers.insert(u64::MAX - n, outcome(n));
-        }
-        answers.insert(1, outcome(77));
-        answers.insert(1, outcome(78));
-        assert_eq!(answers.get(1), Some(outcome(78)));
-        assert_eq!(answers.get(u64::MAX - 3), None);
-        assert_eq!(answers.get(u64::MAX - 4), Some(outcome(4)));
-        let mut again = Answers::default();
-        answers.in_order().for_each(|(id, o)| again.insert(id, o));
-        assert_eq!(again, answers);
-        assert_eq!(again.in_order().count(), ANSWERED_MAX);
-    }
-}
 
 /// The state.
 #[derive(Clone, Debug)]
@@ -279,24 +77,6 @@ pub struct State {
     /// What was deleted before the state was rebuilt, as far as nodes have heard of it: more than its
     /// numbers say.
     pub deleted: BTreeSet<Ino>,
-}
-
-/// A state that is rebuilt from what nodes know, or was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rebuild {
-    /// So many nodes must tell.
-    pub wanted: u32,
-    /// Who has.
-    pub told: BTreeSet<NodeId>,
-    /// Of copies of epochs below it this state knows nothing.
-    pub epochs: u64,
-}
-
-impl Rebuild {
-    /// True until so many have told.
-    pub fn lacks_nodes(&self) -> bool {
-        self.told.len() < self.wanted as usize
-    }
 }
 
 /// The journal says something that cannot be.
@@ -409,7 +189,7 @@ impl State {
                 if let Some(left) = self.nodes.remove(node) {
                     self.numbers.remove(&left.name);
                 }
-                self.has_told(*node);
+                self.owes_nothing(*node);
                 self.given_up.remove(node);
                 self.answered.remove(node);
                 self.pairs.remove(node);
@@ -444,25 +224,15 @@ impl State {
             Entry::Orphaned(epoch, None) => drop(self.orphaned.remove(epoch)),
             Entry::Forgotten(upto) => self.forgotten = self.forgotten.max(*upto),
             Entry::Reasserted(node) => {
-                let rebuilt = self.is_being_rebuilt();
-                self.rebuild.iter_mut().for_each(|rebuild| {
-                    rebuild.told.insert(*node);
-                });
-                self.has_told(*node);
-                if rebuilt && !self.is_being_rebuilt() {
-                    for (ino, file) in &mut self.files {
-                        let object = self.ns.get(*ino).filter(|i| i.home != Home::None);
-                        file.believe_the_backing(object.and_then(|i| i.seen).map(|seen| seen.size));
-                    }
-                    // Nodes may know anything of what is found from now on.
-                    self.forgotten = self.forgotten.max(self.floor);
-                }
+                self.rebuild.iter_mut().for_each(|rebuild| rebuild.hear(*node));
+                self.owes_nothing(*node);
             }
+            Entry::LeftOut(node) => self.owes_nothing(*node),
             Entry::Named => self.leapt_at = None,
-            Entry::Rebuilding(wanted, told, epochs) => {
-                let told = told.iter().copied().collect();
-                self.rebuild = Some(Rebuild { wanted: *wanted, told, epochs: *epochs });
-                self.next_epoch = self.next_epoch.max(*epochs);
+            Entry::Rebuilding(rebuild) => {
+                self.next_epoch = self.next_epoch.max(rebuild.epochs);
+                self.next_node = self.next_node.max(rebuild.first_new.0);
+                self.rebuild = Some((**rebuild).clone());
             }
             Entry::Job(job) => self.job = Some(*job),
             Entry::Deleted(inos) => self.deleted.extend(inos),
@@ -583,28 +353,38 @@ impl State {
         self.floor
     }
 
-    /// True as long as fewer nodes than are wanted have told what this state is rebuilt from.
+    /// True until what this state is rebuilt from is in it.
     pub fn is_being_rebuilt(&self) -> bool {
-        self.rebuild.as_ref().is_some_and(Rebuild::lacks_nodes)
+        self.rebuild.as_ref().is_some_and(|rebuild| !rebuild.done)
     }
 
     /// True while nodes have not told what this state lacks.
     pub fn lacks_words(&self) -> bool {
-        !self.owing.is_empty() || self.is_being_rebuilt()
+        !self.owing.is_empty() || self.rebuild.as_ref().is_some_and(Rebuild::lacks_nodes)
     }
 
     /// The node has told everything, or will not.
-    fn has_told(&mut self, node: NodeId) {
+    fn owes_nothing(&mut self, node: NodeId) {
         if self.owing.remove(&node) {
             self.end_leap();
         }
     }
 
     fn end_leap(&mut self) {
-        if !self.lacks_words() {
-            self.leapt_at = None;
-            self.files.values_mut().for_each(FileState::end_leap);
+        if self.lacks_words() {
+            return;
         }
+        self.leapt_at = None;
+        if let Some(rebuild) = self.rebuild.as_mut().filter(|rebuild| !rebuild.done) {
+            rebuild.done = true;
+            for (ino, file) in &mut self.files {
+                let object = self.ns.get(*ino).filter(|i| i.home != Home::None);
+                file.believe_the_backing(object.and_then(|i| i.seen).map(|seen| seen.size));
+            }
+            // Nodes may know anything of what is found from now on.
+            self.forgotten = self.forgotten.max(self.floor);
+        }
+        self.files.values_mut().for_each(FileState::end_leap);
     }
 
     /// True when nothing is lost by forgetting this inode: the backing has it exactly so.
@@ -644,9 +424,8 @@ impl State {
         out.extend(forgotten);
         let owing = || self.owing.iter().copied().collect();
         let leapt = self.floor > Version::ZERO;
-        let rebuild = self.rebuild.as_ref();
-        let told = |rebuild: &Rebuild| rebuild.told.iter().copied().collect();
-        out.extend(rebuild.map(|r| Entry::Rebuilding(r.wanted, told(r), r.epochs)));
+        let rebuild = self.rebuild.clone().map(Box::new);
+        out.extend(rebuild.map(Entry::Rebuilding));
         out.extend(self.job.map(Entry::Job));
         let deleted = || Entry::Deleted(self.deleted.iter().copied().collect());
         out.extend((!self.deleted.is_empty()).then(deleted));
@@ -681,25 +460,6 @@ impl State {
         out.push(Entry::Journalled(self.lineage.journalled()));
         out
     }
-}
-
-/// Entries that belong together as the body of a record, of any length.
-pub fn encode(entries: &[Entry]) -> Vec<u8> {
-    postcard::to_stdvec(entries).expect("entries have no types that postcard refuses")
-}
-
-/// A snapshot as framed records, in bodies of moderate size.
-pub fn encode_snapshot(entries: &[Entry]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for chunk in entries.chunks(4096) {
-        crate::journal::frame(&mut out, &encode(chunk));
-    }
-    out
-}
-
-/// The entries of a record body.
-pub fn decode(body: &[u8]) -> Result<Vec<Entry>, Misfit> {
-    postcard::from_bytes(body).map_err(|e| format!("not a list of entries: {e}"))
 }
 
 /// The state that the record bodies of a journal lead to.

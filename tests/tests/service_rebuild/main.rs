@@ -2,16 +2,14 @@
 //! What they had written and read is as it was, on the nodes and on the backing; before that, and
 //! without them, nothing is answered.
 
-use ebb_testkit::{Builder, Cluster, Node, random};
+mod histories;
+
+use ebb_testkit::{Builder, Cluster, Node};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{open, requests};
 use ebb_tests::recoveries::{ended_with, recover};
-use ebb_tests::tools::{amount, wait_until};
-use rand::Rng;
-use rand::seq::IndexedRandom;
-use rand_chacha::ChaCha8Rng;
+use ebb_tests::tools::wait_until;
 use rustix::fs::{FlockOperation, XattrFlags, flock};
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -49,17 +47,28 @@ fn read(path: &Path) -> Vec<u8> {
 
 /// The service dies and its state with it; the next one hears so many nodes.
 fn lose_and_rebuild(cluster: &mut Cluster, nodes: usize) {
-    cluster.kill_meta();
-    fs::remove_dir_all(cluster.meta_state()).expect("the state goes");
+    let told = told(cluster);
+    lose(cluster);
     cluster.rebuild_meta(nodes);
-    told(cluster);
+    all_have_told(cluster, &told);
 }
 
-/// Every node that lives has told.
-fn told(cluster: &Cluster) {
+fn lose(cluster: &mut Cluster) {
+    cluster.kill_meta();
+    fs::remove_dir_all(cluster.meta_state()).expect("the state goes");
+}
+
+/// How often each node has told something again. (While there is no service that takes long to ask.)
+fn told(cluster: &Cluster) -> Vec<u64> {
+    let alive = |node: &Node| node.pid().is_some();
+    cluster.nodes().iter().map(|n| if alive(n) { requests(n, "reassert") } else { 0 }).collect()
+}
+
+/// Every node that lives has told more than `before`.
+fn all_have_told(cluster: &Cluster, before: &[u64]) {
     wait_until(SOON, "every node has told", || {
-        let alive = || cluster.nodes().iter().filter(|node| node.pid().is_some());
-        alive().all(|node| requests(node, "reassert") > 0)
+        let pairs = cluster.nodes().iter().zip(told(cluster).into_iter().zip(before));
+        pairs.into_iter().all(|(node, (now, before))| node.pid().is_none() || now > *before)
     });
 }
 
@@ -317,6 +326,7 @@ fn a_journal_that_cannot_be_read_is_kept_aside() {
     let mut cluster = builder("posix").start();
     drop(write(&cluster.node(0).path("f"), &content(0)));
     cluster.nodes().iter().for_each(sync);
+    let told = told(&cluster);
     cluster.kill_meta();
     let journal = cluster.meta_state().join("journal");
     let mut damaged = read(&journal);
@@ -333,7 +343,7 @@ fn a_journal_that_cannot_be_read_is_kept_aside() {
     ended_with(&refused, 1, &["damaged at byte", "--rebuild NODES", "is kept"]);
     same("not touched", &read(&journal), &damaged);
     cluster.rebuild_meta(3);
-    told(&cluster);
+    all_have_told(&cluster, &told);
     let aside = fs::read_dir(cluster.meta_state()).expect("list").filter_map(Result::ok);
     let aside = aside.map(|entry| entry.path());
     let aside: Vec<_> = aside.filter(|p| p.display().to_string().contains("before-")).collect();
@@ -353,8 +363,7 @@ fn nothing_is_answered_before_all_have_told_and_who_has_not_is_out() {
         sync(node);
     }
     cluster.node(2).signal(rustix::process::Signal::STOP);
-    cluster.kill_meta();
-    fs::remove_dir_all(cluster.meta_state()).expect("the state goes");
+    lose(&mut cluster);
     cluster.rebuild_meta(3);
     let mut reader = Command::new("cat");
     reader.arg(cluster.node(1).path("of0")).stdout(Stdio::null());
@@ -372,11 +381,13 @@ fn nothing_is_answered_before_all_have_told_and_who_has_not_is_out() {
     }
     cluster.node(2).signal(rustix::process::Signal::CONT);
     let third = cluster.node(2);
-    let out = third.wait_status(SOON, |s| s.to_string().contains("rebuilt without this node"));
-    drop(out);
+    third.wait_status(SOON, |s| s.to_string().contains("rebuilt without this node"));
     ended_with(&third.ebb("umount", &[], &[]), 3, &["rebuilt without this node", "of2"]);
     third.kill9();
     let _ = third.ebb("umount", &[], &[]);
+    // Nor may another daemon bring what it has: nobody knows what is newer.
+    let mounted = third.mount_command(&[]).output().expect("ebb mount");
+    ended_with(&mounted, 2, &["rebuilt without this node", "ebb recover"]);
     let [first, second, _] = cluster.nodes() else { panic!("three nodes") };
     first.umount();
     second.umount();
@@ -412,8 +423,7 @@ fn the_service_dies_while_it_is_rebuilt() {
         drop(write(&node.path(format!("of{at}")), &content(at as u64)));
         sync(node);
     }
-    cluster.kill_meta();
-    fs::remove_dir_all(cluster.meta_state()).expect("the state goes");
+    lose(&mut cluster);
     for step in 0..12 {
         if step == 0 {
             cluster.rebuild_meta(3);
@@ -424,204 +434,16 @@ fn the_service_dies_while_it_is_rebuilt() {
         cluster.kill_meta();
     }
     cluster.restart_meta();
-    told(&cluster);
     for node in cluster.nodes() {
         for at in 0..3 {
             let name = format!("of{at}");
             same(&name, &read(&node.path(&name)), &content(at));
         }
     }
+    cluster.nodes().iter().for_each(|node| assert!(requests(node, "reassert") > 0, "not asked"));
     cluster.umount_all();
     for at in 0..3 {
         let name = format!("of{at}");
         same(&name, &read(&cluster.backing().join(&name)), &content(at));
-    }
-}
-
-/// What the tree should be: directories, and files with their bytes and modes. Links share a number.
-#[derive(Default)]
-struct Tree {
-    dirs: BTreeSet<String>,
-    names: BTreeMap<String, u64>,
-    files: BTreeMap<u64, (Vec<u8>, u32)>,
-    writers: BTreeMap<u64, BTreeSet<String>>,
-    next: u64,
-}
-
-impl Tree {
-    fn some_name(&self, dice: &mut ChaCha8Rng) -> Option<String> {
-        let names: Vec<&String> = self.names.keys().collect();
-        names.choose(dice).map(|name| (*name).clone())
-    }
-
-    fn new_name(&self, dice: &mut ChaCha8Rng) -> String {
-        let dirs: Vec<&String> = self.dirs.iter().collect();
-        let n = dice.random_range(0..12);
-        match dirs.choose(dice).filter(|_| dice.random_bool(0.6)) {
-            Some(dir) => format!("{dir}/f{n}"),
-            None => format!("f{n}"),
-        }
-    }
-
-    fn act(&mut self, node: &Node, dice: &mut ChaCha8Rng) {
-        self.do_it(dice.random_range(0..100), node, dice);
-    }
-
-    /// True when nobody but this node has written to what has this name. What a node had not published of
-    /// a file that another one has removed just before is not known to be deleted afterwards.
-    fn is_of(&self, name: &str, node: &Node) -> bool {
-        let number = self.names.get(name);
-        number.is_none_or(|n| self.writers[n].iter().all(|writer| writer == node.name()))
-    }
-
-    fn wrote(&mut self, name: &str, node: &Node) {
-        let number = self.names[name];
-        self.writers.entry(number).or_default().insert(node.name().to_owned());
-    }
-
-    fn do_it(&mut self, what: u32, node: &Node, dice: &mut ChaCha8Rng) {
-        match what {
-            0..35 => {
-                let name = self.new_name(dice);
-                let data = bytes(3, self.next, 0, dice.random_range(1..100_000));
-                let mut file = File::create(node.path(&name)).expect("create");
-                file.write_all(&data).expect("write");
-                if dice.random_bool(0.5) {
-                    file.sync_all().expect("fsync");
-                }
-                self.next += 1;
-                let number = *self.names.entry(name.clone()).or_insert(self.next);
-                self.wrote(&name, node);
-                self.files.entry(number).or_insert((Vec::new(), 0o644)).0 = data;
-            }
-            35..50 => {
-                let Some(name) = self.some_name(dice) else { return };
-                let (data, _) = self.files.get_mut(&self.names[&name]).expect("a file");
-                let at = dice.random_range(0..=data.len());
-                let patch = vec![dice.random_range(1..=255u8); dice.random_range(1..9_000)];
-                let file = File::options().write(true).open(node.path(&name)).expect("open");
-                file.write_all_at(&patch, at as u64).expect("write");
-                data.resize(data.len().max(at + patch.len()), 0);
-                data[at..at + patch.len()].copy_from_slice(&patch);
-                self.wrote(&name, node);
-            }
-            50..58 => {
-                let Some(name) = self.some_name(dice) else { return };
-                let (data, _) = self.files.get_mut(&self.names[&name]).expect("a file");
-                let len = dice.random_range(0..=data.len() + 5_000);
-                let file = File::options().write(true).open(node.path(&name)).expect("open");
-                file.set_len(len as u64).expect("truncate");
-                data.resize(len, 0);
-                self.wrote(&name, node);
-            }
-            58..70 => {
-                let Some(from) = self.some_name(dice) else { return };
-                let to = self.new_name(dice);
-                if !self.is_of(&to, node) {
-                    return;
-                }
-                fs::rename(node.path(&from), node.path(&to)).expect("rename");
-                // Of two names of one file neither goes.
-                if self.names.get(&to) != self.names.get(&from) {
-                    let number = self.names.remove(&from).expect("it was there");
-                    self.names.insert(to, number);
-                }
-            }
-            70..78 => {
-                let Some(name) = self.some_name(dice).filter(|name| self.is_of(name, node)) else {
-                    return;
-                };
-                fs::remove_file(node.path(&name)).expect("unlink");
-                self.names.remove(&name);
-            }
-            78..84 => {
-                let Some(name) = self.some_name(dice) else { return };
-                let mode = dice.random_range(0o400..0o777) | 0o600;
-                fs::set_permissions(node.path(&name), Permissions::from_mode(mode)).expect("chmod");
-                self.files.get_mut(&self.names[&name]).expect("a file").1 = mode;
-            }
-            84..90 => {
-                let (Some(name), to) = (self.some_name(dice), self.new_name(dice)) else { return };
-                if !self.names.contains_key(&to) {
-                    fs::hard_link(node.path(&name), node.path(&to)).expect("link");
-                    let number = self.names[&name];
-                    self.names.insert(to, number);
-                }
-            }
-            90..96 => {
-                let parent = self.dirs.iter().nth(dice.random_range(0..=self.dirs.len()));
-                let within = parent.map_or(String::new(), |parent| format!("{parent}/"));
-                let dir = format!("{within}d{}", self.dirs.len());
-                fs::create_dir(node.path(&dir)).expect("mkdir");
-                self.dirs.insert(dir);
-            }
-            _ => node.drain(),
-        }
-    }
-
-    fn is_at(&self, root: &Path, what: &str) {
-        let mut found = BTreeMap::new();
-        list(root, "", &mut found);
-        let files = self.names.iter().map(|(name, number)| {
-            let (data, mode) = &self.files[number];
-            (name.clone(), Some((data.clone(), *mode)))
-        });
-        let want: BTreeMap<_, _> =
-            files.chain(self.dirs.iter().map(|dir| (dir.clone(), None))).collect();
-        let names = |tree: &BTreeMap<String, Option<(Vec<u8>, u32)>>| {
-            tree.iter()
-                .map(|(name, of)| (name.clone(), of.as_ref().map(|f| f.1)))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(names(&found), names(&want), "{what}");
-        for (name, file) in &want {
-            if let Some((data, _)) = file {
-                let got = found[name].as_ref().map(|f| f.0.clone()).unwrap_or_default();
-                same(&format!("{what}: {name}"), &got, data);
-            }
-        }
-    }
-}
-
-fn list(root: &Path, below: &str, found: &mut BTreeMap<String, Option<(Vec<u8>, u32)>>) {
-    for entry in fs::read_dir(root.join(below)).expect("list") {
-        let entry = entry.expect("list");
-        let name = entry.file_name().into_string().expect("a name of ours");
-        let path = if below.is_empty() { name } else { format!("{below}/{name}") };
-        if entry.file_type().expect("type").is_dir() {
-            found.insert(path.clone(), None);
-            list(root, &path, found);
-        } else {
-            let mode = fs::metadata(root.join(&path)).expect("stat").mode() & 0o7777;
-            found.insert(path.clone(), Some((read(&root.join(&path)), mode)));
-        }
-    }
-}
-
-/// Whatever was done before, on whichever node, and however much of it is on the backing.
-#[test]
-fn a_random_history_is_there_after_each_rebuild() {
-    let seed = random::seed();
-    for (round, flush) in ["end", "immediate", "idle"].into_iter().enumerate() {
-        let seed = seed + round as u64;
-        let mut dice = random::generator(seed);
-        let mut cluster = builder("posix").flush(flush).start();
-        let mut tree = Tree::default();
-        for step in 0..amount("EBB_REBUILDS", 4) {
-            for _ in 0..dice.random_range(1..40) {
-                let node = dice.random_range(0..3);
-                tree.act(cluster.node(node), &mut dice);
-            }
-            cluster.nodes().iter().for_each(sync);
-            // Services are told apart by the second in which they begin.
-            std::thread::sleep(Duration::from_millis(1100));
-            let what = format!("seed {seed}, {flush}, rebuild {step}");
-            lose_and_rebuild(&mut cluster, 3);
-            for node in cluster.nodes() {
-                tree.is_at(node.mountpoint(), &format!("{what}, {}", node.name()));
-            }
-        }
-        cluster.umount_all();
-        tree.is_at(cluster.backing(), &format!("seed {seed}, {flush}, on the backing"));
     }
 }

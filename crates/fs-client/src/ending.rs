@@ -1,0 +1,107 @@
+//! What a daemon does after its mount is gone: the last drain, what is left, and goodbye. What is left
+//! stays in the cache, and is told; only a node of which nothing is left leaves the job.
+
+use crate::control::{Outcome, Remaining};
+use crate::daemon::{Daemon, RunError};
+use crate::drain::{self, Drain};
+use crate::leftover;
+use crate::node::Node;
+use crate::registry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// How long the last drain may take.
+const LAST_DRAIN: Duration = Duration::from_secs(300);
+
+/// How long the flusher's threads may take to end.
+pub(crate) const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is still dirty, and goodbye.
+pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunError> {
+    let node = &daemon.node;
+    if daemon.drain_at_end.load(Acquire) {
+        let drain = Drain {
+            node: Arc::clone(node),
+            flusher: Arc::clone(&daemon.flusher),
+            progress: Arc::new(|_| {}),
+        };
+        let outcome = runtime.block_on(drain.run(&[], Some(LAST_DRAIN)));
+        if !matches!(outcome, Outcome::Ok { .. }) {
+            tracing::error!(?outcome, "not everything is on the backing");
+        }
+    }
+    if !daemon.flusher.shutdown(FLUSHER_ENDS_WITHIN) {
+        tracing::warn!("a flush thread still waits for the backing");
+    }
+    let mut left = dirty(node);
+    let waiting = runtime.block_on(node.waiting_copies());
+    if let (true, Some(reason)) = (left.is_empty() && waiting.bytes == 0, node.meta.refusal()) {
+        // Names may be lost with the service, and the cache may tell of them.
+        node.last_notes();
+        return Err(RunError::Fenced(reason));
+    }
+    // It is nowhere; but that it was there must not be forgotten with the journal.
+    left.extend(drain::lost(node));
+    if left.is_empty() && waiting.bytes == 0 {
+        // Else the cache stays in any case.
+        left = runtime.block_on(node.held_back());
+    }
+    if left.is_empty() && waiting.bytes == 0 {
+        runtime.block_on(node.tell_everything());
+        if let Err(e) = runtime.block_on(node.meta.goodbye()) {
+            tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
+        }
+        return Ok(());
+    }
+    node.last_notes();
+    Err(RunError::Undrained {
+        bytes: left.iter().map(|file| file.bytes).sum::<u64>() + waiting.bytes,
+        files: left.len() + waiting.sets,
+        cache: node.config.cache.clone(),
+        left,
+    })
+}
+
+fn dirty(node: &Node) -> Vec<Remaining> {
+    let kept = |file: ebb_flusher::DirtyFile| {
+        let path = node.file(file.ino).map_or_else(|| file.ino.to_string(), |f| f.label());
+        Remaining { path, bytes: file.bytes, why: "kept in the cache".into() }
+    };
+    node.dirty_files().into_iter().map(kept).collect()
+}
+
+/// Gives back what only a living daemon has, and tells the waiting client.
+pub(crate) fn leave(runtime: &Runtime, daemon: &Arc<Daemon>, result: &Result<(), RunError>) {
+    let config = &daemon.node.config;
+    daemon.peers.stop();
+    if result.is_ok()
+        && let Err(e) = daemon.node.replicas.held.clear()
+    {
+        tracing::warn!(error = %e, "cannot remove copies of other nodes' bytes");
+    }
+    let _ = registry::leave(&config.mountpoint);
+    let _ = std::fs::remove_file(config.cache.join("control.sock"));
+    if result.is_ok()
+        && let Err(e) = leftover::clear(&config.cache)
+    {
+        tracing::warn!(error = %e, "cannot clear the cache");
+    }
+    let outcome = match result {
+        Ok(()) => Outcome::Ok { bytes: 0, files: 0 },
+        Err(RunError::Undrained { left, .. }) => Outcome::Incomplete { remaining: left.clone() },
+        Err(e) => Outcome::Failed { text: e.to_string() },
+    };
+    // Kept also when the client that waits for it is not listening yet.
+    daemon.ended.send_replace(Some(outcome));
+    // The client that asked for the unmount hears of its end before the process goes.
+    runtime.block_on(async {
+        for _ in 0..100 {
+            if Arc::strong_count(&daemon.busy) == 1 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+}
