@@ -435,6 +435,7 @@ impl FileState {
         self.give_to_backing(&flushed);
         self.base_version = self.step();
         self.changes = BaseChanges::new(self.base_version);
+        self.guesses = Guesses::default();
         if let Some(len) = len {
             let end = self.tree.iter().last().map_or(0, |o| o.range.end());
             (self.base_len, self.size) = (len, len.max(end));
