@@ -253,7 +253,12 @@ fn begin_again(cluster: &mut Cluster) {
     reboot::of_the_service(&cluster.meta_state().join("journal"));
     cluster.nodes().iter().for_each(|node| reboot::of_a_node(&node.cache().join("journal")));
     cluster.restart_meta();
-    cluster.nodes().iter().for_each(Node::mount);
+    // At the same time, as a cluster's nodes do: whoever comes first waits for what the others know.
+    std::thread::scope(|s| {
+        for node in cluster.nodes() {
+            s.spawn(|| node.mount());
+        }
+    });
 }
 
 /// Each program's files, on its own node.
