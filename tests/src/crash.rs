@@ -36,7 +36,9 @@ impl Write {
     fn between(&self, start: u64, end: u64) -> Write {
         let (start, end) = (start.max(self.offset), end.min(self.end()));
         let data = match start < end {
-            true => self.data[(start - self.offset) as usize..(end - self.offset) as usize].to_vec(),
+            true => {
+                self.data[(start - self.offset) as usize..(end - self.offset) as usize].to_vec()
+            }
             false => Vec::new(),
         };
         Write { offset: start, data }

@@ -350,7 +350,10 @@ fn check_changed(file: &FileState, u: usize, reference: &Reference) {
     };
     assert!(after(changed - 1), "unit {u} changed at {changed}");
     let last = if merged || reference.compacted { newest_in_span(reference, u) } else { changed };
-    assert!(!after(last.max(reference.believed)), "unit {u} changed at {changed} and not after {last}");
+    assert!(
+        !after(last.max(reference.believed)),
+        "unit {u} changed at {changed} and not after {last}"
+    );
 }
 
 /// A version is that of the byte, or a newer one of the same owner in the same span.
