@@ -200,7 +200,6 @@ impl Node {
                         // The close can have come while this was on its way, and have left it to us.
                         self.replace_when_closed(&file).await;
                     }
-                    self.copies_in_surplus(grant.ino);
                     self.unlist_if_clean(&file);
                 }
                 Ok(())

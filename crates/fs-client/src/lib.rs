@@ -55,6 +55,7 @@ mod status;
 mod sums;
 mod takeover;
 mod tree;
+mod unforgotten;
 mod virtual_files;
 mod watchdog;
 

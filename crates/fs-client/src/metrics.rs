@@ -55,6 +55,8 @@ pub struct Metrics {
     pub overtaken: AtomicU64,
     /// Files of which a service that lost the end of its journal was told what it may have forgotten.
     pub reasserted: AtomicU64,
+    /// Ends of flushes, and deletions, of synced files.
+    pub kept_until_stable: AtomicU64,
     /// Files whose locks were given up because this node was silent.
     pub locks_lost: AtomicU64,
 }
@@ -73,6 +75,7 @@ impl Default for Metrics {
             staged_files: AtomicU64::new(0),
             overtaken: AtomicU64::new(0),
             reasserted: AtomicU64::new(0),
+            kept_until_stable: AtomicU64::new(0),
             locks_lost: AtomicU64::new(0),
         }
     }
@@ -89,7 +92,7 @@ impl Metrics {
         histogram.sum_us.fetch_add(us, Relaxed);
     }
 
-    fn totals(&self) -> [(&'static str, &'static str, u64); 7] {
+    fn totals(&self) -> [(&'static str, &'static str, u64); 8] {
         [
             ("bytes_written", "Bytes written by applications", self.bytes_written.load(Relaxed)),
             ("bytes_read", "Bytes read by applications", self.bytes_read.load(Relaxed)),
@@ -100,6 +103,11 @@ impl Metrics {
                 "reasserted_files",
                 "Files told again to a service that lost the end of its journal",
                 self.reasserted.load(Relaxed),
+            ),
+            (
+                "kept_until_stable",
+                "Flushes and deletions of synced bytes that waited for the service's stable storage",
+                self.kept_until_stable.load(Relaxed),
             ),
             (
                 "locks_lost",

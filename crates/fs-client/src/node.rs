@@ -19,6 +19,7 @@ use crate::passing::Paths;
 use crate::quiet::QuietFiles;
 use crate::replica::Replicas;
 use crate::rules::Rules;
+use crate::unforgotten::Unforgotten;
 use crate::virtual_files::{self, VirtualFile};
 use crate::watchdog::Watchdog;
 use ebb_backend::Backend;
@@ -77,6 +78,8 @@ pub struct Node {
     pub known: KnownNames,
     /// What is no more and still known to the kernel.
     pub gone: Gone,
+    /// What is forgotten when the service has it on stable storage.
+    pub(crate) unforgotten: Unforgotten,
     /// Where waiting work runs.
     pub runtime: tokio::runtime::Handle,
     /// Addresses of other nodes.
@@ -176,6 +179,7 @@ impl Node {
             leases: LeaseCounts::default(),
             known: KnownNames::default(),
             gone: Gone::default(),
+            unforgotten: Unforgotten::default(),
             runtime: parts.runtime,
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
@@ -349,12 +353,12 @@ impl Node {
             let file = self.take_out(&mut shard, ino);
             drop(shard);
             file.iter().for_each(|f| self.taken_out(f));
-            self.note_gone(ino);
-            self.copies_in_surplus(ino);
+            let bytes = file.map_or(0, |f| {
+                let state = f.state.read();
+                state.view.unflushed_bytes() + state.view.clean_bytes()
+            });
             self.room.forget_file(ino);
-            if let Err(e) = self.cache.remove(ino) {
-                tracing::warn!(%ino, error = %e, "cannot remove a cache file");
-            }
+            self.forget_deleted(ino, bytes);
         }
     }
 

@@ -2,10 +2,10 @@
 //! whatever changes which bytes are held pushes under the lock of the file's state. Without a
 //! journal (`ebb recover` runs a node without one) nothing happens here.
 
-use crate::alone::Alone;
 use crate::file::{CachedFile, State};
 use crate::journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
 use crate::node::{Fate, Node};
+use crate::unforgotten::Flushed;
 use ebb_backend::{BackendError, Identity};
 use ebb_consistency::Changes;
 use ebb_meta_client::Backing;
@@ -375,23 +375,12 @@ impl Node {
             if published && state.under.as_ref().is_some_and(|u| u.ino != grant.1) {
                 state.under = None;
             }
-            if let Some(journal) = self.journal() {
-                journal.push_if_known(file.ino, &Record::Flushed(file.ino, ranges.to_vec()));
-            }
             state.home.look()
         };
+        let flushed = Flushed { ranges: ranges.to_vec(), published, waits };
+        let is_gone = self.forget_flushed(file.ino, flushed);
         let left = self.journal().is_some_and(|j| j.holds(file.ino));
-        let alone = self.journal().is_some_and(|j| j.is_alone(file.ino));
-        if !published && !left && !waits {
-            // What the file lacks is not this node's.
-            let mut state = file.state.write();
-            state.alone = Alone::default();
-            self.note_alone(file, &state);
-        }
-        let overrides = self.journal().is_some_and(|j| j.overrides(file.ino));
-        if published && alone && !left && !overrides {
-            self.journal().map(|j| j.push_if_known(file.ino, &Record::Gone(file.ino)));
-        } else if left || published {
+        if !is_gone && (left || published) {
             let named = file.state.read().path.clone();
             let path = if published && !named.is_empty() { named } else { grant.0.to_vec() };
             // More is left to flush: whoever does that without us should know what we left.
@@ -415,7 +404,7 @@ impl Node {
         let Some(journal) = self.journal() else { return };
         let kept = journal.holds(file.ino) || journal.overrides(file.ino);
         if !kept && journal.is_alone(file.ino) {
-            journal.push_if_known(file.ino, &Record::Gone(file.ino));
+            self.forget_replaced(file.ino);
         } else {
             // A part file keeps its number when it gets its name.
             let path = state.path.clone();

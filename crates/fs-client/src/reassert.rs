@@ -120,6 +120,7 @@ impl Node {
             at = part.covers.end();
             if self.meta.reassert(file.ino, &part, mtime).await? {
                 tracing::warn!(file = file.label(), "what was flushed is flushed again");
+                self.unforgotten.not_flushed(file.ino);
                 file.state.write().view.not_flushed(part.covers);
                 if let Some(file) = self.file(file.ino) {
                     self.list_dirty(&file);

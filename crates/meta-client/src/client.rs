@@ -281,6 +281,13 @@ impl MetaClient {
         &self.inner.options.address
     }
 
+    /// The number of the session with the service: another one may be with a service that has begun
+    /// again.
+    #[must_use]
+    pub fn session(&self) -> u64 {
+        self.inner.sessions.load(Relaxed)
+    }
+
     /// What it did so far.
     #[must_use]
     pub fn stats(&self) -> ClientStats {

@@ -353,8 +353,8 @@ impl Core {
         Ok(())
     }
 
-    /// Notes the step of a change that leads to its answer, before it touches the backing. True when
-    /// it does.
+    /// Notes the step of a change that leads to its answer, before it touches the backing: on stable
+    /// storage, as a power cut must not leave a backing that is ahead of the journal. True when it does.
     async fn note_begun(&self, step: &Step, with: Option<&[Entry]>) -> Result<bool, Errno> {
         let answered = with.unwrap_or_default().iter().find_map(|e| match e {
             Entry::Answered(node, id, outcome) => Some((*node, *id, *outcome)),
@@ -365,7 +365,7 @@ impl Core {
         };
         let entry = Entry::Begun(Box::new(Begun { step: step.clone(), answered }));
         self.commit(&mut self.state(), &[entry]);
-        self.settled().await?;
+        self.journal.synced(self.journal.tail()).await?;
         Ok(true)
     }
 

@@ -27,6 +27,8 @@ pub struct Books {
     /// What a name may stand for: first what was synced last, then what came after it.
     names: BTreeMap<String, Vec<Option<Id>>>,
     trying: Option<Op>,
+    /// All that was tried, for who looks for what went wrong.
+    history: Vec<Op>,
     /// Syncs that were acknowledged.
     pub syncs: u64,
     /// Operations that were acknowledged.
@@ -48,6 +50,7 @@ impl Books {
         match line {
             Line::Try(op) => {
                 self.begin(op);
+                self.history.push(op.clone());
                 self.trying = Some(op.clone());
             }
             Line::Done => {
@@ -191,6 +194,9 @@ impl Books {
         if let Some(at) = known.vouched_and_lost(unreadable) {
             text += &format!(", byte {at} cannot be read and was synced");
         }
+        for (at, op) in self.history.iter().enumerate().filter(|(_, op)| op.is_of(id)) {
+            text += &format!("; {at} of {}: {op:?}", self.history.len());
+        }
         text
     }
 }
@@ -240,22 +246,34 @@ fn contents(what: &str, file: &File) -> (Vec<u8>, Vec<u64>) {
     (bytes, unreadable)
 }
 
+/// Reading each byte of a large lost piece alone takes minutes. So a block of which these cannot be
+/// read counts as lost.
+const PROBES: [usize; 6] = [0, 1, 77, 256, 510, 511];
+const BLOCK: usize = 512;
+
 /// In halves where it fails, down to single bytes.
 fn read_into(what: &str, file: &File, at: u64, into: &mut [u8], unreadable: &mut Vec<u64>) {
-    if into.is_empty() {
+    let is_lost = |e: std::io::Error| match e.raw_os_error() {
+        Some(libc::EIO) => true,
+        _ => panic!("{what}: at {at}: {e}"),
+    };
+    if into.is_empty() || !file.read_exact_at(into, at).is_err_and(is_lost) {
         return;
     }
-    match file.read_exact_at(into, at) {
-        Ok(()) => {}
-        Err(e) if e.raw_os_error() == Some(libc::EIO) && into.len() == 1 => unreadable.push(at),
-        Err(e) if e.raw_os_error() == Some(libc::EIO) => {
-            let (first, second) = into.split_at_mut(into.len() / 2);
-            let middle = at + first.len() as u64;
-            read_into(what, file, at, first, unreadable);
-            read_into(what, file, middle, second, unreadable);
-        }
-        Err(e) => panic!("{what}: at {at}: {e}"),
+    let mut probe = [0];
+    let mut fails = |by: usize| file.read_exact_at(&mut probe, at + by as u64).is_err_and(is_lost);
+    if into.len() == 1 || into.len() == BLOCK && PROBES.into_iter().all(&mut fails) {
+        into.fill(0);
+        return unreadable.extend(at..at + into.len() as u64);
     }
+    // Whole blocks first, so that halves are blocks too.
+    let half = match into.len() > BLOCK {
+        true => (into.len() / 2).next_multiple_of(BLOCK),
+        false => into.len() / 2,
+    };
+    let (first, second) = into.split_at_mut(half);
+    read_into(what, file, at, first, unreadable);
+    read_into(what, file, at + half as u64, second, unreadable);
 }
 
 #[cfg(test)]

@@ -68,6 +68,17 @@ pub enum Op {
     SyncNames,
 }
 
+impl Op {
+    fn is_of(&self, file: Id) -> bool {
+        match self {
+            Op::Create { id, .. } | Op::Write { id, .. } | Op::Cut { id, .. } | Op::Sync { id } => {
+                *id == file
+            }
+            Op::Rename { .. } | Op::Unlink { .. } | Op::SyncNames => true,
+        }
+    }
+}
+
 /// A line of a program's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Line {

@@ -167,6 +167,14 @@ impl Journal {
         self.queue.lock().image.file(ino).is_some_and(|note| !note.is_empty())
     }
 
+    /// True when bytes in these ranges are noted that were synced, and that the backing has not.
+    #[must_use]
+    pub fn has_durable(&self, ino: Ino, mut ranges: impl Iterator<Item = ByteRange>) -> bool {
+        let queue = self.queue.lock();
+        let Some(note) = queue.image.file(ino) else { return false };
+        ranges.any(|range| note.held_in(range).iter().any(|(_, held)| held.durable))
+    }
+
     /// True when it is noted that no other node has the file.
     #[must_use]
     pub fn is_alone(&self, ino: Ino) -> bool {

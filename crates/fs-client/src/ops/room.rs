@@ -192,6 +192,7 @@ impl Node {
     /// Dirty and clean bytes in the buffer; corrects the upper bound.
     fn count(&self) -> (u64, u64) {
         let (dirty, clean) = self.local_bytes();
+        let dirty = dirty + self.unforgotten.deleted_bytes();
         self.room.used.store(dirty + clean, Relaxed);
         (dirty, clean)
     }
@@ -322,6 +323,9 @@ impl Node {
     /// Gives up clean bytes, in the order of the policy, until no more than `wanted` bytes are
     /// here or none is left that may go.
     async fn evict(&self, wanted: u64) {
+        if let Err(e) = self.let_go_of_flushed().await {
+            tracing::debug!(error = %e, "what was flushed stays in the cache");
+        }
         for remembered in [false, true] {
             let (dirty, clean) = self.count();
             let excess = (dirty + clean).saturating_sub(wanted).min(clean);
@@ -456,7 +460,8 @@ impl Node {
         // Asked under the lock that whoever holds bytes must take to see that they are here.
         // That they were flushed must be written first: a journal that still has them for ours
         // would take the holes for bytes.
-        let kept = state.passing.is_some() || file.is_held(chunk.range());
+        let used = state.passing.is_some() || file.is_held(chunk.range());
+        let kept = used || self.unforgotten.has(chunk.ino);
         if kept || self.write_notes().is_err() {
             drop(state);
             return self.put_back(chunk, old);

@@ -169,7 +169,7 @@ impl Call {
                 self.core.journal.synced(self.core.journal.tail()).await?;
                 Ok(None)
             }
-            Op::Goodbye(_) => self.goodbye(),
+            Op::Goodbye(_) => self.goodbye().await,
             Op::Reassert(r) => self.reassert(r).await,
             _ => Err(OpError::new(Errno::EPROTO, "not an operation")),
         }

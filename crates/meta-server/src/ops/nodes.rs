@@ -21,7 +21,8 @@ impl Call {
     }
 
     /// The node leaves: what it flushed is the backing's, what it did not is lost and said so.
-    pub(super) fn goodbye(&self) -> OpResult {
+    /// On stable storage: from now on nobody can tell again what it flushed.
+    pub(super) async fn goodbye(&self) -> OpResult {
         self.check_life()?;
         let node = self.who.node;
         self.core.give_up(node);
@@ -37,6 +38,7 @@ impl Call {
             self.core.report(ino, "bytes lost with the node that left", Errno::EIO);
         }
         self.core.desk.forget(self.stream);
+        self.core.journal.synced(self.core.journal.tail()).await?;
         self.core.sessions.remove(node);
         Ok(None)
     }

@@ -134,6 +134,10 @@ fn text(path: &Path) -> String {
 
 impl Drop for PowerDisk {
     fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os("EBB_TEST_KEEP").is_some() {
+            let dir = std::mem::replace(&mut self.dir, TempDir::new().expect("a directory"));
+            return eprintln!("kept, and mounted: {}", dir.keep().display());
+        }
         // Each of these may find that there is nothing to do.
         let _ = self.tell("on 1 0");
         if self.detach().is_err() {
