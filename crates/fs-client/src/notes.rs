@@ -474,7 +474,7 @@ impl Node {
                 return;
             }
         }
-        self.note_gone(ino);
+        self.forget_nameless(ino);
     }
 
     async fn note_moved(&self, file: &CachedFile, path: Vec<u8>) {

@@ -47,8 +47,8 @@ pub(crate) struct Unforgotten {
 #[derive(Debug, Default)]
 struct State {
     flushed: BTreeMap<Ino, Vec<Flushed>>,
-    /// With the bytes that their cache files hold.
-    deleted: BTreeMap<Ino, u64>,
+    /// What lost its last name; with the bytes of the cache file, when nobody has it open any more.
+    deleted: BTreeMap<Ino, Option<u64>>,
     /// Somebody is going to ask.
     is_asked_for: bool,
 }
@@ -68,7 +68,7 @@ impl Unforgotten {
 
     /// Bytes of deleted files.
     pub fn deleted_bytes(&self) -> u64 {
-        self.state.lock().deleted.values().sum()
+        self.state.lock().deleted.values().flatten().sum()
     }
 
     /// What was flushed counts as not flushed again.
@@ -109,11 +109,24 @@ impl Node {
         }
     }
 
+    /// The file has no name any more: the journal need not tell of it.
+    pub(crate) fn forget_nameless(&self, ino: Ino) {
+        if !self.are_vouched_for(ino, [ByteRange::ALL].into_iter()) {
+            self.note_gone(ino);
+        } else if !self.unforgotten.state.lock().deleted.contains_key(&ino) {
+            self.keep_for_now(|state| {
+                state.deleted.insert(ino, None);
+            });
+        }
+    }
+
     /// The file is deleted, and is this node's no more.
     pub(crate) fn forget_deleted(&self, ino: Ino, bytes: u64) {
-        if self.are_vouched_for(ino, [ByteRange::ALL].into_iter()) {
+        if let Some(known) = self.unforgotten.state.lock().deleted.get_mut(&ino) {
+            *known = Some(bytes);
+        } else if self.are_vouched_for(ino, [ByteRange::ALL].into_iter()) {
             self.keep_for_now(|state| {
-                state.deleted.insert(ino, bytes);
+                state.deleted.insert(ino, Some(bytes));
             });
         } else {
             self.remove_deleted(ino);
@@ -171,8 +184,12 @@ impl Node {
             }
         }
         for ino in deleted {
-            self.remove_deleted(ino);
-            self.unforgotten.state.lock().deleted.remove(&ino);
+            let bytes = self.unforgotten.state.lock().deleted.remove(&ino);
+            match bytes.flatten() {
+                Some(_) => self.remove_deleted(ino),
+                // Its cache file goes with the last close.
+                None => self.note_gone(ino),
+            }
         }
         self.try_write_notes();
         Ok(())

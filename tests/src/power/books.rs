@@ -140,7 +140,9 @@ impl Books {
                 }
                 Err(e) => panic!("{what}: {e}"),
             };
-            let (bytes, unreadable) = contents(&what, &file);
+            let known: Vec<&Known> = may_be.iter().flatten().map(|id| &self.files[id]).collect();
+            let vouched = |at| known.iter().any(|known| known.is_vouched(at));
+            let (bytes, unreadable) = Reader { what: &what, file: &file, vouched: &vouched }.all();
             // More than one when nothing, or nothing but zeros, is in it.
             let fits = |id: &Id| self.files[id].agrees(&bytes, &unreadable);
             let ids: Vec<Id> = may_be.iter().flatten().copied().filter(fits).collect();
@@ -230,50 +232,69 @@ impl Known {
 
     /// A byte that cannot be read although nothing was written there since it was synced.
     fn vouched_and_lost(&self, unreadable: &[u64]) -> Option<u64> {
-        let is_vouched =
-            |at: &&u64| **at < self.expected.size_least() && self.expected.may_be(**at).len() == 1;
-        unreadable.iter().find(is_vouched).copied()
+        unreadable.iter().find(|at| self.is_vouched(**at)).copied()
     }
-}
 
-/// What a file has; and which of its bytes answer EIO (they are 0 then).
-fn contents(what: &str, file: &File) -> (Vec<u8>, Vec<u64>) {
-    let len = file.metadata().unwrap_or_else(|e| panic!("{what}: {e}")).len();
-    assert!(len <= LONGEST, "{what}: {len} bytes, and nobody wrote so far");
-    let mut bytes = vec![0; len as usize];
-    let mut unreadable = Vec::new();
-    read_into(what, file, 0, &mut bytes, &mut unreadable);
-    (bytes, unreadable)
+    fn is_vouched(&self, at: u64) -> bool {
+        at < self.expected.size_least() && self.expected.may_be(at).len() == 1
+    }
 }
 
 /// Reading each byte of a large lost piece alone takes minutes. So a block of which these cannot be
-/// read counts as lost.
+/// read counts as lost, when none of its bytes must be there.
 const PROBES: [usize; 6] = [0, 1, 77, 256, 510, 511];
 const BLOCK: usize = 512;
 
-/// In halves where it fails, down to single bytes.
-fn read_into(what: &str, file: &File, at: u64, into: &mut [u8], unreadable: &mut Vec<u64>) {
-    let is_lost = |e: std::io::Error| match e.raw_os_error() {
-        Some(libc::EIO) => true,
-        _ => panic!("{what}: at {at}: {e}"),
-    };
-    if into.is_empty() || !file.read_exact_at(into, at).is_err_and(is_lost) {
-        return;
+struct Reader<'a> {
+    what: &'a str,
+    file: &'a File,
+    /// This byte must be there.
+    vouched: &'a dyn Fn(u64) -> bool,
+}
+
+impl Reader<'_> {
+    /// What the file has; and which of its bytes answer EIO (they are 0 then).
+    fn all(&self) -> (Vec<u8>, Vec<u64>) {
+        let what = self.what;
+        let len = self.file.metadata().unwrap_or_else(|e| panic!("{what}: {e}")).len();
+        assert!(len <= LONGEST, "{what}: {len} bytes, and nobody wrote so far");
+        let mut bytes = vec![0; len as usize];
+        let mut unreadable = Vec::new();
+        self.read(0, &mut bytes, &mut unreadable);
+        (bytes, unreadable)
     }
-    let mut probe = [0];
-    let mut fails = |by: usize| file.read_exact_at(&mut probe, at + by as u64).is_err_and(is_lost);
-    if into.len() == 1 || into.len() == BLOCK && PROBES.into_iter().all(&mut fails) {
-        into.fill(0);
-        return unreadable.extend(at..at + into.len() as u64);
+
+    /// In halves where it fails, down to single bytes.
+    fn read(&self, at: u64, into: &mut [u8], unreadable: &mut Vec<u64>) {
+        if into.is_empty() || !self.fails(at, into) {
+            return;
+        }
+        if into.len() == 1 || into.len() == BLOCK && self.is_all_lost(at) {
+            into.fill(0);
+            return unreadable.extend(at..at + into.len() as u64);
+        }
+        // Whole blocks first, so that halves are blocks too.
+        let half = match into.len() > BLOCK {
+            true => (into.len() / 2).next_multiple_of(BLOCK),
+            false => into.len() / 2,
+        };
+        let (first, second) = into.split_at_mut(half);
+        self.read(at, first, unreadable);
+        self.read(at + half as u64, second, unreadable);
     }
-    // Whole blocks first, so that halves are blocks too.
-    let half = match into.len() > BLOCK {
-        true => (into.len() / 2).next_multiple_of(BLOCK),
-        false => into.len() / 2,
-    };
-    let (first, second) = into.split_at_mut(half);
-    read_into(what, file, at, first, unreadable);
-    read_into(what, file, at + half as u64, second, unreadable);
+
+    fn is_all_lost(&self, block: u64) -> bool {
+        !(block..block + BLOCK as u64).any(self.vouched)
+            && PROBES.iter().all(|by| self.fails(block + *by as u64, &mut [0]))
+    }
+
+    fn fails(&self, at: u64, into: &mut [u8]) -> bool {
+        match self.file.read_exact_at(into, at) {
+            Ok(()) => false,
+            Err(e) if e.raw_os_error() == Some(libc::EIO) => true,
+            Err(e) => panic!("{}: at {at}: {e}", self.what),
+        }
+    }
 }
 
 #[cfg(test)]

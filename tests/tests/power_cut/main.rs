@@ -4,6 +4,8 @@
 //! be there, what cannot be there must be an error and never zeros, and the exit status of
 //! `ebb umount` must say which it is. `EBB_POWER_CUTS` cuts (3); each has the next seed.
 
+mod undone;
+
 use ebb_testkit::power::Cut;
 use ebb_testkit::{Cluster, Node, PowerDisk, describe, mounts, random, skip_reason};
 use ebb_tests::power::{Books, Line, Verdict};
@@ -40,17 +42,7 @@ struct Total {
 
 #[test]
 fn what_was_synced_survives_the_power_of_the_whole_stack() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let mut disk = match PowerDisk::new(DISK_MIB) {
-        Ok(disk) => disk,
-        Err(why) => {
-            let is_root = rustix::process::geteuid().is_root();
-            assert!(!is_root || std::env::var_os("EBB_REQUIRE_TOOLS").is_none(), "{why}");
-            return println!("SKIPPED: no disk that can lose its power: {why}");
-        }
-    };
+    let Some(mut disk) = disk() else { return };
     let (first, cuts) = (random::seed(), amount("EBB_POWER_CUTS", 3));
     let mut total = Total::default();
     for seed in first..first + cuts {
@@ -62,6 +54,21 @@ fn what_was_synced_survives_the_power_of_the_whole_stack() {
         total.syncs > 10 * cuts && total.sectors_at_stake > 0,
         "nothing was at stake: {total:?}"
     );
+}
+
+fn disk() -> Option<PowerDisk> {
+    if skip_reason().is_some() {
+        return None;
+    }
+    match PowerDisk::new(DISK_MIB) {
+        Ok(disk) => Some(disk),
+        Err(why) => {
+            let is_root = rustix::process::geteuid().is_root();
+            assert!(!is_root || std::env::var_os("EBB_REQUIRE_TOOLS").is_none(), "{why}");
+            println!("SKIPPED: no disk that can lose its power: {why}");
+            None
+        }
+    }
 }
 
 /// The judge of the judge: such a disk keeps what was synced and forgets what was only written.
