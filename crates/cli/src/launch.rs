@@ -20,6 +20,9 @@ use std::time::Duration;
 
 /// A daemon that has not come up after so long will not.
 const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// After so long a start that goes on says so.
+const SILENT_FOR: Duration = Duration::from_secs(3);
 /// After its report the mount must answer within this time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Lines of the log that are shown when a daemon died without a word.
@@ -133,13 +136,22 @@ fn await_report(line: &UnixStream, plan: &Plan) -> Result<Option<Report>, Failur
     let line = line.try_clone().or_failed("the line to the daemon")?;
     let (tx, rx) = mpsc::channel();
     std::thread::spawn(move || tx.send(read_report(line)));
+    if let Ok(report) = rx.recv_timeout(SILENT_FOR) {
+        return Ok(report);
+    }
+    let log = plan.log_file();
+    eprintln!(
+        "ebb: not mounted yet: what an earlier mount left is put together, or the metadata service waits \
+         for other nodes (see {})",
+        log.display()
+    );
     rx.recv_timeout(START_LIMIT).map_err(|_| {
         Failure::new(
             crate::exit::Code::TimedOut,
             format!(
                 "the daemon did not come up within {} s (see {})",
                 START_LIMIT.as_secs(),
-                plan.log_file().display()
+                log.display()
             ),
         )
     })

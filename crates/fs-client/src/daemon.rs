@@ -312,6 +312,7 @@ fn start(
     let empty = inherited.is_none()
         && left.is_empty()
         && !left.has_untold()
+        && !left.has_nameless()
         && !replica::are_left_in(&config.cache);
     let options = ConnectOptions {
         incarnation: life,

@@ -54,6 +54,14 @@ impl Leftover {
         missing.map(|m| (path(&m).join("/"), m.shape.kind)).collect()
     }
 
+    /// True when bytes of files are held that have no name any more: a power cut may have brought the
+    /// names back.
+    #[must_use]
+    pub fn has_nameless(&self) -> bool {
+        let holds = |note: &Note| note.nameless && !note.is_empty();
+        self.found().is_some_and(|f| f.image.files().any(|(_, note)| holds(note)))
+    }
+
     /// True when the daemon may have been about to write without a note.
     #[must_use]
     pub fn has_untold(&self) -> bool {

@@ -376,6 +376,10 @@ async fn one(
     let given_back = match back.is_empty() {
         true => None,
         false => {
+            // The daemon before this one may not have come to noting it.
+            if let Some(note) = note.as_mut() {
+                back.iter().for_each(|range| note.flush(*range, answer.version));
+            }
             node.meta.detach_anew(ino, &back).await?;
             Some(node.meta.query_whole(ino).await?)
         }

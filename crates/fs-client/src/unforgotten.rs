@@ -9,7 +9,7 @@
 //!
 //! Consistency: what is kept is counted as flushed or deleted everywhere else; a daemon that takes over
 //! asks the service what became of it.
-//! Retries: every second, as long as the service does not answer.
+//! Retries: after a pause, as long as the service does not answer.
 
 use crate::alone::Alone;
 use crate::file::CachedFile;
@@ -22,8 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// From the first of them on, so that one question answers for many.
-const PAUSE: Duration = Duration::from_secs(1);
+/// From the first of them on, so that one question answers for many. Not in step with what is done every
+/// second here and there.
+const PAUSE: Duration = Duration::from_millis(700);
 
 /// A flush that the service has ended.
 #[derive(Clone, Debug)]
@@ -60,10 +61,17 @@ impl State {
 }
 
 impl Unforgotten {
-    /// Bytes of this file must stay in the cache.
+    /// Something of this file is kept.
     pub fn has(&self, ino: Ino) -> bool {
         let state = self.state.lock();
         state.flushed.contains_key(&ino) || state.deleted.contains_key(&ino)
+    }
+
+    /// These bytes of it must stay in the cache.
+    pub fn has_in(&self, ino: Ino, range: ByteRange) -> bool {
+        let state = self.state.lock();
+        let flushed = state.flushed.get(&ino).into_iter().flatten().flat_map(|f| &f.ranges);
+        state.deleted.contains_key(&ino) || { flushed }.any(|(r, _)| r.overlaps(range))
     }
 
     /// Bytes of deleted files.

@@ -413,7 +413,7 @@ impl Note {
     }
 
     /// The backing has what was attached up to this version.
-    fn flush(&mut self, range: ByteRange, upto: Version) {
+    pub(crate) fn flush(&mut self, range: ByteRange, upto: Version) {
         let done = |h: &Held| matches!(h.kept, Kept::Owned(v) if v <= upto);
         let known: Vec<_> = self.held_in(range).into_iter().filter(|(_, h)| done(h)).collect();
         let home = self.header.home.as_ref();

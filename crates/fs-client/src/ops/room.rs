@@ -461,7 +461,7 @@ impl Node {
         // That they were flushed must be written first: a journal that still has them for ours
         // would take the holes for bytes.
         let used = state.passing.is_some() || file.is_held(chunk.range());
-        let kept = used || self.unforgotten.has(chunk.ino);
+        let kept = used || self.unforgotten.has_in(chunk.ino, chunk.range());
         if kept || self.write_notes().is_err() {
             drop(state);
             return self.put_back(chunk, old);
