@@ -2,7 +2,7 @@
 //! backing lie on one disk of ext4 that loses what was not flushed, sector by sector, while
 //! programs write, sync, truncate and rename. Afterwards everything that an fsync answered for must
 //! be there, what cannot be there must be an error and never zeros, and the exit status of
-//! `ebb umount` must say which it is. `EBB_POWER_CUTS` cuts (10); each has the next seed.
+//! `ebb umount` must say which it is. `EBB_POWER_CUTS` cuts (3); each has the next seed.
 
 mod undone;
 
@@ -43,7 +43,7 @@ struct Total {
 #[test]
 fn what_was_synced_survives_the_power_of_the_whole_stack() {
     let Some(mut disk) = disk() else { return };
-    let (first, cuts) = (random::seed(), amount("EBB_POWER_CUTS", 10));
+    let (first, cuts) = (random::seed(), amount("EBB_POWER_CUTS", 3));
     let mut total = Total::default();
     for seed in first..first + cuts {
         one_cut(&mut disk, seed, &mut total);
