@@ -222,10 +222,7 @@ impl Mapped {
     /// By read, while it is mapped.
     fn read(&mut self, root: &Path) -> io::Result<()> {
         match std::fs::read(self.path(root)) {
-            Ok(got) => {
-                content::same("mapped, by read", &got, &self.expected.latest());
-                Ok(())
-            }
+            Ok(got) => self.is_latest("mapped, by read", &got),
             e => self.unless_elsewhere(e.map(drop)),
         }
     }
@@ -233,12 +230,19 @@ impl Mapped {
     fn load(&mut self) -> io::Result<()> {
         let mapping = self.open.as_ref().expect("it was just opened");
         match mapping.load(0, BYTES as usize) {
-            Ok(got) => {
-                content::same("mapped, by loads", &got, &self.expected.latest());
-                Ok(())
-            }
+            Ok(got) => self.is_latest("mapped, by loads", &got),
             e => self.unless_elsewhere(e.map(drop)),
         }
+    }
+
+    /// Stores that a full disk did not take may be gone; then the next sync says so.
+    fn is_latest(&self, what: &str, got: &[u8]) -> io::Result<()> {
+        let wanted = self.expected.latest();
+        if let Some(mapping) = self.open.as_ref().filter(|_| got != wanted) {
+            mapping.sync()?;
+        }
+        content::same(what, got, &wanted);
+        Ok(())
     }
 
     /// What was written there may be on a node that does not answer just now.
