@@ -4,12 +4,14 @@
 
 use ebb_testkit::{Cluster, Node, random, skip_reason};
 use ebb_tests::recoveries::{all_die, ended_with, recover, said, start};
+use ebb_tests::tools::names;
 use ebb_tests::tree::{Entry, snapshot};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 
@@ -389,5 +391,29 @@ fn what_several_nodes_did_comes_back_in_any_order() {
         all_die(&mut cluster);
         run_all(&cluster, way, &mut dice);
         assert_same(&tree(cluster.backing()), &wanted);
+    }
+}
+
+/// A file that was synced and deleted stays in the cache until the service has that on stable storage, and
+/// is not brought back from there.
+#[test]
+fn a_deleted_file_stays_deleted_without_the_service() {
+    for model in ["posix", "session"] {
+        let Some(mut cluster) = cluster_of(model, 1) else { return };
+        let node = cluster.node(0);
+        for name in ["kept", "deleted", "replaced", "new"] {
+            let mut file = File::create(node.path(name)).expect("create");
+            file.write_all(name.as_bytes()).expect("write");
+            file.sync_all().expect("fsync");
+        }
+        sync(node);
+        std::fs::remove_file(node.path("deleted")).expect("unlink");
+        std::fs::rename(node.path("new"), node.path("replaced")).expect("rename");
+        assert_eq!(node.counter("ebb_kept_until_stable_total"), 2, "{model}");
+        all_die(&mut cluster);
+        ended_with(&recover(&cluster, cluster.node(0), &["--wait", "0s"]), 0, &[]);
+        assert_eq!(names(cluster.backing()), ["kept", "replaced"], "{model}");
+        let replaced = std::fs::read(cluster.backing().join("replaced")).expect("read");
+        assert_eq!(replaced, b"new", "{model}");
     }
 }

@@ -23,6 +23,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// After so long a start that goes on says so.
 const SILENT_FOR: Duration = Duration::from_secs(3);
+
 /// After its report the mount must answer within this time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Lines of the log that are shown when a daemon died without a word.
@@ -145,7 +146,7 @@ fn await_report(line: &UnixStream, plan: &Plan) -> Result<Option<Report>, Failur
          for other nodes (see {})",
         log.display()
     );
-    rx.recv_timeout(START_LIMIT).map_err(|_| {
+    rx.recv_timeout(START_LIMIT - SILENT_FOR).map_err(|_| {
         Failure::new(
             crate::exit::Code::TimedOut,
             format!(

@@ -140,10 +140,15 @@ impl Drain {
 
     /// Asks the service for directories, links, empty files, attributes… until nothing is left. The
     /// first pass may go on where that of an earlier drain was given up, so the second one is
-    /// what counts; there is little left for it.
+    /// what counts; there is little left for it. At the end the service has all that on stable storage:
+    /// what it forgets to be flushed is asked of this node again, which has forgotten it as well.
     async fn materialize(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
-        let first = self.pass(deadline).await?;
-        if first.late { Ok(first) } else { self.pass(deadline).await }
+        let mut named = self.pass(deadline).await?;
+        if !named.late {
+            named = self.pass(deadline).await?;
+            self.node.meta.sync_meta().await?;
+        }
+        Ok(named)
     }
 
     async fn pass(&self, deadline: Option<Instant>) -> Result<Named, Errno> {
@@ -344,6 +349,8 @@ impl Node {
                 None => tracing::debug!(?report, "dirty again after it was drained"),
             }
         }
-        self.replace_now(ino).await
+        self.replace_now(ino).await?;
+        // That it is flushed must not be forgotten there.
+        self.meta.sync_meta().await
     }
 }

@@ -42,9 +42,6 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
         node.last_notes();
         return Err(RunError::Fenced(reason));
     }
-    if let Err(e) = runtime.block_on(node.let_go_of_flushed()) {
-        tracing::debug!(error = %e, "what was flushed is not forgotten");
-    }
     // It is nowhere; but that it was there must not be forgotten with the journal.
     left.extend(drain::lost(node));
     if left.is_empty() && waiting.bytes == 0 {

@@ -403,9 +403,12 @@ impl Node {
         state.under = None;
         let Some(journal) = self.journal() else { return };
         let kept = journal.holds(file.ino) || journal.overrides(file.ino);
-        if !kept && journal.is_alone(file.ino) {
+        let is_whole = !kept && journal.is_alone(file.ino);
+        // Held may be what was flushed and is not forgotten yet.
+        if is_whole || self.unforgotten.has(file.ino) {
             self.forget_replaced(file.ino);
-        } else {
+        }
+        if !is_whole {
             // A part file keeps its number when it gets its name.
             let path = state.path.clone();
             let named = |home: &Home| Home { path, seen: None, changing: false, ..home.clone() };

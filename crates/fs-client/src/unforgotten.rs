@@ -5,7 +5,7 @@
 //! | happened at the service | kept until that is on stable storage |
 //! |---|---|
 //! | a flush of synced bytes ended | what the node journal says of them, and the bytes in the cache; copies |
-//! | a file with synced bytes was deleted | the same, and the cache file |
+//! | a file with synced bytes was deleted | the same, and the cache file; noted as nameless, so that no recovery brings it back by itself |
 //!
 //! Consistency: what is kept is counted as flushed or deleted everywhere else; a daemon that takes over
 //! asks the service what became of it.
@@ -84,11 +84,14 @@ impl Unforgotten {
         self.state.lock().flushed.remove(&ino);
     }
 
-    /// True when a flush of it is kept: it has its name now.
-    fn replaced(&self, ino: Ino) -> bool {
+    /// These were noted, in this order and before any that came since.
+    fn noted(&self, ino: Ino, count: usize) {
         let mut state = self.state.lock();
-        let last = state.flushed.get_mut(&ino).and_then(|all| all.last_mut());
-        last.map(|last| (last.published, last.waits) = (true, false)).is_some()
+        let Some(all) = state.flushed.get_mut(&ino) else { return };
+        all.drain(..count.min(all.len()));
+        if all.is_empty() {
+            state.flushed.remove(&ino);
+        }
     }
 }
 
@@ -109,12 +112,10 @@ impl Node {
         self.flush_is_noted(ino, &flushed)
     }
 
-    /// The file has its name on the backing, and nothing of it is held any more.
+    /// The file has its name on the backing.
     pub(crate) fn forget_replaced(&self, ino: Ino) {
-        if !self.unforgotten.replaced(ino) {
-            let named = Flushed { ranges: Vec::new(), published: true, waits: false };
-            self.keep_for_now(|state| state.flushed.entry(ino).or_default().push(named));
-        }
+        let named = Flushed { ranges: Vec::new(), published: true, waits: false };
+        self.keep_for_now(|state| state.flushed.entry(ino).or_default().push(named));
     }
 
     /// The file has no name any more: the journal need not tell of it.
@@ -122,9 +123,7 @@ impl Node {
         if !self.are_vouched_for(ino, [ByteRange::ALL].into_iter()) {
             self.note_gone(ino);
         } else if !self.unforgotten.state.lock().deleted.contains_key(&ino) {
-            self.keep_for_now(|state| {
-                state.deleted.insert(ino, None);
-            });
+            self.keep_deleted(ino, None);
         }
     }
 
@@ -133,12 +132,20 @@ impl Node {
         if let Some(known) = self.unforgotten.state.lock().deleted.get_mut(&ino) {
             *known = Some(bytes);
         } else if self.are_vouched_for(ino, [ByteRange::ALL].into_iter()) {
-            self.keep_for_now(|state| {
-                state.deleted.insert(ino, Some(bytes));
-            });
+            self.keep_deleted(ino, Some(bytes));
         } else {
             self.remove_deleted(ino);
         }
+    }
+
+    fn keep_deleted(&self, ino: Ino, bytes: Option<u64>) {
+        if let Some(journal) = self.journal() {
+            journal.push_if_known(ino, &Record::Nameless(ino));
+            self.try_write_notes();
+        }
+        self.keep_for_now(|state| {
+            state.deleted.insert(ino, bytes);
+        });
     }
 
     fn keep_for_now(&self, put: impl FnOnce(&mut State)) {
@@ -175,9 +182,7 @@ impl Node {
             if state.is_empty() {
                 return Ok(());
             }
-            let flushed: Vec<(Ino, usize)> =
-                state.flushed.iter().map(|(ino, all)| (*ino, all.len())).collect();
-            (flushed, state.deleted.keys().copied().collect::<Vec<Ino>>())
+            (state.flushed.clone(), state.deleted.keys().copied().collect::<Vec<Ino>>())
         };
         let session = self.meta.session();
         self.meta.sync_meta().await?;
@@ -185,11 +190,12 @@ impl Node {
         if self.meta.session() != session {
             return Err(Errno::EAGAIN);
         }
-        for (ino, count) in flushed {
-            let Some(ended) = self.take_flushed(ino, count) else { continue };
-            for flushed in &ended {
+        for (ino, all) in flushed {
+            // First: as long as they are not noted, their bytes must stay.
+            for flushed in &all {
                 self.flush_is_noted(ino, flushed);
             }
+            self.unforgotten.noted(ino, all.len());
         }
         for ino in deleted {
             let bytes = self.unforgotten.state.lock().deleted.remove(&ino);
@@ -201,17 +207,6 @@ impl Node {
         }
         self.try_write_notes();
         Ok(())
-    }
-
-    /// What of it had been flushed before the service was asked; unless that counts as not flushed again.
-    fn take_flushed(&self, ino: Ino, count: usize) -> Option<Vec<Flushed>> {
-        let mut state = self.unforgotten.state.lock();
-        let all = state.flushed.get_mut(&ino)?;
-        let ended: Vec<Flushed> = all.drain(..count.min(all.len())).collect();
-        if all.is_empty() {
-            state.flushed.remove(&ino);
-        }
-        Some(ended)
     }
 
     /// The node journal forgets what the backing has. True when that is all of the file.

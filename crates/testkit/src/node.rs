@@ -215,6 +215,17 @@ impl Node {
         })
     }
 
+    /// One of the counters that monitors read, by its whole name; 0 when there is none of that name.
+    ///
+    /// # Panics
+    /// When they cannot be read.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(self.path(".ebb/metrics")).expect("the counters");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0, |value| value.parse().expect("a number"))
+    }
+
     /// Waits until nothing is open: the kernel tells of a last close after it returned.
     ///
     /// # Panics

@@ -196,7 +196,9 @@ impl Books {
         if let Some(at) = known.vouched_and_lost(unreadable) {
             text += &format!(", byte {at} cannot be read and was synced");
         }
-        for (at, op) in self.history.iter().enumerate().filter(|(_, op)| op.is_of(id)) {
+        let made = |op: &Op| matches!(op, Op::Create { id: made, .. } if *made == id);
+        let since = self.history.iter().enumerate().skip_while(|(_, op)| !made(op));
+        for (at, op) in since.filter(|(_, op)| op.is_of(id)) {
             text += &format!("; {at} of {}: {op:?}", self.history.len());
         }
         text

@@ -7,7 +7,7 @@
 mod undone;
 
 use ebb_testkit::power::Cut;
-use ebb_testkit::{Cluster, Node, PowerDisk, describe, mounts, random, skip_reason};
+use ebb_testkit::{Builder, Cluster, Node, PowerDisk, describe, mounts, random, skip_reason};
 use ebb_tests::power::{Books, Line, Verdict};
 use ebb_tests::reboot;
 use ebb_tests::tools::amount;
@@ -144,7 +144,7 @@ fn one_cut(disk: &mut PowerDisk, seed: u64, total: &mut Total) {
         plan.model, plan.flush, plan.io_path, plan.cut, plan.runs
     );
     println!("{what}");
-    let mut cluster = start(disk.path(), &plan);
+    let mut cluster = start(&disk.path(), &plan);
     let programs: Vec<Program> = (0..NODES).map(|n| start_program(&cluster, n, seed)).collect();
     write_back(&disk.path(), plan.runs, &mut dice);
     total.past_the_daemon += past_the_daemon(&cluster);
@@ -169,19 +169,22 @@ fn one_cut(disk: &mut PowerDisk, seed: u64, total: &mut Total) {
     }
 }
 
-fn start(disk: PathBuf, plan: &Plan) -> Cluster {
-    let cluster = Cluster::builder()
+/// Everything of a job is on the disk, but what is gone with its processes.
+fn builder(disk: &Path, model: &str, flush: &str) -> Builder {
+    Cluster::builder()
         .nodes(NODES)
         .separate_meta()
-        .consistency(plan.model)
-        .flush(plan.flush)
-        .option("--io-path", plan.io_path)
+        .consistency(model)
+        .flush(flush)
         .option("--request-timeout", "5s")
         .below("/dev/shm")
         .backing(disk.join("backing"))
         .caches_below(disk.join("caches"))
         .state(disk.join("state"))
-        .start();
+}
+
+fn start(disk: &Path, plan: &Plan) -> Cluster {
+    let cluster = builder(disk, plan.model, plan.flush).option("--io-path", plan.io_path).start();
     for node in 0..NODES {
         let directory = cluster.node(node).path(format!("p{node}"));
         std::fs::create_dir(&directory).expect("a directory for the program");
@@ -239,7 +242,7 @@ fn past_the_daemon(cluster: &Cluster) -> u64 {
 /// What the loss of power does to processes and mounts.
 fn end_everything(cluster: &mut Cluster, programs: Vec<Program>) -> Vec<Books> {
     cluster.kill_meta();
-    cluster.nodes().iter().for_each(Node::kill9);
+    cluster.nodes().iter().filter(|node| node.pid().is_some()).for_each(Node::kill9);
     let books = programs.into_iter().map(|mut program| {
         let _ = program.child.kill();
         let _ = program.child.wait();
@@ -258,7 +261,9 @@ fn end_everything(cluster: &mut Cluster, programs: Vec<Program>) -> Vec<Books> {
 /// The machine comes up: the same addresses, caches and state.
 fn begin_again(cluster: &mut Cluster) {
     reboot::of_the_service(&cluster.meta_state().join("journal"));
-    cluster.nodes().iter().for_each(|node| reboot::of_a_node(&node.cache().join("journal")));
+    let journals = cluster.nodes().iter().map(|node| node.cache().join("journal"));
+    // Who has left has none.
+    journals.filter(|journal| journal.exists()).for_each(|journal| reboot::of_a_node(&journal));
     cluster.restart_meta();
     // At the same time, as a cluster's nodes do: whoever comes first waits for what the others know.
     std::thread::scope(|s| {

@@ -1,121 +1,262 @@
 //! What the service had answered and not on stable storage yet is undone by a power cut. What was
-//! synced before must not be gone by then.
+//! synced before must not be gone by then, nor what a drain or an unmount has said 0 of.
 
-use super::{Plan, begin_again, disk, end_everything, start};
+use super::{MODELS, begin_again, builder, disk, end_everything};
 use ebb_testkit::power::Cut;
-use ebb_testkit::{Cluster, Node, PowerDisk, mounts};
+use ebb_testkit::{Builder, Cluster, Node, PowerDisk, mounts};
 use ebb_tests::content;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
+const KEPT: &str = "ebb_kept_until_stable_total";
 const BYTES: u64 = 300_000;
 
-/// What a power cut must not take is tried so often, until it has tried to.
+/// So often it is tried, until a power cut has undone what it should.
 const ROUNDS: usize = 12;
 
-/// A job on the disk; a file that was written, synced and closed.
-fn one_file(disk: &PowerDisk, model: &'static str, flush: &'static str) -> (Cluster, PathBuf) {
-    let plan = Plan {
-        model,
-        flush,
-        io_path: "daemon",
-        cut: Cut::Everything,
-        runs: Duration::ZERO,
-        pauses: true,
-    };
-    let cluster = start(disk.path(), &plan);
-    let path = cluster.node(0).path("p0/f");
-    let file = File::create(&path).expect("create");
-    file.write_all_at(&content::bytes(1, 2, 0, BYTES), 0).expect("write");
-    file.sync_all().expect("fsync");
-    File::open(cluster.node(0).path("p0")).and_then(|d| d.sync_all()).expect("fsync");
-    (cluster, path)
+/// By itself the service syncs its journal every second.
+const SYNCED_WITHIN: Duration = Duration::from_millis(1_300);
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A way to mount.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    model: &'static str,
+    supervised: bool,
+    options: &'static [(&'static str, &'static str)],
 }
 
-/// The kernel writes what it likes and when: here the node's journal, and what was removed from its
-/// cache, and not the service's journal.
-fn sync_journal(node: &Node) {
-    for entry in std::fs::read_dir(node.cache()).expect("the cache").flatten() {
-        if entry.file_name().as_encoded_bytes().starts_with(b"journal") {
-            File::open(entry.path()).and_then(|file| file.sync_all()).expect("fsync");
+const fn way(model: &'static str, options: &'static [(&'static str, &'static str)]) -> Way {
+    Way { model, supervised: false, options }
+}
+
+const PAST: &[(&str, &str)] = &[("--io-path", "auto")];
+const COPIES: &[(&str, &str)] = &[("--replicas", "2")];
+const SMALL: &[(&str, &str)] = &[("--cache-size", "64MiB")];
+const DEFAULT: Way = way("posix", &[]);
+const SUPERVISED: Way = Way { supervised: true, ..DEFAULT };
+const EVERYWHERE: [Way; 8] = [
+    DEFAULT,
+    SUPERVISED,
+    way("posix", PAST),
+    way("posix", COPIES),
+    way("posix", SMALL),
+    way("commit", &[]),
+    way("session", PAST),
+    way("mpiio", COPIES),
+];
+
+impl Way {
+    fn start(&self, disk: &PowerDisk, flush: &str) -> Cluster {
+        let more = |builder: Builder, (name, value): &(&str, &str)| builder.option(name, value);
+        let cluster = builder(&disk.path(), self.model, flush);
+        let cluster = self.options.iter().fold(cluster, more);
+        let cluster = if self.supervised { cluster.supervised() } else { cluster }.start();
+        if self.options == COPIES {
+            cluster.node(0).wait_status(SOON, |s| !s["copies"]["partner"].is_null());
         }
+        cluster
+    }
+
+    /// The node did what this is about.
+    fn was_gone(&self, node: &Node) {
+        let status = node.status();
+        if self.options == PAST && status["io_path_obstacle"].is_null() {
+            let past = status["opens"]["passthrough-write"].as_u64();
+            assert!(past > Some(0), "{self:?}: {}", status["opens"]);
+        }
+        if self.options == COPIES {
+            let copied = status["copies"]["copied_bytes"].as_u64();
+            assert!(copied > Some(0), "{self:?}: {}", status["copies"]);
+        }
+        if self.options == SMALL {
+            assert_eq!(status["cache_capacity_bytes"], 64 << 20, "{self:?}");
+        }
+        assert_eq!(status["supervisor"].is_null(), !self.supervised, "{self:?}");
     }
 }
 
-fn power_cut(disk: &mut PowerDisk, cluster: &mut Cluster) {
+fn wanted() -> Vec<u8> {
+    content::bytes(1, 2, 0, BYTES)
+}
+
+fn written(path: &Path) -> File {
+    let file = File::create(path).expect("create");
+    file.write_all_at(&wanted(), 0).expect("write");
+    file
+}
+
+fn synced(cluster: &Cluster) -> File {
+    let file = written(&cluster.node(0).path("f"));
+    file.sync_all().expect("fsync");
+    File::open(cluster.node(0).mountpoint()).and_then(|d| d.sync_all()).expect("fsync");
+    file
+}
+
+fn is_on_the_backing(cluster: &Cluster) -> bool {
+    std::fs::metadata(cluster.backing().join("f")).is_ok_and(|m| m.len() == BYTES)
+}
+
+/// The kernel writes what it likes and when.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    /// The journals of nodes, and not the service's.
+    NodeJournals,
+    /// What was removed from caches, and no journal.
+    Removals,
+}
+
+fn cut(disk: &mut PowerDisk, cluster: &mut Cluster, writes: Writes) {
+    match writes {
+        Writes::NodeJournals => {
+            let journals =
+                cluster.nodes().iter().map(|node| File::open(node.cache().join("journal")));
+            // Who has left has none.
+            journals.flatten().for_each(|journal| journal.sync_all().expect("fsync"));
+        }
+        Writes::Removals => {
+            let other = File::create(disk.path().join("other")).expect("create");
+            other.sync_all().expect("fsync");
+        }
+    }
     disk.power_off();
     end_everything(cluster, Vec::new());
     disk.power_on(Cut::Everything, 1);
     begin_again(cluster);
 }
 
-fn counted(node: &Node, name: &str) -> u64 {
-    let text = std::fs::read_to_string(node.path(".ebb/metrics")).expect("counters");
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.map_or(0, |value| value.trim().parse().expect("a number"))
+fn is_whole(cluster: &Cluster, what: &str) {
+    for node in cluster.nodes() {
+        let what = format!("{what}, {}", node.name());
+        let got = std::fs::read(node.path("f")).unwrap_or_else(|e| panic!("{what}: {e}"));
+        content::same(&what, &got, &wanted());
+    }
 }
 
-/// Service and node write their journals when they like. When the service's is lost that says that a
-/// synced file was deleted, the file is there again, with all that it had.
+/// Everything is drained with 0, and there.
+fn ends(disk: &mut PowerDisk, cluster: Cluster, what: &str) {
+    cluster.umount_all();
+    let there = std::fs::read(cluster.backing().join("f"));
+    let there = there.unwrap_or_else(|e| panic!("{what}: on the backing: {e}"));
+    content::same(what, &there, &wanted());
+    drop(cluster);
+    disk.reset();
+}
+
+/// When the service has lost that it was deleted, the file is there again, with all that it had: also when
+/// somebody had it open.
 #[test]
 fn a_synced_file_that_comes_back_is_whole() {
     let Some(mut disk) = disk() else { return };
-    let mut came_back = 0;
-    for _ in 0..ROUNDS {
-        let (mut cluster, path) = one_file(&disk, "posix", "end");
-        std::fs::remove_file(&path).expect("unlink");
-        let kept = counted(cluster.node(0), "ebb_kept_until_stable_total");
-        sync_journal(cluster.node(0));
-        power_cut(&mut disk, &mut cluster);
-        match std::fs::read(&path) {
-            Ok(bytes) => {
-                let wanted = content::bytes(1, 2, 0, BYTES);
-                content::same("it came back", &bytes, &wanted);
-                came_back += 1;
+    let ways = EVERYWHERE.map(|way| (way, false));
+    for (way, open) in ways.into_iter().chain([(DEFAULT, true), (SUPERVISED, true)]) {
+        let what = format!("{way:?}, open: {open}");
+        let came_back = (0..ROUNDS).any(|_| {
+            let mut cluster = way.start(&disk, "end");
+            let file = synced(&cluster);
+            let _open = open.then_some(file);
+            way.was_gone(cluster.node(0));
+            std::fs::remove_file(cluster.node(0).path("f")).expect("unlink");
+            let kept = cluster.node(0).counter(KEPT);
+            cut(&mut disk, &mut cluster, Writes::Removals);
+            if let Err(e) = std::fs::metadata(cluster.node(0).path("f")) {
+                assert_eq!(e.kind(), ErrorKind::NotFound, "{what}: {e}");
+                cluster.umount_all();
+                drop(cluster);
+                disk.reset();
+                return false;
             }
-            Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound, "{e}"),
-        }
-        assert_eq!(kept, 1, "it was not this that kept it");
-        cluster.umount_all();
-        drop(cluster);
-        disk.reset();
-        if came_back > 1 {
-            break;
-        }
+            is_whole(&cluster, &what);
+            // What is nameless under a supervisor stays noted for who has it open.
+            assert!(kept > 0 || open && way.supervised, "{what}: it was not this that kept it");
+            ends(&mut disk, cluster, &what);
+            true
+        });
+        assert!(came_back, "{what}: no deletion was ever undone");
     }
-    assert!(came_back > 0, "no deletion was ever undone");
 }
 
 /// The node's journal says that it was flushed, and the service's does not any more.
 #[test]
 fn a_synced_file_whose_flush_is_forgotten_is_whole() {
     let Some(mut disk) = disk() else { return };
-    let mut forgotten = 0;
-    for round in 0..ROUNDS {
-        let (mut cluster, path) = one_file(&disk, "posix", "close");
-        let published = || {
-            let there = std::fs::metadata(cluster.backing().join("p0/f"));
-            there.is_ok_and(|m| m.len() == BYTES)
-        };
-        assert!(mounts::wait_until(Duration::from_secs(20), published), "it is not flushed");
-        let kept = counted(cluster.node(0), "ebb_kept_until_stable_total");
-        sync_journal(cluster.node(0));
-        power_cut(&mut disk, &mut cluster);
-        let what = format!("round {round}");
-        let wanted = content::bytes(1, 2, 0, BYTES);
-        content::same(&what, &std::fs::read(&path).expect(&what), &wanted);
-        forgotten += u64::from(cluster.node(0).log().contains("files=1"));
-        assert_eq!(kept, 1, "it was not this that kept it");
-        cluster.umount_all();
-        let there = std::fs::read(cluster.backing().join("p0/f")).expect(&what);
-        content::same(&what, &there, &wanted);
-        drop(cluster);
-        disk.reset();
-        if forgotten > 1 {
-            break;
+    for way in EVERYWHERE {
+        let what = format!("{way:?}");
+        let forgotten = (0..ROUNDS).any(|_| {
+            let mut cluster = way.start(&disk, "close");
+            drop(synced(&cluster));
+            let there = mounts::wait_until(SOON, || is_on_the_backing(&cluster));
+            assert!(there, "{what}: it is not flushed");
+            way.was_gone(cluster.node(0));
+            let kept = cluster.node(0).counter(KEPT);
+            cut(&mut disk, &mut cluster, Writes::NodeJournals);
+            is_whole(&cluster, &what);
+            // What is not flushed as far as the service knows is taken over as this node's.
+            let forgotten = cluster.node(0).log().contains("files=1");
+            assert!(!forgotten || kept > 0, "{what}: it was not this that kept it");
+            ends(&mut disk, cluster, &what);
+            forgotten
+        });
+        assert!(forgotten, "{what}: no flush was ever forgotten");
+    }
+}
+
+/// What a drain, an unmount, or fsync under `--durability backing` has answered for is not forgotten by the
+/// service, whether it was synced before or not.
+#[test]
+fn what_was_said_to_be_on_the_backing_is_known_to_be_there() {
+    let Some(mut disk) = disk() else { return };
+    let said = [("drain", Node::drain as fn(&Node)), ("umount", Node::umount)];
+    for way in EVERYWHERE {
+        for (name, say) in said {
+            let what = format!("{way:?}, {name}");
+            let mut cluster = way.start(&disk, "end");
+            drop(written(&cluster.node(0).path("f")));
+            way.was_gone(cluster.node(0));
+            // So that the service does not forget who has written it.
+            std::thread::sleep(SYNCED_WITHIN);
+            say(cluster.node(0));
+            cut(&mut disk, &mut cluster, Writes::NodeJournals);
+            is_whole(&cluster, &what);
+            ends(&mut disk, cluster, &what);
         }
     }
-    assert!(forgotten > 0, "no flush was ever forgotten");
+    let options = &[("--durability", "backing")];
+    for way in MODELS.map(|model| way(model, options)) {
+        let what = format!("{way:?}");
+        let mut cluster = way.start(&disk, "end");
+        let file = written(&cluster.node(0).path("f"));
+        std::thread::sleep(SYNCED_WITHIN);
+        file.sync_all().expect("fsync");
+        cut(&mut disk, &mut cluster, Writes::NodeJournals);
+        drop(file);
+        is_whole(&cluster, &what);
+        ends(&mut disk, cluster, &what);
+    }
+}
+
+/// The node's journal says that it was deleted, and the service's does not any more: it is told so.
+#[test]
+fn a_deleted_file_stays_deleted_when_its_node_knows() {
+    let Some(mut disk) = disk() else { return };
+    for way in EVERYWHERE {
+        let mut cluster = way.start(&disk, "end");
+        drop(synced(&cluster));
+        way.was_gone(cluster.node(0));
+        std::fs::remove_file(cluster.node(0).path("f")).expect("unlink");
+        assert_eq!(cluster.node(0).counter(KEPT), 1, "{way:?}");
+        cut(&mut disk, &mut cluster, Writes::NodeJournals);
+        for node in cluster.nodes() {
+            let gone = std::fs::metadata(node.path("f")).expect_err("it was deleted");
+            assert_eq!(gone.kind(), ErrorKind::NotFound, "{way:?}");
+        }
+        cluster.umount_all();
+        assert!(!cluster.backing().join("f").exists(), "{way:?}");
+        drop(cluster);
+        disk.reset();
+    }
 }

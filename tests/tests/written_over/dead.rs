@@ -1,7 +1,7 @@
 //! A node dies in the middle of writing a checkpoint over: the old one stays, and who has bytes of the new
 //! one is told.
 
-use super::{SOON, empty, is_new, is_old, new, old, there, went_its_way};
+use super::{SOON, empty, has_a_partner, is_new, is_old, new, old, there, went_its_way};
 use ebb_testkit::{Cluster, Node, skip_reason};
 use ebb_tests::content::same;
 use ebb_tests::recoveries::ended_with;
@@ -48,13 +48,6 @@ fn dies(node: &Node, file: File, given_up: bool) {
 fn comes_back(node: &Node) {
     let _ = node.ebb("umount", &[], &[]);
     node.mount();
-}
-
-/// From now on, where there are copies at all, what it writes has one.
-fn has_a_partner(node: &Node, options: &[(&str, &str)]) {
-    if options.contains(&("--replicas", "2")) {
-        node.wait_status(SOON, |s| !s["copies"]["partner"].is_null());
-    }
 }
 
 /// What it had written may be half of a checkpoint: neither others' drains nor its being given up put that

@@ -68,6 +68,13 @@ fn went_its_way(node: &Node, options: &[(&str, &str)], what: &str) {
     }
 }
 
+/// From now on, where there are copies at all, what it writes has one.
+fn has_a_partner(node: &Node, options: &[(&str, &str)]) {
+    if options.contains(&("--replicas", "2")) {
+        node.wait_status(SOON, |s| !s["copies"]["partner"].is_null());
+    }
+}
+
 #[test]
 fn the_old_one_stays_until_the_new_one_is_whole_and_closed() {
     if skip_reason().is_some() {
@@ -187,9 +194,7 @@ fn when_all_die_the_old_one_is_there_until_the_caches_bring_the_new_one() {
                 let what = format!("{model} {options:?}, {nodes} node(s)");
                 let mut cluster = with_a_checkpoint(nodes, model, options);
                 let node = cluster.node(0);
-                if options.contains(&("--replicas", "2")) {
-                    node.wait_status(SOON, |s| !s["copies"]["partner"].is_null());
-                }
+                has_a_partner(node, options);
                 let file = empty(node);
                 file.write_all_at(&new(), 0).expect("write");
                 file.sync_all().expect("fsync");

@@ -235,7 +235,7 @@ impl Node {
         // A disk that something else fills is relieved of a quarter of what is here.
         let bound = |share| self.share(share).min(if full_disk { used / 64 * share } else { used });
         let (enough, roomy) = (bound(ENOUGH), bound(ROOMY));
-        self.evict(roomy).await;
+        self.let_go_and_evict(roomy).await;
         if self.count_used() > enough {
             let of_disk = full_disk.then_some(short);
             self.wait_for_flusher(enough, roomy, of_disk).await?;
@@ -296,7 +296,7 @@ impl Node {
             let still = now == moved.0;
             if !still {
                 moved = (now, Instant::now());
-                self.evict(roomy).await;
+                self.let_go_and_evict(roomy).await;
             }
             let has_room = disk_short == Some(true) && !self.is_disk_short();
             // Bytes also go when files are deleted or cut.
@@ -320,12 +320,17 @@ impl Node {
         }
     }
 
-    /// Gives up clean bytes, in the order of the policy, until no more than `wanted` bytes are
-    /// here or none is left that may go.
-    async fn evict(&self, wanted: u64) {
+    /// For writers, who wait for room: also what is kept until the service is asked.
+    async fn let_go_and_evict(&self, wanted: u64) {
         if let Err(e) = self.let_go_of_flushed().await {
             tracing::debug!(error = %e, "what was flushed stays in the cache");
         }
+        self.evict(wanted).await;
+    }
+
+    /// Gives up clean bytes, in the order of the policy, until no more than `wanted` bytes are
+    /// here or none is left that may go.
+    async fn evict(&self, wanted: u64) {
         for remembered in [false, true] {
             let (dirty, clean) = self.count();
             let excess = (dirty + clean).saturating_sub(wanted).min(clean);

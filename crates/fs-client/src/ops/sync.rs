@@ -517,7 +517,7 @@ impl Node {
                 self.note_durable(file, held).await?;
             }
             Durability::Backing => {
-                self.event(file, SyncEvent::Fsync, ByteRange::ALL, true).await?;
+                self.event(file, SyncEvent::Fsync, ByteRange::ALL, false).await?;
                 self.drain_file(file.ino).await?;
             }
         }
