@@ -199,6 +199,38 @@ impl Drop for Stop<'_> {
     }
 }
 
+/// A file has its name there after an fsync, also one of which nobody has a byte.
+#[test]
+fn an_fsync_to_the_backing_brings_a_file_without_a_byte() {
+    for (model, io_path) in [("posix", "daemon"), ("posix", "auto"), ("commit", "auto")] {
+        if let Some(why) = skip_reason() {
+            return println!("SKIPPED: {why}");
+        }
+        let builder = Cluster::builder().consistency(model).flush("end");
+        let builder = builder.option("--durability", "backing").option("--io-path", io_path);
+        let cluster = builder.start();
+        let node = cluster.node(0);
+        std::fs::create_dir(node.path("d")).expect("mkdir");
+        type Change = fn(&File) -> std::io::Result<()>;
+        let files: [(&str, u64, Change); 4] = [
+            ("empty", 0, |_| Ok(())),
+            ("d/empty", 0, |_| Ok(())),
+            ("zeros", 100, |file| file.set_len(100)),
+            ("cut", 1000, |file| file.write_all_at(&[1; 45], 5000).and(file.set_len(1000))),
+        ];
+        for (name, len, change) in files {
+            let file = File::create(node.path(name)).expect("create");
+            change(&file).and(file.sync_all()).expect("fsync");
+            let there = std::fs::read(cluster.backing().join(name));
+            assert_eq!(there.ok(), Some(vec![0; len as usize]), "{model} {io_path}: {name}");
+        }
+        let gone = File::create(node.path("gone")).expect("create");
+        std::fs::remove_file(node.path("gone")).expect("unlink");
+        gone.sync_all().expect("fsync of what has no name");
+        assert!(!cluster.backing().join("gone").exists());
+    }
+}
+
 /// What was written before an fsync is on the backing after it, also while others write on: the
 /// fsync does not wait for theirs, and does not fail because of them.
 #[test]

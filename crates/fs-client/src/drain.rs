@@ -349,7 +349,7 @@ impl Node {
                 None => tracing::debug!(?report, "dirty again after it was drained"),
             }
         }
-        self.replace_now(ino).await?;
+        self.name_now(ino).await?;
         // That it is flushed must not be forgotten there.
         self.meta.sync_meta().await
     }

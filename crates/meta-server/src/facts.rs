@@ -37,6 +37,9 @@ pub struct Subject {
     place: Option<Ino>,
     /// Something has just got to the backing.
     look: bool,
+    /// Whoever may have written this without a word has just said all: when it is of zeros alone, nobody
+    /// has said that yet.
+    silent: Option<Ino>,
 }
 
 impl Core {
@@ -60,6 +63,9 @@ impl Core {
             Op::Describe(d) => subject.place = Some(Ino(d.ino)),
             Op::Materialize(_) | Op::SyncMeta(_) => subject.look = true,
             Op::Heartbeat(_) => {}
+            Op::Release(r) => subject.silent = Some(Ino(r.ino)),
+            Op::Attach(a) if a.settles => subject.silent = Some(Ino(a.ino)),
+            Op::Published(p) if !p.seated => subject.silent = Some(Ino(p.ino)),
             _ => return None,
         }
         if matches!(op, Op::Unlink(_) | Op::Rename(_)) {
@@ -77,9 +83,19 @@ impl Core {
     pub fn facts(&self, subject: Option<Subject>, result: &OpResult) -> Option<pb::Facts> {
         let mut subject = subject.filter(|_| result.is_ok())?;
         let state = self.state();
+        if let Some(ino) = subject.silent.take() {
+            let file = state.files.get(&ino).filter(|f| f.size() > 0 && f.is_zeros());
+            let untold = file.is_some() && state.ns.is_local(ino);
+            subject.inos.extend(untold.then_some(ino));
+            if !untold {
+                return None;
+            }
+        }
         let at = moment(&state.lineage);
+        let size =
+            |ino: &Ino| state.files.get(ino).map_or((0, false), |f| (f.size(), f.is_zeros()));
         let mut facts = match subject.place {
-            Some(dir) => state.ns.chain(at, dir),
+            Some(ino) => state.ns.chain(at, ino, size(&ino)),
             None => Facts::default(),
         };
         facts.settled = self.settled_upto(&state, at, subject.look);
@@ -99,7 +115,6 @@ impl Core {
                 }
             }
         }
-        let size = |ino| state.files.get(ino).map_or((0, false), |f| (f.size(), f.is_zeros()));
         let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(ino)));
         facts.inodes.extend(inodes);
         let xattr = subject.xattr.as_ref();

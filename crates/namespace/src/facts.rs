@@ -50,16 +50,18 @@ impl Namespace {
         XattrFact { at, ino, name: name.into(), value }
     }
 
-    /// Where a directory is: its own name, those of the directories above it, and what they are.
+    /// Where something is: its own name, those of the directories above it, and what they are; `size` as for
+    /// [`Namespace::inode_fact`].
     #[must_use]
-    pub fn chain(&self, at: Moment, dir: Ino) -> Facts {
+    pub fn chain(&self, at: Moment, ino: Ino, size: (u64, bool)) -> Facts {
         let mut facts = Facts::default();
-        let mut ino = dir;
+        let (mut ino, mut size) = (ino, size);
         for _ in 0..DEPTH_MAX {
             let Some(link) = self.get(ino).and_then(|i| i.links.first()) else { break };
             facts.names.push(self.name_fact(at, link.parent, &link.name));
-            facts.inodes.push(self.inode_fact(at, ino, (0, false)));
-            ino = link.parent;
+            facts.inodes.push(self.inode_fact(at, ino, size));
+            // All others are directories.
+            (ino, size) = (link.parent, (0, false));
         }
         facts
     }

@@ -112,7 +112,7 @@ impl World {
 
     fn ask(&mut self, node: usize) {
         for dir in self.books[node].unplaced(99) {
-            let chain = self.ns.chain(self.now, dir);
+            let chain = self.ns.chain(self.now, dir, (0, false));
             self.books[node].hear(&chain);
             self.books[node].give_up(dir);
         }

@@ -49,19 +49,17 @@ impl Node {
         }
     }
 
-    /// It takes the place of the older one at once, whoever has it open: what fsync promises under
-    /// `--durability backing`.
-    pub(crate) async fn replace_now(&self, ino: Ino) -> Result<(), Errno> {
+    /// It has its name on the backing, in the place of an older one where there is one, whoever has it open:
+    /// what fsync promises under `--durability backing`, also of a file without a byte.
+    pub(crate) async fn name_now(&self, ino: Ino) -> Result<(), Errno> {
         let Some(file) = self.file(ino) else { return Ok(()) };
-        let Some(older) = file.state.read().under.as_ref().map(|u| u.ino) else { return Ok(()) };
+        let older = file.state.read().under.as_ref().map(|u| u.ino);
         let done = self.meta.materialize_one(ino, false).await?;
-        match done.failures.first() {
-            Some(failure) => Err(Errno(failure.errno)),
-            None if done.done > 0 => {
-                self.note_replaced(&file, older);
-                Ok(())
-            }
-            None => Ok(()),
+        match (done.failures.first(), older) {
+            (Some(failure), _) => return Err(Errno(failure.errno)),
+            (None, Some(older)) if done.done > 0 => self.note_replaced(&file, older),
+            (None, _) => {}
         }
+        Ok(())
     }
 }

@@ -2,15 +2,22 @@
 //! path is walked from the root one component at a time, and no symbolic link is followed.
 
 use ebb_types::{Name, Time};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, XattrFlags,
+};
 use rustix::io::Errno as Os;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Directories that have to be made, and of which nothing but the name is known.
 const DIRECTORY_PERM: u32 = 0o700;
+
+/// No list of extended attributes, and no value, is larger.
+const XATTRS_MAX: usize = 64 << 10;
 
 /// The root of the backing.
 pub(crate) struct Places {
@@ -151,6 +158,37 @@ impl At {
         rustix::fs::renameat(&self.dir, from_name, &to.dir, to_name)?;
         sync_dir(&to.dir)
     }
+}
+
+/// What users and their tools keep with a file. One that is not taken must not hold back the bytes.
+pub(crate) fn copy_xattrs(from: &File, to: &File) {
+    let copied = list_xattrs(from).and_then(|names| {
+        names.iter().filter(|name| is_users(name)).try_for_each(|name| {
+            let value = read_xattr(from, name)?;
+            Ok(rustix::fs::fsetxattr(to, OsStr::from_bytes(name), &value, XattrFlags::empty())?)
+        })
+    });
+    if let Err(e) = copied {
+        tracing::debug!(error = %e, "extended attributes are not copied");
+    }
+}
+
+fn is_users(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
+}
+
+fn list_xattrs(file: &File) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = vec![0u8; XATTRS_MAX];
+    let len = rustix::fs::flistxattr(file, &mut names[..])?;
+    let names = names.get(..len).unwrap_or_default();
+    Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
+}
+
+fn read_xattr(file: &File, name: &[u8]) -> io::Result<Vec<u8>> {
+    let mut value = vec![0u8; XATTRS_MAX];
+    let len = rustix::fs::fgetxattr(file, OsStr::from_bytes(name), &mut value[..])?;
+    value.truncate(len);
+    Ok(value)
 }
 
 /// Owner, permissions and times. A user cannot give files away; the bytes matter more.

@@ -8,7 +8,7 @@ use super::tick;
 use crate::cache::CacheDir;
 use crate::journal::{Home, Note, Seen};
 use crate::passing::written_runs;
-use crate::recover::places::{Places, dress, kind};
+use crate::recover::places::{Places, copy_xattrs, dress, kind};
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Extents, Ino, Time};
 use rustix::fs::{FileType, Stat};
@@ -97,8 +97,9 @@ impl Work {
         if !known && let Some(why) = conflict(site, note)?.filter(|_| !site.force) {
             return Err(Stay::Conflict(why));
         }
-        // Nobody else has anything to say of it.
-        let alone = note.alone && !note.overrides && !known && !site.told.contains(&ino);
+        // Nobody else has anything to say of it. Who shared it once may have heard last that it was alone.
+        let told = known || note.overrides || note.header.shared || site.told.contains(&ino);
+        let alone = note.alone && !told;
         let mut corner = match alone {
             true => site.board.alone(ino, &statement)?,
             false => site.board.corner(ino)?,
@@ -110,6 +111,13 @@ impl Work {
         let before = corner.statements()?;
         if let Some(mine) = before.iter().find(|s| s.node == site.node) {
             statement.go_on_from(mine);
+        }
+        // Others, who know of an older object only, have chosen a new one.
+        let old = note.header.home.as_ref().filter(|h| !h.is_part() && h.ino != place.ino);
+        if let Some(old) = old.map(|h| site.places.file(&h.path, h.ino)).transpose()?.flatten()
+            && let Some(new) = find(site, &corner, &place, &before)?.map(|(new, _)| new)
+        {
+            copy_xattrs(&old, &new);
         }
         corner.say(&statement)?;
         let named = site.told.contains(&ino);
@@ -157,6 +165,18 @@ impl Work {
 
     /// Writes what may be written now, and gives the file its name when it is whole.
     pub fn step(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
+        loop {
+            let progress = self.step_once(site)?;
+            // Who has said meanwhile where the file ends may have looked at it before this one made it longer.
+            let before = self.seen;
+            self.everybody()?;
+            if self.seen == before || matches!(progress, Progress::Missing(_)) {
+                return Ok(progress);
+            }
+        }
+    }
+
+    fn step_once(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
         let mut all = self.everybody()?;
         let Some((file, found_at)) = self.find(site, &all)? else {
             return Err(Stay::Conflict("the file that recoveries write to is gone".to_owned()));
@@ -205,20 +225,8 @@ impl Work {
         heard.filter(|_| merge::is_nobodys(all))
     }
 
-    /// The file that the bytes go into, under whatever name it has by now.
     fn find(&self, site: &Site<'_>, all: &[Statement]) -> io::Result<Option<(File, Vec<u8>)>> {
-        let paths = all.iter().map(|s| &s.shape.path);
-        let ready = self.corner.ready();
-        let mut paths: Vec<&Vec<u8>> =
-            [&self.place.path, &ready].into_iter().chain(paths).collect();
-        paths.dedup();
-        // Between the looks at two names it may get the second one.
-        for path in paths.iter().chain(&paths.clone()) {
-            if let Some(file) = site.places.file(path, self.place.ino)? {
-                return Ok(Some((file, (*path).clone())));
-            }
-        }
-        Ok(None)
+        find(site, &self.corner, &self.place, all)
     }
 
     /// The bytes are on stable storage, and what is read back is what was written.
@@ -287,7 +295,9 @@ impl Work {
         let (len, untouched) = (file.metadata()?.len(), is_hollow(file)?);
         // Longer than all that is known: others have written there, unless that was a recovery which had
         // not heard who cut it.
-        let cut = || all.iter().any(|s| !s.cuts.is_empty()) && is_written_behind(all, size);
+        let is_cut = all.iter().any(|s| !s.cuts.is_empty());
+        let grown = is_cut && len > size && is_grown(file, all, size, len)?;
+        let cut = || is_cut && is_written_behind(all, size) || grown;
         // Of a file that has its name and of which no recovery has a byte, those that are in it are its
         // user's.
         let named = !Home::is_part(&Home { path: found_at.to_vec(), ..self.home() });
@@ -335,6 +345,26 @@ impl Work {
     }
 }
 
+/// The file that the bytes go into, under whatever name it has by now.
+fn find(
+    site: &Site<'_>,
+    corner: &Corner,
+    place: &Place,
+    all: &[Statement],
+) -> io::Result<Option<(File, Vec<u8>)>> {
+    let paths = all.iter().map(|s| &s.shape.path);
+    let ready = corner.ready();
+    let mut paths: Vec<&Vec<u8>> = [&place.path, &ready].into_iter().chain(paths).collect();
+    paths.dedup();
+    // Between the looks at two names it may get the second one.
+    for path in paths.iter().chain(&paths.clone()) {
+        if let Some(file) = site.places.file(path, place.ino)? {
+            return Ok(Some((file, (*path).clone())));
+        }
+    }
+    Ok(None)
+}
+
 /// Who has heard of the file last. Of one that was only cut a node may not have heard the name.
 fn newest(all: &[Statement]) -> Option<&Statement> {
     all.iter().filter(|s| !s.shape.path.is_empty()).max_by_key(|s| (s.known, &s.node))
@@ -349,6 +379,13 @@ pub(super) fn is_hollow(file: &File) -> io::Result<bool> {
 fn is_written_behind(all: &[Statement], size: u64) -> bool {
     let mut claims = all.iter().flat_map(|s| s.claims.iter());
     claims.any(|(range, claim)| range.end() > size && claim.fate != Fate::Lost)
+}
+
+/// True when nothing but a hole is behind this length, as long as a recovery makes it that has heard of no
+/// cut.
+fn is_grown(file: &File, all: &[Statement], size: u64, len: u64) -> io::Result<bool> {
+    let heard = all.iter().any(|s| s.size == len);
+    Ok(heard && written_runs(file, &[ByteRange::new(size, len)])?.is_empty())
 }
 
 fn zero(file: &File, range: ByteRange) -> io::Result<()> {
