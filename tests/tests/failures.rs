@@ -55,6 +55,39 @@ fn read_fresh(path: &Path) -> io::Result<Vec<u8>> {
     within(OPERATION_MAX, "read", move || fs::read(path))
 }
 
+/// Whoever waits is told at once that the service is away, and waits no longer than for a request. A service
+/// inside a daemon comes back where it was, also when its whole node was down.
+#[test]
+fn a_drain_without_the_service_says_so_and_ends_and_goes_on_when_it_is_back() {
+    const PATIENCE: Duration = Duration::from_secs(4);
+    for (dirty, command) in [(false, "umount"), (true, "umount"), (true, "drain")] {
+        let cluster = Cluster::builder().nodes(2).consistency("commit").flush("end");
+        let patience = format!("{}s", PATIENCE.as_secs());
+        let cluster = cluster.option("--request-timeout", &patience).start();
+        let [home, node] = [cluster.node(0), cluster.node(1)];
+        if dirty {
+            fs::write(node.path("f"), "dirty").expect("write");
+        }
+        home.kill9();
+        let (output, time) = ebb(node, command, &[]);
+        assert_eq!(code(&output), 5, "{}", describe(&output));
+        assert!(time < 2 * PATIENCE, "{time:?}");
+        let amount = if dirty { "5B of 1 file(s)" } else { "0B of 0 file(s)" };
+        for words in ["does not answer; waiting for it, at most 4 s", amount, "Nothing is lost"] {
+            assert!(said(&output).contains(words), "{}", describe(&output));
+        }
+        // The dead mount; its cache may tell of bytes on the other node.
+        let (output, _) = ebb(home, "umount", &[]);
+        assert_eq!(code(&output), if dirty { 3 } else { 0 }, "{}", describe(&output));
+        home.mount();
+        let (output, time) = ebb(node, command, &[]);
+        assert_eq!(code(&output), 0, "{}", describe(&output));
+        assert!(time < 2 * PATIENCE, "{time:?}");
+        let there = fs::read_to_string(cluster.backing().join("f")).ok();
+        assert_eq!(there.as_deref(), dirty.then_some("dirty"));
+    }
+}
+
 /// Every operation ends in time, with an error where it needs the service.
 #[test]
 fn without_the_service_operations_end_with_an_error_and_the_mount_can_go() {

@@ -46,6 +46,9 @@ impl Progress {
         if let Event::Summary { ledger } = event {
             self.ledger.set(Some(*ledger));
         }
+        if let Event::Waiting { text } = event {
+            self.bar.suspend(|| eprintln!("ebb: {text}"));
+        }
         if let Event::Progress { bytes_done, bytes_total, files_done, files_total, stage } = event {
             // Names are counted as well, in a stage of their own.
             if stage != "namespace" {

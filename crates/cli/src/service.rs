@@ -18,6 +18,8 @@ use tokio::task::JoinHandle;
 
 /// Ports that are tried after the one that the daemon itself listens on.
 const NEXT_PORTS: u16 = 64;
+/// In the directory of its state: where it listened last.
+const ADDRESS: &str = "address";
 /// How often a service that stays for other nodes looks whether they have left.
 const LINGER_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -54,7 +56,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// The service inside a daemon: listens on the daemon's host, or where the one before it did.
+    /// The service inside a daemon: listens on the daemon's host, where the one before it did if it can.
+    /// `before`: where that is in the hands of this daemon.
     pub fn embedded(runtime: &Runtime, plan: &Plan, before: &str) -> Result<Service, Failure> {
         let config = &plan.config;
         let start = Start {
@@ -71,12 +74,17 @@ impl Service {
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
             let listener = match before {
-                "" => next_free(&addresses).await,
+                "" => match where_it_was(&config.state, &addresses).await {
+                    Some(listener) => Ok(listener),
+                    None => next_free(&addresses).await,
+                },
                 before => TcpListener::bind(before).await,
             };
             let listener = listener
                 .or_failed(format!("metadata service on the host of --listen {}", config.listen))?;
-            Service::start(start, listener, &config.listen).await
+            let service = Service::start(start, listener, &config.listen).await?;
+            note_address(&config.state, service.bound);
+            Ok(service)
         })
     }
 
@@ -195,6 +203,33 @@ fn refusal(error: &StartError, state: &Path) -> Failure {
         StartError::NeedsToken { .. } => Failure::usage(text),
         StartError::Journal(JournalError::Locked { .. }) => Failure::usage(text),
         _ => Failure::failed(text),
+    }
+}
+
+/// Other nodes look for the job's service where it was, also after its whole node was down: where its state
+/// says, on one of the addresses that it may have.
+async fn where_it_was(state: &Path, addresses: &[SocketAddr]) -> Option<TcpListener> {
+    let before: SocketAddr =
+        std::fs::read_to_string(state.join(ADDRESS)).ok()?.trim().parse().ok()?;
+    if !addresses.iter().any(|address| address.ip() == before.ip()) {
+        return None;
+    }
+    match TcpListener::bind(before).await {
+        Ok(listener) => Some(listener),
+        Err(e) => {
+            tracing::warn!(
+                error = %e,
+                "the metadata service was at {before} and cannot listen there again: nodes that are mounted \
+                 will not find it"
+            );
+            None
+        }
+    }
+}
+
+fn note_address(state: &Path, bound: SocketAddr) {
+    if let Err(e) = std::fs::write(state.join(ADDRESS), format!("{bound}\n")) {
+        tracing::warn!(error = %e, "where the metadata service listens is not noted");
     }
 }
 

@@ -116,6 +116,19 @@ impl Engine {
         deadline: Instant,
         progress: &mut dyn FnMut(&Progress),
     ) -> DrainReport {
+        self.drain_while(scope, deadline, &mut |so_far| {
+            progress(so_far);
+            true
+        })
+    }
+
+    /// The same, for as long as `progress` says so: then the drain ends as at its deadline.
+    pub fn drain_while(
+        &self,
+        scope: &DrainScope,
+        deadline: Instant,
+        progress: &mut dyn FnMut(&Progress) -> bool,
+    ) -> DrainReport {
         let shared = &self.shared;
         let began = Instant::now();
         let dirty = shared.dirty_in(scope);
@@ -128,12 +141,14 @@ impl Engine {
         while shared.wait_for_drain(id, deadline, |drain| {
             total.update(drain, began.elapsed());
         }) {
-            progress(&total);
+            if !progress(&total) {
+                break;
+            }
         }
         let report = shared.end_drain(id, scope, began);
         total.files_done = report.files;
         total.set_bytes(report.bytes, report.elapsed);
-        progress(&total);
+        let _ = progress(&total);
         report
     }
 }

@@ -72,6 +72,11 @@ pub enum Event {
         /// What it is at: `flushing`, `staging`, `namespace`, `unmounting`.
         stage: String,
     },
+    /// It does not go on, and what it waits for.
+    Waiting {
+        /// For people.
+        text: String,
+    },
     /// The books of the node, at the end of its job.
     Summary {
         /// What became of every byte.

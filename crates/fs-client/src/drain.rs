@@ -6,11 +6,14 @@ use crate::medium::LostBytes;
 use crate::node::Node;
 use crate::replica::Waiting;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
+use ebb_types::units::Size;
 use ebb_types::{Errno, Ino};
 use ebb_wire::pb;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 /// Without a limit of the user's a drain may take so long; the largest buffers need hours.
@@ -28,6 +31,19 @@ pub type Progress = Arc<dyn Fn(Event) + Send + Sync>;
 /// Rounds that a drain makes for files that got dirty again while it lasted.
 const ROUNDS_MORE: u32 = 3;
 
+/// How often it is looked whether the service is there, and after what time it is told that it is not.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+const TOLD_AFTER: Duration = Duration::from_secs(2);
+
+/// What a drain knows of the service while it lasts.
+#[derive(Default)]
+struct Service {
+    /// For so long that nobody need wait any more.
+    is_silent: Arc<AtomicBool>,
+    /// The flusher has work of this drain, and looks itself whether that is so.
+    is_flushing: AtomicBool,
+}
+
 /// One drain.
 pub struct Drain {
     /// The node.
@@ -39,11 +55,55 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Drains `paths` (everything, when there are none).
+    /// Drains `paths` (everything, when there are none). A service that does not answer for as long as a
+    /// request may take ends it.
     pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
         if let Some(why) = self.node.meta.refusal() {
             return self.without_service(why);
         }
+        let service = Service::default();
+        tokio::select! {
+            outcome = self.steps(&service, paths, limit) => outcome,
+            () = self.watch(&service) => self.unreachable(),
+        }
+    }
+
+    /// Tells who waits that the service is not there, and when it is again. Ends when nobody need wait any
+    /// more, but not before a flush that is under way.
+    async fn watch(&self, service: &Service) {
+        let (meta, patience) = (&self.node.meta, self.node.deadline());
+        let (mut since, mut told) = (Instant::now(), false);
+        let address = meta.address();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let text = if meta.is_connected() {
+                since = Instant::now();
+                service.is_silent.store(false, Release);
+                let text = format!("the metadata service {address} answers again");
+                std::mem::take(&mut told).then_some(text)
+            } else {
+                service.is_silent.store(since.elapsed() >= patience, Release);
+                let first = since.elapsed() >= TOLD_AFTER && !std::mem::replace(&mut told, true);
+                first.then(|| {
+                    let seconds = patience.as_secs();
+                    format!("the metadata service {address} does not answer; waiting for it, at most {seconds} s")
+                })
+            };
+            if let Some(text) = text {
+                (self.progress)(Event::Waiting { text });
+            }
+            if service.is_silent.load(Acquire) && !service.is_flushing.load(Acquire) {
+                return;
+            }
+        }
+    }
+
+    async fn steps(
+        &self,
+        service: &Service,
+        paths: &[PathBuf],
+        limit: Option<Duration>,
+    ) -> Outcome {
         let deadline = limit.map(|l| Instant::now() + l);
         let waiting = self.node.adopt_before_drain(limit).await;
         let files = match self.files_below(paths).await {
@@ -54,24 +114,40 @@ impl Drain {
         let mut before = (0, 0);
         for round in 0.. {
             self.node.wait_for_writers().await;
-            let report = match self.flush_all(files.clone(), deadline).await {
+            let report = match self.flush_all(service, files.clone(), deadline).await {
                 Ok(report) => report,
                 Err(e) => return Outcome::Failed { text: format!("drain: {e}") },
             };
+            if service.is_silent.load(Acquire) {
+                return self.unreachable();
+            }
             let done = (before.0 + report.bytes, report.files.max(before.1));
             let is_flushed = report.remaining.is_empty() && !report.timed_out;
             // Names go after bytes: what is published by now needs nothing more.
             match self.materialize(deadline).await {
                 Ok(named) if named.published && is_flushed && round < ROUNDS_MORE => before = done,
                 Ok(named) => return outcome(done, &report, named, waiting, paths),
-                Err(Errno::ETIMEDOUT) => {
-                    let text = "the metadata service does not answer; nothing is lost, try again";
-                    return Outcome::Unreachable { text: text.into() };
-                }
+                Err(Errno::ETIMEDOUT) => return self.unreachable(),
                 Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
             }
         }
         unreachable!("the last round returns")
+    }
+
+    fn unreachable(&self) -> Outcome {
+        let dirty = self.node.dirty_files();
+        let (address, config) = (self.node.meta.address(), &self.node.config);
+        let bytes = Size(dirty.iter().map(|file| file.bytes).sum());
+        let (files, point) = (dirty.len(), config.mountpoint.display());
+        let (cache, backing) = (config.cache.display(), config.backing.display());
+        Outcome::Unreachable {
+            text: format!(
+                "the metadata service {address} does not answer; {bytes} of {files} file(s) are in {cache} and not \
+                 on the backing. Nothing is lost: try again when it is there. Where it has another address by \
+                 now, `ebb umount --no-drain {point}` and then \
+                 `ebb mount --meta ADDRESS --cache {cache} {backing} {point}` go on with it"
+            ),
+        }
     }
 
     /// Nobody speaks to the service: nothing can be brought anywhere, which is said at once.
@@ -95,17 +171,18 @@ impl Drain {
     /// kernel tells late of the last close of a file that was written past the daemon.
     async fn flush_all(
         &self,
+        service: &Service,
         files: Option<Vec<Ino>>,
         deadline: Option<Instant>,
     ) -> Result<DrainReport, Errno> {
-        let mut report = self.flush(files.clone(), deadline).await?;
+        let mut report = self.flush(service, files.clone(), deadline).await?;
         for _ in 0..ROUNDS_MORE {
             let is_late = report.failures.is_empty() && !report.timed_out;
             if report.remaining.is_empty() || !is_late {
                 break;
             }
             let (bytes, count) = (report.bytes, report.files);
-            report = self.flush(files.clone(), deadline).await?;
+            report = self.flush(service, files.clone(), deadline).await?;
             report.bytes += bytes;
             report.files = report.files.max(count);
         }
@@ -114,6 +191,7 @@ impl Drain {
 
     async fn flush(
         &self,
+        service: &Service,
         files: Option<Vec<Ino>>,
         deadline: Option<Instant>,
     ) -> Result<DrainReport, Errno> {
@@ -124,8 +202,9 @@ impl Drain {
             None => DrainScope::All,
         };
         let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let is_silent = Arc::clone(&service.is_silent);
         let work = move || {
-            flusher.drain(&scope, deadline, &mut |p| {
+            flusher.drain_while(&scope, deadline, &mut |p| {
                 progress(Event::Progress {
                     bytes_done: p.bytes_done,
                     bytes_total: p.bytes_total,
@@ -133,9 +212,13 @@ impl Drain {
                     files_total: p.files_total,
                     stage: "flushing".into(),
                 });
+                !is_silent.load(Acquire)
             })
         };
-        tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO)
+        service.is_flushing.store(true, Release);
+        let report = tokio::task::spawn_blocking(work).await.map_err(|_| Errno::EIO);
+        service.is_flushing.store(false, Release);
+        report
     }
 
     /// Asks the service for directories, links, empty files, attributes… until nothing is left. The

@@ -281,6 +281,12 @@ impl MetaClient {
         &self.inner.options.address
     }
 
+    /// True while requests flow.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.inner.exchange.is_up()
+    }
+
     /// The number of the session with the service: another one may be with a service that has begun
     /// again.
     #[must_use]

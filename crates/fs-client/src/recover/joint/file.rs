@@ -32,6 +32,8 @@ pub(super) struct Site<'a> {
     pub shared: bool,
     /// Files of which other recoveries must know which object they are, also when nobody else had them.
     pub told: BTreeSet<Ino>,
+    /// Files of which it is known from all journals which name they have.
+    pub named: BTreeSet<Ino>,
     /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
     pub zeros: Mutex<BTreeMap<Ino, u64>>,
 }
@@ -112,15 +114,17 @@ impl Work {
         if let Some(mine) = before.iter().find(|s| s.node == site.node) {
             statement.go_on_from(mine);
         }
-        // Others, who know of an older object only, have chosen a new one.
+        // Others, who know of an older object only, have chosen a new one: it takes the place of this.
         let old = note.header.home.as_ref().filter(|h| !h.is_part() && h.ino != place.ino);
-        if let Some(old) = old.map(|h| site.places.file(&h.path, h.ino)).transpose()?.flatten()
-            && let Some(new) = find(site, &corner, &place, &before)?.map(|(new, _)| new)
+        if let Some(old) = old
+            && let Some(file) = site.places.file(&old.path, old.ino)?
+            && let Some((new, _)) = find(site, &corner, &place, &before)?
         {
-            copy_xattrs(&old, &new);
+            copy_xattrs(&file, &new);
+            statement.under = Some(old.clone());
         }
         corner.say(&statement)?;
-        let named = site.told.contains(&ino);
+        let named = site.named.contains(&ino);
         Ok(Work { ino, statement, sources, corner, place, named, seen: 0 })
     }
 

@@ -182,7 +182,8 @@ fn flush(nodes: &mut [Node], held: &mut [Extents<Held>], to: &Path, truth: &Trut
 
 fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
     let (cache, name) = (&node.cache, node.name.as_str());
-    let told = std::collections::BTreeSet::new();
+    let is_part = node.note.header.home.as_ref().is_some_and(Home::is_part);
+    let told = is_part.then_some(INO).into_iter().collect();
     Site {
         places,
         board,
@@ -192,6 +193,7 @@ fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
         force: false,
         shared: true,
         told,
+        named: std::collections::BTreeSet::new(),
         zeros: Mutex::default(),
     }
 }
@@ -304,9 +306,16 @@ fn what_is_under_its_name_is_as_long_as_it_was_cut_in_any_order() {
     assert!(killed > runs / 2, "hardly anything was killed");
 }
 
-/// Another node knew an older object only and has chosen a new one: what users keep with the file goes along.
+/// Another node knew an older object and an older name only, and has chosen a new one: that takes the place of
+/// the object under the name that it has by now, and what users keep with the file goes along.
 #[test]
-fn extended_attributes_go_along_into_the_file_that_others_have_chosen() {
+fn what_is_under_its_name_is_replaced_by_the_file_that_others_have_chosen() {
+    (0..12).for_each(replaced_by_the_chosen);
+}
+
+/// The one that knows of it is killed after so many effects, so that the other one may have to give it its
+/// name.
+fn replaced_by_the_chosen(effects: u64) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("backing")).unwrap();
     let (mut nodes, truth) = (Vec::new(), Truth(vec![(3, 3); 100]));
@@ -324,9 +333,8 @@ fn extended_attributes_go_along_into_the_file_that_others_have_chosen() {
     if rustix::fs::fsetxattr(&file, "user.tag", b"kept", flags).is_err() {
         return println!("SKIPPED: no extended attributes in {}", dir.path().display());
     }
-    let there = nodes[1].note.header.home.clone();
     let gone = Home { path: b"d/.ebb-part-1".to_vec(), ino: 1, seen: None, changing: true };
-    (nodes[0].note.header.under, nodes[0].note.header.home) = (there, Some(gone));
+    (nodes[0].note.header.path, nodes[0].note.header.home) = (b"d/old".to_vec(), Some(gone));
     for (node, version) in [(0, 1), (1, 3)] {
         let note = &mut nodes[node].note;
         note.set_held(vec![(ByteRange::new(0, 100), Held::new(Kept::Owned(Version(version))))]);
@@ -337,9 +345,13 @@ fn extended_attributes_go_along_into_the_file_that_others_have_chosen() {
     let root = dir.path().join("backing");
     let (places, board) =
         (Places::open(&root).unwrap(), Board::open(&Places::open(&root).unwrap(), "1").unwrap());
-    for _ in 0..3 {
-        nodes.iter_mut().for_each(|node| go_on(node, &places, &board, u64::MAX));
+    go_on(&mut nodes[0], &places, &board, u64::MAX);
+    for limit in [u64::MAX, effects, u64::MAX, u64::MAX, u64::MAX] {
+        go_on(&mut nodes[1], &places, &board, limit);
+        go_on(&mut nodes[0], &places, &board, u64::MAX);
     }
+    assert!(nodes.iter().all(|node| node.done), "it is whole");
+    assert!(!root.join("d/old").exists() && std::fs::read(&place).unwrap() == [3; 100]);
     let mut value = [0; 9];
     let len = rustix::fs::getxattr(&place, "user.tag", &mut value).unwrap();
     assert_eq!(&value[..len], b"kept");

@@ -113,6 +113,7 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         force: job.force,
         shared: names.is_shared(),
         told: names.told(),
+        named: names.named(),
         zeros: Mutex::new(names.zeros()),
     };
     let image = corrected(&found.image, &names);

@@ -137,14 +137,15 @@ impl Statement {
         })
     }
 
-    /// What an earlier run of the same node wrote of the same bytes is written. What it gave up is
-    /// to be judged anew, and bytes that were never published may be others by now.
+    /// What an earlier run of the same node wrote of the same bytes is written, also when they are nowhere
+    /// else any more. What it gave up is to be judged anew, and bytes that were never published may be others
+    /// by now.
     pub fn go_on_from(&mut self, before: &Statement) {
         let mut done = Vec::new();
         let written = |c: &Claim| c.fate == Fate::Written && c.key.kind != Kind::Written;
         for (range, old) in before.claims.iter().filter(|(_, c)| written(c)) {
             let same = self.claims.overlapping(range).filter(|(_, c)| c.key == old.key);
-            done.extend(same.filter(|(_, c)| c.fate != Fate::Lost).map(|(r, _)| (r, Some(old))));
+            done.extend(same.map(|(r, _)| (r, Some(old))));
         }
         self.claims.assign(&done);
     }

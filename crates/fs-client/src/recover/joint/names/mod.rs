@@ -171,6 +171,11 @@ impl Names {
         self.paths.keys().chain(&self.homeless).copied().collect()
     }
 
+    /// Those of them of which it is known from all journals which name they have.
+    pub fn named(&self) -> BTreeSet<Ino> {
+        if self.is_shared() { self.paths.keys().copied().collect() } else { BTreeSet::new() }
+    }
+
     /// Files that are zeros and nothing else, and how long they are.
     pub fn zeros(&self) -> BTreeMap<Ino, u64> {
         let (missing, _) = self.all.missing();
