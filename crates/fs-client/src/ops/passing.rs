@@ -380,7 +380,7 @@ impl Node {
                 match (piece.source, &mut passing.track) {
                     (Source::Local, _) | (Source::Zero, None) => {}
                     (Source::Zero, Some(track)) => track.clear(piece.range)?,
-                    (_, Some(track)) if were_own => track.remember(&cache, piece.range)?,
+                    (_, Some(track)) if were_own => track.overtaken(&cache, piece.range),
                     _ => {}
                 }
                 if piece.source == Source::Zero {

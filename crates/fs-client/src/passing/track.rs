@@ -105,6 +105,9 @@ pub struct Track {
     twin: Option<File>,
     /// Bytes of our blocks that others have: zeros here, and written only where they are not.
     refused: RangeSet<u64>,
+    /// Bytes that others have by now and of which the twin could not take what was here: as long as theirs
+    /// are not here, a difference says nothing.
+    blind: RangeSet<u64>,
     fine_times: bool,
     /// The kernel tells what is written.
     told: Option<Watched>,
@@ -124,6 +127,7 @@ impl Track {
             due: false,
             twin: None,
             refused: RangeSet::new(),
+            blind: RangeSet::new(),
             fine_times,
             told,
             given_up: None,
@@ -229,6 +233,7 @@ impl Track {
         let absent = zeros.iter().flat_map(|r| view.absent(*r)).collect::<Vec<_>>();
         changed.extend(written_runs(cache, &absent)?);
         let (remote, others) = by_source(view, &others);
+        let remote = remote.iter().flat_map(|r| gaps(&self.blind, *r)).collect::<Vec<_>>();
         changed.extend(match &self.twin {
             Some(twin) => differing(cache, twin, &remote)?,
             None => written_runs(cache, &remote)?,
@@ -245,7 +250,7 @@ impl Track {
             let outer = block.to_std();
             let known = self.refused.overlapping(&outer);
             refused.extend(known.map(|r| ByteRange::new(r.start, r.end).intersect(*block)));
-            others.extend(self.refused.gaps(&outer).map(|r| ByteRange::new(r.start, r.end)));
+            others.extend(gaps(&self.refused, *block));
         }
         (refused, others)
     }
@@ -261,9 +266,16 @@ impl Track {
         let twin = self.twin(cache)?;
         let mut old = vec![0; bytes.len()];
         cache::read_padded(twin, &mut old, at)?;
+        let range = ByteRange::at(at, bytes.len() as u64);
         // On a disk that is full either nothing changes, or the twin as the cache file does: else
         // others' bytes would be taken for written here.
-        cache::reserve(twin, ByteRange::at(at, bytes.len() as u64))?;
+        cache::reserve(twin, range)?;
+        for part in self.blind.overlapping(&range.to_std()) {
+            let part = ByteRange::new(part.start, part.end).intersect(range);
+            let part = (part.start() - at) as usize..(part.end() - at) as usize;
+            old[part.clone()].iter_mut().zip(&bytes[part]).for_each(|(old, new)| *old = !new);
+        }
+        let twin = self.twin.as_ref().ok_or(io::ErrorKind::NotFound)?;
         for run in changed_runs(at, bytes, &old) {
             let from = (run.start() - at) as usize;
             let new = &bytes[from..from + run.len() as usize];
@@ -275,7 +287,22 @@ impl Track {
             twin.write_all_at(&new[..arrived], run.start())?;
             done?;
         }
-        twin.write_all_at(bytes, at)
+        twin.write_all_at(bytes, at)?;
+        self.blind.remove(range.to_std());
+        Ok(())
+    }
+
+    /// Others have newer ones of these own bytes, which stay until those are here. On a disk that is full
+    /// nothing remembers what they are.
+    pub fn overtaken(&mut self, cache: &File, range: ByteRange) {
+        if range.is_empty() {
+            return;
+        }
+        self.blind.insert(range.to_std());
+        match self.remember(cache, range) {
+            Ok(()) => self.blind.remove(range.to_std()),
+            Err(e) => tracing::debug!(error = %e, "what others have overwritten is not remembered"),
+        }
     }
 
     /// The cache file's bytes in `range` are what was there when it was looked at last.
@@ -292,6 +319,7 @@ impl Track {
     pub fn clear(&mut self, range: ByteRange) -> io::Result<()> {
         if !range.is_empty() {
             self.refused.remove(range.to_std());
+            self.blind.remove(range.to_std());
         }
         let Some(twin) = &self.twin else { return Ok(()) };
         match twin.metadata()?.len() {
@@ -307,6 +335,11 @@ impl Track {
         }
         self.twin.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
+}
+
+/// The parts of `range` that are not in the set.
+fn gaps(set: &RangeSet<u64>, range: ByteRange) -> Vec<ByteRange> {
+    set.gaps(&range.to_std()).map(|r| ByteRange::new(r.start, r.end)).collect()
 }
 
 fn sum(ranges: &[ByteRange]) -> u64 {
@@ -464,6 +497,47 @@ mod tests {
         let now = Stamp::of(&cache).expect("stamp");
         track.look(&cache, now, &mut view).expect("look");
         assert_eq!(view.unattached(ByteRange::ALL), [ByteRange::new(20, 23)]);
+    }
+
+    /// What others have overwritten, and the full disk could not remember, is not taken for written here
+    /// over theirs; theirs come in whole.
+    #[test]
+    fn what_others_have_overwritten_is_not_claimed_again_on_a_full_disk() {
+        let cache = scratch();
+        let mut track = Track::start(&cache, true, None).expect("track");
+        let mut view = known_blank();
+        let own = ByteRange::new(0, 3 * BLOCK);
+        cache.write_all_at(&[7; 3 * BLOCK as usize], 0).expect("our own write");
+        view.write(own);
+        let mut service = ebb_consistency::FileState::new(0);
+        let taken = view.take_unattached(ByteRange::ALL);
+        view.attached(&taken, service.attach(NodeId(1), &taken), service.size());
+        let theirs = ByteRange::new(BLOCK, 2 * BLOCK);
+        service.attach(NodeId(2), &[theirs]);
+        let answer = service.query(ByteRange::ALL, Version::ZERO);
+        assert_eq!(view.apply(&answer).overtaken, [theirs]);
+        track.twin = Some(cache::reopened_for_reading(&scratch()).expect("a twin that is full"));
+        track.overtaken(&cache, theirs);
+        assert!(track.remember(&cache, theirs).is_err(), "nothing goes into the twin");
+        let look = |track: &mut Track, view: &mut FileView| {
+            track.look(&cache, Stamp::of(&cache).expect("stamp"), view).expect("look");
+            view.unattached(ByteRange::ALL)
+        };
+        assert_eq!(look(&mut track, &mut view), [], "it is still theirs");
+        // There is room again. Some of their bytes are what the empty twin has.
+        track.twin = None;
+        let bytes = [[0u8; 100], [9; 100]].concat().repeat(BLOCK as usize / 200 + 1);
+        let bytes = &bytes[..BLOCK as usize];
+        assert_eq!(view.fetched(theirs, answer.version), [theirs]);
+        track.merge(&cache, BLOCK, bytes).expect("merge");
+        let mut there = vec![0; 3 * BLOCK as usize];
+        cache.read_exact_at(&mut there, 0).expect("read");
+        let own = vec![7; BLOCK as usize];
+        assert_eq!(there, [&own, bytes, &own].concat());
+        assert_eq!(look(&mut track, &mut view), []);
+        cache.write_all_at(&[8; 3], BLOCK + 50).expect("over theirs");
+        let new = ByteRange::new(BLOCK + 50, BLOCK + 53);
+        assert_eq!(look(&mut track, &mut view), [new], "writes are seen again");
     }
 
     /// Foreign bytes come in beside bytes that are being written here, and what is written over
