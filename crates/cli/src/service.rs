@@ -269,6 +269,25 @@ fn advertised(listen: &str, bound: SocketAddr) -> String {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn a_service_listens_where_it_was_when_that_is_free_and_its_own() {
+        let state = tempfile::tempdir().unwrap();
+        let here = [SocketAddr::from(([127, 0, 0, 1], 0))];
+        assert!(where_it_was(state.path(), &here).await.is_none(), "nothing is known");
+        let first = next_free(&here).await.unwrap();
+        let before = first.local_addr().unwrap();
+        note_address(state.path(), before);
+        assert!(where_it_was(state.path(), &here).await.is_none(), "it is taken");
+        drop(first);
+        let again = where_it_was(state.path(), &here).await.expect("it is free");
+        assert_eq!(again.local_addr().unwrap(), before);
+        drop(again);
+        let elsewhere = [SocketAddr::from(([127, 0, 0, 2], 0))];
+        assert!(where_it_was(state.path(), &elsewhere).await.is_none(), "another host");
+        std::fs::write(state.path().join(ADDRESS), b"\xff127.0.0.1:1").unwrap();
+        assert!(where_it_was(state.path(), &here).await.is_none(), "nonsense");
+    }
+
     #[test]
     fn others_are_told_a_host_they_can_reach() {
         let bound: SocketAddr = "127.0.0.1:7401".parse().unwrap();

@@ -203,7 +203,8 @@ async fn drain(
     events: mpsc::UnboundedSender<Event>,
 ) -> Outcome {
     let progress = sender(events);
-    let drain =
-        Drain { node: Arc::clone(&daemon.node), flusher: Arc::clone(&daemon.flusher), progress };
+    let patience = daemon.node.deadline();
+    let (node, flusher) = (Arc::clone(&daemon.node), Arc::clone(&daemon.flusher));
+    let drain = Drain { node, flusher, progress, patience };
     drain.run(paths, timeout_ms.map(Duration::from_millis)).await
 }

@@ -52,11 +52,13 @@ pub struct Drain {
     pub flusher: Arc<Engine>,
     /// Who wants to know how far it is.
     pub progress: Progress,
+    /// For how long it waits for a service that does not answer.
+    pub patience: Duration,
 }
 
 impl Drain {
-    /// Drains `paths` (everything, when there are none). A service that does not answer for as long as a
-    /// request may take ends it.
+    /// Drains `paths` (everything, when there are none). A service that does not answer for too
+    /// long ends it.
     pub async fn run(&self, paths: &[PathBuf], limit: Option<Duration>) -> Outcome {
         if let Some(why) = self.node.meta.refusal() {
             return self.without_service(why);
@@ -71,7 +73,7 @@ impl Drain {
     /// Tells who waits that the service is not there, and when it is again. Ends when nobody need wait any
     /// more, but not before a flush that is under way.
     async fn watch(&self, service: &Service) {
-        let (meta, patience) = (&self.node.meta, self.node.deadline());
+        let (meta, patience) = (&self.node.meta, self.patience);
         let (mut since, mut told) = (Instant::now(), false);
         let address = meta.address();
         loop {

@@ -26,6 +26,8 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
             node: Arc::clone(node),
             flusher: Arc::clone(&daemon.flusher),
             progress: Arc::new(|_| {}),
+            // Nobody is there who could try again.
+            patience: LAST_DRAIN,
         };
         let outcome = runtime.block_on(drain.run(&[], Some(LAST_DRAIN)));
         if !matches!(outcome, Outcome::Ok { .. }) {

@@ -83,13 +83,12 @@ impl Core {
     pub fn facts(&self, subject: Option<Subject>, result: &OpResult) -> Option<pb::Facts> {
         let mut subject = subject.filter(|_| result.is_ok())?;
         let state = self.state();
-        if let Some(ino) = subject.silent.take() {
-            let file = state.files.get(&ino).filter(|f| f.size() > 0 && f.is_zeros());
-            let untold = file.is_some() && state.ns.is_local(ino);
-            subject.inos.extend(untold.then_some(ino));
-            if !untold {
+        if let Some(ino) = subject.silent {
+            state.files.get(&ino).filter(|f| f.size() > 0 && f.is_zeros())?;
+            if !state.ns.is_local(ino) {
                 return None;
             }
+            subject.inos.insert(ino);
         }
         let at = moment(&state.lineage);
         let size =

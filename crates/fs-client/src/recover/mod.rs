@@ -163,6 +163,7 @@ impl Recovery<'_> {
             node: Arc::clone(&self.node),
             flusher: Arc::clone(&engine),
             progress: Arc::clone(&self.job.progress),
+            patience: self.node.deadline(),
         };
         let drained = drain.run(&[], self.job.timeout).await;
         self.note_done(&notes, &found.image, &placed).map_err(fail("the node journal"))?;

@@ -160,16 +160,22 @@ impl At {
     }
 }
 
-/// What users and their tools keep with a file. One that is not taken must not hold back the bytes.
+/// What users and their tools keep with a file.
 pub(crate) fn copy_xattrs(from: &File, to: &File) {
-    let copied = list_xattrs(from).and_then(|names| {
-        names.iter().filter(|name| is_users(name)).try_for_each(|name| {
-            let value = read_xattr(from, name)?;
-            Ok(rustix::fs::fsetxattr(to, OsStr::from_bytes(name), &value, XattrFlags::empty())?)
-        })
-    });
-    if let Err(e) = copied {
-        tracing::debug!(error = %e, "extended attributes are not copied");
+    let names = list_xattrs(from).unwrap_or_default();
+    for name in names.iter().filter(|name| is_users(name)) {
+        match read_xattr(from, name) {
+            Ok(value) => set_xattr(to, name, &value),
+            Err(e) => tracing::debug!(error = %e, "an extended attribute cannot be read"),
+        }
+    }
+}
+
+/// One that the backing does not take must not hold back the rest, as in a drain.
+pub(crate) fn set_xattr(file: impl AsFd, name: &[u8], value: &[u8]) {
+    let set = rustix::fs::fsetxattr(file, OsStr::from_bytes(name), value, XattrFlags::empty());
+    if let Err(e) = set {
+        tracing::debug!(error = %e, "an extended attribute is not taken by the backing");
     }
 }
 

@@ -240,8 +240,9 @@ fn check_done(node: &Node, root: &Path, seed: u64, (truth, mix): (&Truth, Mix)) 
     }
 }
 
-/// How often one was killed, and how many nodes had nothing but cuts.
-fn run(seed: u64, mix: Mix) -> (u64, u64) {
+/// How often one was killed, how many nodes had nothing but cuts, and whether one that believed to be alone
+/// knew of more than was there.
+fn run(seed: u64, mix: Mix) -> (u64, u64, bool) {
     let mut dice = ChaCha8Rng::seed_from_u64(seed);
     // Each step syncs several times, which says nothing here and takes long on a busy disk.
     let memory = Path::new("/dev/shm");
@@ -250,6 +251,8 @@ fn run(seed: u64, mix: Mix) -> (u64, u64) {
     let root = dir.path().join("backing");
     std::fs::create_dir(&root).unwrap();
     let (mut nodes, truth) = cluster(&mut dice, dir.path(), mix);
+    let there = std::fs::metadata(root.join("d/f")).map_or(0, |m| m.len());
+    let stale = nodes.iter().any(|n| n.note.alone && n.note.header.size > there);
     let places = Places::open(&root).unwrap();
     let board = Board::open(&places, "1").unwrap();
     let mut killed = 0;
@@ -279,7 +282,7 @@ fn run(seed: u64, mix: Mix) -> (u64, u64) {
     assert!(content == wanted, "seed {seed}: {} bytes, not {}", content.len(), wanted.len());
     let whole = |node: &Node| node.done || node.held.is_empty();
     assert!(nodes.iter().all(whole), "seed {seed}: not whole in the end");
-    (killed, nodes.iter().filter(|n| n.told).count() as u64)
+    (killed, nodes.iter().filter(|n| n.told).count() as u64, stale)
 }
 
 #[test]
@@ -292,7 +295,7 @@ fn the_newest_bytes_win_in_any_order_and_wherever_recoveries_are_killed() {
 #[test]
 fn what_a_node_cut_stays_away_in_any_order_and_wherever_recoveries_are_killed() {
     let runs = std::env::var("EBB_RECOVERY_RUNS").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
-    let all: Vec<(u64, u64)> = (0..runs).map(|seed| run(seed, Mix::Cuts)).collect();
+    let all: Vec<_> = (0..runs).map(|seed| run(seed, Mix::Cuts)).collect();
     let (killed, told): (u64, u64) = all.iter().fold((0, 0), |(k, t), r| (k + r.0, t + r.1));
     assert!(killed > runs / 2, "hardly anything was killed");
     assert!(told > runs / 40, "hardly any node had nothing but cuts to tell of: {told}");
@@ -301,9 +304,11 @@ fn what_a_node_cut_stays_away_in_any_order_and_wherever_recoveries_are_killed() 
 #[test]
 fn what_is_under_its_name_is_as_long_as_it_was_cut_in_any_order() {
     let runs = std::env::var("EBB_RECOVERY_RUNS").ok().and_then(|v| v.parse().ok()).unwrap_or(200);
-    let all: Vec<(u64, u64)> = (0..runs).map(|seed| run(seed, Mix::InPlace)).collect();
+    let all: Vec<_> = (0..runs).map(|seed| run(seed, Mix::InPlace)).collect();
     let killed: u64 = all.iter().map(|r| r.0).sum();
     assert!(killed > runs / 2, "hardly anything was killed");
+    let stale = all.iter().filter(|r| r.2).count() as u64;
+    assert!(stale > runs / 20, "hardly anything was cut that a node did not hear of: {stale}");
 }
 
 /// Another node knew an older object and an older name only, and has chosen a new one: that takes the place of

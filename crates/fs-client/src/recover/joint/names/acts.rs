@@ -4,7 +4,7 @@
 use super::super::board::Place;
 use super::super::file::{Site, Stay};
 use super::super::tick;
-use crate::recover::places::{At, dress as dress_file, kind, open_dir, sync_dir};
+use crate::recover::places::{At, dress as dress_file, kind, open_dir, set_xattr, sync_dir};
 use ebb_namespace::{Book, Missing};
 use ebb_types::{FileKind, Ino, Name};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawMode, Stat};
@@ -330,19 +330,8 @@ pub(super) fn dress(
     Ok(())
 }
 
-/// One that the backing does not take must not hold back the rest, as in a drain.
 fn put_xattrs(file: impl AsFd, book: &Book, ino: Ino) {
-    for (name, value) in book.xattrs(ino) {
-        let set = rustix::fs::fsetxattr(
-            &file,
-            OsStr::from_bytes(name),
-            value,
-            rustix::fs::XattrFlags::empty(),
-        );
-        if let Err(e) = set {
-            tracing::debug!(error = %e, "an extended attribute is not taken by the backing");
-        }
-    }
+    book.xattrs(ino).for_each(|(name, value)| set_xattr(&file, name, value));
 }
 
 /// Takes a name back that a recovery gave: a file waits for its new one, the rest is made anew. True when

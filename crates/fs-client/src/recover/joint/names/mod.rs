@@ -165,10 +165,9 @@ impl Names {
     /// Files of which other recoveries must know which objects they are: those that may get another name,
     /// or another one besides.
     pub fn told(&self) -> BTreeSet<Ino> {
-        if !self.is_shared() {
-            return BTreeSet::new();
-        }
-        self.paths.keys().chain(&self.homeless).copied().collect()
+        let mut told = self.named();
+        told.extend(self.homeless.iter().filter(|_| self.is_shared()));
+        told
     }
 
     /// Those of them of which it is known from all journals which name they have.
