@@ -6,6 +6,7 @@
 //! |---|---|
 //! | a flush of synced bytes ended | what the node journal says of them, and the bytes in the cache; copies |
 //! | a file with synced bytes was deleted | the same, and the cache file; noted as nameless, so that no recovery brings it back by itself |
+//! | synced bytes were cut off, by this node | the cache file's end; whoever cuts waits for it ([`Node::cut_is_stable`]) |
 //!
 //! Consistency: what is kept is counted as flushed or deleted everywhere else; a daemon that takes over
 //! asks the service what became of it.
@@ -172,6 +173,24 @@ impl Node {
                 }
             });
         }
+    }
+
+    /// The service has cut the file. Where synced bytes go, they go from the cache file when both journals
+    /// have the cut on stable storage, first the service's: else a power cut may leave the file as long as it
+    /// was, and its end gone; or this node alone would know that it was cut.
+    pub(crate) async fn cut_is_stable(
+        &self,
+        file: &CachedFile,
+        size: u64,
+        version: Version,
+    ) -> Result<(), Errno> {
+        let Some(journal) = self.journal.get().cloned() else { return Ok(()) };
+        if !journal.has_durable(file.ino, std::iter::once(ByteRange::from(size))) {
+            return Ok(());
+        }
+        self.meta.sync_meta().await?;
+        self.note_cut(file, &mut file.state.write(), size, version);
+        tokio::task::spawn_blocking(move || journal.sync()).await.map_err(|_| Errno::EIO)?
     }
 
     /// Asks the service to bring what it has to stable storage, and forgets what was kept until then.

@@ -102,7 +102,7 @@ fn is_on_the_backing(cluster: &Cluster) -> bool {
 }
 
 /// The kernel writes what it likes and when.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writes {
     /// The journals of nodes, and not the service's.
     NodeJournals,
@@ -111,6 +111,11 @@ enum Writes {
 }
 
 fn cut(disk: &mut PowerDisk, cluster: &mut Cluster, writes: Writes) {
+    cut_under(disk, cluster, writes, None);
+}
+
+/// The same while a program has a file open.
+fn cut_under(disk: &mut PowerDisk, cluster: &mut Cluster, writes: Writes, open: Option<File>) {
     match writes {
         Writes::NodeJournals => {
             let journals =
@@ -125,6 +130,7 @@ fn cut(disk: &mut PowerDisk, cluster: &mut Cluster, writes: Writes) {
     }
     disk.power_off();
     end_everything(cluster, Vec::new());
+    drop(open);
     disk.power_on(Cut::Everything, 1);
     begin_again(cluster);
 }
@@ -236,6 +242,47 @@ fn what_was_said_to_be_on_the_backing_is_known_to_be_there() {
         drop(file);
         is_whole(&cluster, &what);
         ends(&mut disk, cluster, &what);
+    }
+}
+
+/// So many bytes are left of what is cut.
+const CUT_TO: u64 = 1_000;
+
+/// Neither journal knows of the cut, or one of them alone does: the file is as before or as after it, and
+/// nothing of it is missed.
+#[test]
+fn a_synced_file_that_was_being_cut_is_as_before_or_as_after_it() {
+    let Some(mut disk) = disk() else { return };
+    let cuts = [
+        (CUT_TO, Writes::Removals),
+        (CUT_TO, Writes::NodeJournals),
+        (0, Writes::Removals),
+        (0, Writes::NodeJournals),
+    ];
+    for (n, way) in EVERYWHERE.into_iter().chain([way("session", &[])]).enumerate() {
+        // Every way with each number of bytes, and with each kind of loss.
+        for (to, writes) in [cuts[n % 2], cuts[3 - n % 2]] {
+            let what = format!("{way:?}, to {to}, {writes:?}");
+            let mut cluster = way.start(&disk, "end");
+            let file = synced(&cluster);
+            way.was_gone(cluster.node(0));
+            match to {
+                0 => drop(File::create(cluster.node(0).path("f")).expect("O_TRUNC")),
+                to => file.set_len(to).expect("ftruncate"),
+            }
+            cut_under(&mut disk, &mut cluster, writes, Some(file));
+            let got = std::fs::read(cluster.node(0).path("f"));
+            let got = got.unwrap_or_else(|e| panic!("{what}: {e}"));
+            let all = wanted();
+            let left = if got.len() as u64 == to { &all[..to as usize] } else { &all };
+            content::same(&what, &got, left);
+            assert!(!cluster.node(0).log().contains("ERROR"), "{what}: {}", cluster.node(0).log());
+            cluster.umount_all();
+            let there = std::fs::read(cluster.backing().join("f"));
+            content::same(&what, &there.unwrap_or_else(|e| panic!("{what}: {e}")), left);
+            drop(cluster);
+            disk.reset();
+        }
     }
 }
 

@@ -165,7 +165,11 @@ impl Node {
         };
         match args.only_grow {
             true => self.apply_grown(&file, &map).await?,
-            false => self.apply_cut(&file, size, &map),
+            false => {
+                let stable = self.cut_is_stable(&file, size, map.map.version).await;
+                self.apply_cut(&file, size, &map);
+                stable?;
+            }
         }
         self.complete(&file).await?;
         Ok(done.attr)

@@ -193,8 +193,10 @@ impl Node {
             },
             _ => None,
         };
+        let mut stable = Ok(());
         if truncated {
             file.state.write().path.clone_from(&opened.place.path);
+            stable = self.cut_is_stable(file, 0, opened.map.map.version).await;
             self.apply_cut(file, 0, &opened.map);
         } else {
             self.learn(file, &opened.map);
@@ -205,7 +207,10 @@ impl Node {
             // Where it is on the backing was not known when the cut was noted.
             self.note_header(file, &file.state.read());
         }
-        if rest && let Err(e) = self.query(file, ByteRange::ALL).await {
+        if rest && stable.is_ok() {
+            stable = self.query(file, ByteRange::ALL).await;
+        }
+        if let Err(e) = stable {
             self.closed(file).await;
             return Err(e);
         }
