@@ -82,6 +82,10 @@ pub struct CachedFile {
     pub listed: AtomicBool,
     /// The cache file's name is on stable storage.
     pub name_synced: AtomicBool,
+    /// The log says that bytes of it are lost.
+    pub said_lost: AtomicBool,
+    /// One for this, and one for each open handle by which somebody may have it mapped to store into it.
+    pub mappable: Arc<()>,
     /// One more than the number of the chunk that was used last, for the eviction order; 0: none.
     pub last_chunk: AtomicU64,
     /// Who may hold locks of it at the service.
@@ -224,6 +228,8 @@ impl CachedFile {
             }),
             listed: AtomicBool::new(false),
             name_synced: AtomicBool::new(false),
+            said_lost: AtomicBool::new(false),
+            mappable: Arc::default(),
             last_chunk: AtomicU64::new(0),
             locks: Mutex::default(),
             guarded: AtomicBool::new(false),
@@ -362,6 +368,11 @@ impl CachedFile {
             // Without a name it cannot be asked for; and nobody else will ever read it.
             Err(e) => e.kind() == std::io::ErrorKind::NotFound,
         }
+    }
+
+    /// Somebody here may have it mapped to store into it: a mapping keeps its handle.
+    pub fn may_be_mapped(&self) -> bool {
+        Arc::strong_count(&self.mappable) > 1
     }
 
     /// Its path for messages.

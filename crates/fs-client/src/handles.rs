@@ -18,6 +18,8 @@ pub struct OpenFile {
     pub file: Arc<CachedFile>,
     /// Which way its reads and writes go.
     pub path: IoPath,
+    /// Open for reading and writing ([`CachedFile::may_be_mapped`]).
+    pub mappable: Option<Arc<()>>,
     /// Where a sequential reader would go on.
     pub read_ahead: Mutex<ReadAhead>,
 }

@@ -188,17 +188,25 @@ impl Node {
             self.return_once_begun(ino, seq);
             return false;
         }
-        let Some(file) = self.file(ino) else { return true };
+        let shows = self.has_pages(ino);
+        let Some(file) = self.file(ino) else {
+            if shows {
+                self.return_without_pages(self.meta.connection(), ino, seq);
+            }
+            return !shows;
+        };
         let tells = {
             let mut state = file.state.write();
             state.lease.recall(seq);
             state.quiet.recall(seq);
             state.quiet.has_untold()
         };
-        if tells {
-            self.return_once_told(file, seq);
+        match (tells, shows) {
+            (true, _) => self.return_once_told(file, seq),
+            (false, true) => self.return_without_pages(self.meta.connection(), ino, seq),
+            (false, false) => {}
         }
-        !tells
+        !tells && !shows
     }
 
     /// A file is forgotten here: its lease is of no use.
@@ -206,6 +214,7 @@ impl Node {
         if let Some(seq) = file.state.write().lease.give_up() {
             // The attributes are known under the same one.
             self.known.give_up(file.ino, seq);
+            self.nobody_tells_of(file.ino);
             self.meta.return_lease(file.ino, seq);
         }
     }

@@ -27,6 +27,7 @@ pub mod heir;
 mod home;
 mod interrupt;
 pub mod journal;
+mod kernel_pages;
 mod known;
 mod leases;
 pub mod ledger;

@@ -57,6 +57,8 @@ pub struct Metrics {
     pub reasserted: AtomicU64,
     /// Ends of flushes, and deletions, of synced files.
     pub kept_until_stable: AtomicU64,
+    /// How often pages that the kernel kept of a file were dropped.
+    pub pages_dropped: AtomicU64,
     /// Files whose locks were given up because this node was silent.
     pub locks_lost: AtomicU64,
 }
@@ -76,6 +78,7 @@ impl Default for Metrics {
             overtaken: AtomicU64::new(0),
             reasserted: AtomicU64::new(0),
             kept_until_stable: AtomicU64::new(0),
+            pages_dropped: AtomicU64::new(0),
             locks_lost: AtomicU64::new(0),
         }
     }
@@ -92,7 +95,7 @@ impl Metrics {
         histogram.sum_us.fetch_add(us, Relaxed);
     }
 
-    fn totals(&self) -> [(&'static str, &'static str, u64); 8] {
+    fn totals(&self) -> [(&'static str, &'static str, u64); 9] {
         [
             ("bytes_written", "Bytes written by applications", self.bytes_written.load(Relaxed)),
             ("bytes_read", "Bytes read by applications", self.bytes_read.load(Relaxed)),
@@ -108,6 +111,11 @@ impl Metrics {
                 "kept_until_stable",
                 "Flushes and deletions of synced bytes that waited for the service's stable storage",
                 self.kept_until_stable.load(Relaxed),
+            ),
+            (
+                "kernel_pages_dropped",
+                "How often pages that the kernel kept of a file were dropped",
+                self.pages_dropped.load(Relaxed),
             ),
             (
                 "locks_lost",

@@ -10,6 +10,7 @@ use crate::handles::Handles;
 use crate::heir::{Heirloom, Placed};
 use crate::interrupt::Interrupts;
 use crate::journal::Journal;
+use crate::kernel_pages::KernelPages;
 use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
@@ -74,6 +75,8 @@ pub struct Node {
     pub metrics: Metrics,
     /// Counters of what was not asked.
     pub leases: LeaseCounts,
+    /// What the kernel keeps of files' bytes.
+    pub(crate) kernel_pages: KernelPages,
     /// Names and attributes that need not be asked for.
     pub known: KnownNames,
     /// What is no more and still known to the kernel.
@@ -178,6 +181,7 @@ impl Node {
             metrics: Metrics::default(),
             leases: LeaseCounts::default(),
             known: KnownNames::default(),
+            kernel_pages: KernelPages::default(),
             gone: Gone::default(),
             unforgotten: Unforgotten::default(),
             runtime: parts.runtime,
@@ -366,6 +370,7 @@ impl Node {
     /// and of what has some it is found out whether it was unlinked.
     pub fn forget(&self, ino: Ino) {
         self.known.drop_inode(ino);
+        self.kernel_pages.forget(ino);
         let mut shard = self.shard(ino).write();
         let Some(file) = shard.get(&ino) else { return };
         // Whoever is about to open it holds it as well; then it stays.

@@ -271,6 +271,9 @@ impl Node {
                 }
                 tokio::time::sleep(PAUSE).await;
             }
+            if node.has_pages(file.ino) {
+                node.drop_pages(file.ino).await;
+            }
             node.meta.return_recalled(connection, file.ino, seq);
         });
     }
@@ -294,7 +297,7 @@ impl Node {
                     file.state.write().lease.recall(seq);
                     node.return_once_told(file, seq);
                 }
-                None => node.meta.return_recalled(connection, ino, seq),
+                None => node.return_without_pages(connection, ino, seq),
             }
         });
     }
@@ -305,6 +308,7 @@ impl Node {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(node) = node.upgrade() else { return };
+            node.drop_all_pages_without_trust();
             node.publish_seats().await;
             for file in node.all_quiet() {
                 if let Err(e) = node.tell_if_owed(&file).await {

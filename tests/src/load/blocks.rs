@@ -61,7 +61,13 @@ impl Blocks {
     pub fn carry_out(&self, first: u64, count: u64, operation: u64) -> io::Result<()> {
         let file = self.open.as_ref().expect("it was opened");
         let (offset, len) = (first * BLOCK_BYTES, count * BLOCK_BYTES);
-        file.write_all_at(&content::bytes(self.who, operation, offset, len), offset)
+        // From the beginning of a page on: else the kernel makes requests that end within pages, and a daemon
+        // that is killed between two of them leaves a torn page.
+        let mut bytes = vec![0; (len + PAGE_BYTES) as usize];
+        let begin = bytes.as_ptr().align_offset(PAGE_BYTES as usize);
+        let bytes = &mut bytes[begin..begin + len as usize];
+        bytes.copy_from_slice(&content::bytes(self.who, operation, offset, len));
+        file.write_all_at(bytes, offset)
     }
 
     /// These blocks were published as they were written.
@@ -123,7 +129,9 @@ impl Blocks {
                 .or_else(|| (self.in_doubt && is_torn(self.who, at, page, may_be)).then_some(TORN));
             let mut found = found.unwrap_or_else(|| {
                 let begin = &page[..page.len().min(16)];
-                panic!("{what}: the page at {at} is of none of {may_be:?}: {begin:?}...")
+                let newest = may_be.iter().copied().filter(|n| *n != TORN).max();
+                let of = origin(self.who, page, at, newest.unwrap_or(0));
+                panic!("{what}: the page at {at} is of none of {may_be:?}: {begin:?}..., {of}")
             });
             if (page.len() as u64) < PAGE_BYTES {
                 // What is written behind it makes zeros of the rest.
@@ -151,6 +159,16 @@ fn is_torn(who: u64, at: u64, page: &[u8], may_be: &[u64]) -> bool {
     let begin = page.iter().zip(&new).take_while(|(a, b)| a == b).count();
     let rest = |operation: &u64| *operation != TORN && of(*operation)[begin..] == page[begin..];
     begin > 0 && before.iter().any(rest)
+}
+
+/// What a page begins with, for who looks for what went wrong: so many bytes of that operation.
+fn origin(who: u64, page: &[u8], at: u64, newest: u64) -> String {
+    let alike = |operation: u64| {
+        let bytes = content::bytes(who, operation, at, page.len() as u64);
+        page.iter().zip(bytes).take_while(|(a, b)| **a == *b).count()
+    };
+    let best = (1..=newest).map(|n| (alike(n), n)).max().filter(|(alike, _)| *alike > 0);
+    best.map_or("nothing of this file".into(), |(n, of)| format!("{n} bytes of operation {of}"))
 }
 
 #[cfg(test)]

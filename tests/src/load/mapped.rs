@@ -33,7 +33,8 @@ pub(super) struct Mapped {
 
 #[derive(Debug)]
 struct Mapping {
-    file: File,
+    /// None once it is closed.
+    file: Option<File>,
     at: *mut libc::c_void,
     /// Between it and the program.
     between: File,
@@ -55,7 +56,7 @@ impl Mapping {
             assert!(fd >= 0, "memfd: {}", io::Error::last_os_error());
             File::from_raw_fd(fd)
         };
-        Ok(Mapping { file, at, between })
+        Ok(Mapping { file: Some(file), at, between })
     }
 
     fn store(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -87,12 +88,11 @@ impl Mapping {
         }
     }
 
-    /// Unmaps and closes.
+    /// Unmaps and closes. Once only: what could not be stored is told to the first close, also of a
+    /// descriptor that was copied.
     fn end(mut self) -> io::Result<()> {
         self.unmap();
-        let file = self.file.try_clone()?;
-        drop(self);
-        close(file)
+        self.file.take().map_or(Ok(()), close)
     }
 
     fn unmap(&mut self) {

@@ -40,6 +40,8 @@ pub struct Place<'a> {
     pub backing: &'a mut Backing,
     pub caches: Option<&'a Backing>,
     pub network: Option<&'a Network>,
+    /// fsync says nothing of stable storage.
+    pub syncs_nothing: bool,
 }
 
 pub struct Hand<'a> {
@@ -89,7 +91,8 @@ impl<'a> Hand<'a> {
             }
             Fault::Instead(which, time) => {
                 self.hit.was_refused = true;
-                instead::answer(self.at.cluster, self.at.network, which, time);
+                let Place { cluster, network, syncs_nothing, .. } = &mut self.at;
+                instead::answer(cluster, *network, *syncs_nothing, which, time);
             }
             Fault::Silence(node, time) => {
                 self.switch(Lasting::StopDaemon(node), true);
@@ -125,7 +128,7 @@ impl<'a> Hand<'a> {
     }
 
     fn switch(&mut self, what: Lasting, on: bool) {
-        let Place { cluster, backing, caches, network } = &mut self.at;
+        let Place { cluster, backing, caches, network, .. } = &mut self.at;
         let network = || network.expect("links break where there is a network");
         let signal = if on { libc::SIGSTOP } else { libc::SIGCONT };
         match what {

@@ -17,8 +17,17 @@ use std::time::Duration;
 /// Until every node has heard of who answers, and of who is back.
 const SOON: Duration = Duration::from_secs(40);
 
+/// Until what the service has done is on stable storage by itself, and every node has heard so.
+const HEARD_WITHIN: Duration = Duration::from_secs(6);
+
 /// When it returns, the right service is back, and all nodes speak to it.
-pub fn answer(cluster: &mut Cluster, network: Option<&Network>, who: Stranger, time: Duration) {
+pub fn answer(
+    cluster: &mut Cluster,
+    network: Option<&Network>,
+    syncs_nothing: bool,
+    who: Stranger,
+    time: Duration,
+) {
     match who {
         Stranger::OldState => with_state(cluster, time, |cluster, state, old| {
             copy(state, old);
@@ -32,6 +41,10 @@ pub fn answer(cluster: &mut Cluster, network: Option<&Network>, who: Stranger, t
                 file.unwrap_or_else(|e| {
                     panic!("{}: a file that the older state lacks: {e}", node.name())
                 });
+            }
+            // What is not on stable storage could be lost in any case, and is not missed.
+            if syncs_nothing {
+                sleep(HEARD_WITHIN);
             }
         }),
         Stranger::NoState => with_state(cluster, time, |_, _, _| {}),

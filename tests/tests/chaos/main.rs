@@ -192,6 +192,7 @@ impl Run {
             backing: &mut self.backing,
             caches: self.caches.as_ref(),
             network: self.network.as_deref(),
+            syncs_nothing: self.plan.durability == "none",
         });
         for fault in faults {
             std::thread::sleep(Duration::from_millis(self.dice.random_range(20..500)));

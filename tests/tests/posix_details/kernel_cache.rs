@@ -1,5 +1,5 @@
-//! What the kernel keeps of a file beside the daemon: pages for splice and mappings. After a lock they
-//! are what the other node wrote. (The size that it goes by there is not covered.)
+//! What the kernel keeps of a file beside the daemon: pages for splice and mappings. They follow the
+//! model as read(2) does. (The size that it goes by there is the one of the last stat or open.)
 
 use super::locks::{flock, set};
 use super::{checked, create, open};
@@ -43,4 +43,80 @@ fn sendfile_after_a_lock_gives_what_the_other_node_wrote() {
         locked.expect("lock");
         assert_eq!(sent(&a, 9000).expect("sendfile"), [b'b'; 1000], "under {model}");
     }
+}
+
+const DROPPED: &str = "ebb_kernel_pages_dropped_total";
+
+/// A read-only mapping of a page, looked at as often as one likes.
+struct Mapped(*const u8);
+
+impl Mapped {
+    fn new(file: &File) -> Mapped {
+        // SAFETY: a new mapping of an open file, taken away when this is dropped.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Mapped(at.cast())
+    }
+
+    fn first(&self) -> u8 {
+        // SAFETY: the file is as long as that.
+        unsafe { self.0.read_volatile() }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of this.
+        unsafe { libc::munmap(self.0.cast_mut().cast(), 4096) };
+    }
+}
+
+/// Under a model that shows writes at once no lock and no open is needed: B writes, A sends, and looks at
+/// its mapping. Each time, with and without a close, and whichever way the opens go.
+#[test]
+fn sendfile_and_mappings_give_what_the_other_node_wrote() {
+    for (io_path, closes) in [("daemon", false), ("daemon", true), ("auto", false)] {
+        let what = format!("--io-path {io_path}, closes: {closes}");
+        let cluster =
+            Cluster::builder().nodes(2).consistency("posix").option("--io-path", io_path).start();
+        std::fs::write(cluster.node(0).path("f"), [b'a'; 9000]).expect("write");
+        let a = File::open(cluster.node(0).path("f")).expect("open");
+        let mapped = Mapped::new(&a);
+        assert_eq!((sent(&a, 9000).expect("sendfile"), mapped.first()), (vec![b'a'; 9000], b'a'));
+        let b = open(&cluster.node(1).path("f"));
+        for round in 1..=20 {
+            let bytes = [b'a' + round; 9000];
+            match closes {
+                true => open(&cluster.node(1).path("f")).write_all_at(&bytes, 0).expect("write"),
+                false => b.write_all_at(&bytes, 0).expect("write"),
+            }
+            assert_eq!(mapped.first(), bytes[0], "{what}: mapped, round {round}");
+            assert!(sent(&a, 9000).expect("sendfile") == bytes, "{what}: sent, round {round}");
+        }
+        let dropped = cluster.node(0).counter(DROPPED);
+        assert!(io_path == "auto" || dropped >= 20, "{what}: it was not this: {dropped}");
+    }
+}
+
+/// Where fsync looks up what others have published, pages of before are gone after it.
+#[test]
+fn sendfile_after_an_fsync_that_looks_gives_what_was_published() {
+    let cluster = Cluster::builder().nodes(2).consistency("commit").start();
+    std::fs::write(cluster.node(0).path("f"), [b'a'; 9000]).expect("write");
+    let a = File::open(cluster.node(0).path("f")).expect("open");
+    assert_eq!(sent(&a, 9000).expect("sendfile"), [b'a'; 9000]);
+    let b = open(&cluster.node(1).path("f"));
+    b.write_all_at(&[b'b'; 9000], 0).expect("write");
+    b.sync_all().expect("fsync");
+    a.sync_all().expect("fsync");
+    assert_eq!(sent(&a, 9000).expect("sendfile"), [b'b'; 9000]);
 }

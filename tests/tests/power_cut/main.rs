@@ -282,6 +282,14 @@ fn judge(what: &str, cluster: &Cluster, books: &[Books]) -> Vec<Verdict> {
     books.iter().enumerate().map(of).collect()
 }
 
+/// What is on the disk, for who looks for what went wrong.
+fn room(disk: &Path) -> String {
+    let vfs = rustix::fs::statvfs(disk).expect("statvfs");
+    let (free, inodes) = (vfs.f_bavail * vfs.f_frsize >> 20, vfs.f_favail);
+    let used = Command::new("du").args(["-a", "-m", "-t", "1M"]).arg(disk).output().expect("du");
+    format!("{free} MiB and {inodes} inodes are free; {}", String::from_utf8_lossy(&used.stdout))
+}
+
 /// Status 0 says that everything is on the backing; 3 names what is not. What could be read through
 /// the mount is there in both cases.
 fn judge_drain(what: &str, cluster: &Cluster, found: &[Verdict]) {
@@ -289,7 +297,8 @@ fn judge_drain(what: &str, cluster: &Cluster, found: &[Verdict]) {
         let output = node.ebb("drain", &[], &[]);
         let said = describe(&output);
         let wanted = if verdict.lost.is_empty() { 0 } else { 3 };
-        assert_eq!(output.status.code(), Some(wanted), "{what}: {verdict:?}: {said}");
+        let (lost, disk) = (&verdict.lost, cluster.backing().parent().expect("the disk"));
+        assert_eq!(output.status.code(), Some(wanted), "{what}: {lost:?}: {said}{}", room(disk));
         for name in &verdict.lost {
             let path = format!("p{n}/{name}");
             assert!(said.contains(&path), "{what}: {path} is not named: {said}");

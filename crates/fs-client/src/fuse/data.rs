@@ -3,9 +3,11 @@
 use super::answers::{data, empty, offset, written};
 use super::convert::{errno, ino};
 use super::{Adapter, caller, checked};
+use crate::kernel_pages::PageRead;
 use crate::metrics::Operation;
 use crate::ops::data::Written;
 use crate::virtual_files;
+use ebb_consistency::SyncEvent;
 use ebb_fuse::{
     CopyFileRange, Fallocate, Fsync, Head, Lseek, Read, ReplyData, ReplyEmpty, ReplyLseek,
     ReplyWrite, Write, WriteFlags,
@@ -39,6 +41,9 @@ impl Adapter {
         let Some((handle, reply)) = checked(handle, reply) else { return };
         let (offset, size) = (asked.offset, asked.size as usize);
         let start = Instant::now();
+        // A program's read(2) names its owner; what fills pages has none.
+        let fills = asked.owner.is_none();
+        let filling = if fills { PageRead::begin(&self.node, &handle.file) } else { None };
         let active = (self.node.activity.enter(), self.node.watchdog.in_loop());
         let answered = READ_BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(buffer.len().max(size), 0);
@@ -48,13 +53,17 @@ impl Adapter {
         match answered {
             Ok(Some(n)) => {
                 self.node.metrics.finished(Operation::Read, start);
-                return READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
+                READ_BUFFER.with_borrow(|buffer| reply.data(&buffer[..n]));
+                return drop(filling);
             }
             Ok(None) => {}
             Err(e) => return reply.error(errno(e)),
         }
         let node = Arc::clone(&self.node);
-        let work = async move { node.read(&handle, offset, size).await };
+        let work = async move {
+            let _filling = filling;
+            node.read(&handle, offset, size).await
+        };
         self.spawn_waiting(Operation::Read, head, work, data(reply));
     }
 
@@ -119,7 +128,12 @@ impl Adapter {
         let handle = self.handle_with_locks(asked.handle, None);
         let Some((handle, reply)) = checked(handle, reply) else { return };
         let node = Arc::clone(&self.node);
-        self.spawn(Operation::Fsync, async move { node.fsync(&handle).await }, empty(reply));
+        let work = async move {
+            node.fsync(&handle).await?;
+            node.drop_older_pages(&handle.file, SyncEvent::Fsync).await;
+            Ok(())
+        };
+        self.spawn(Operation::Fsync, work, empty(reply));
     }
 
     pub(super) fn fallocate(&self, asked: &Fallocate, reply: ReplyEmpty) {

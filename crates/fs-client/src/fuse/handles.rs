@@ -93,6 +93,11 @@ impl Adapter {
         let work = async move {
             node.release(&handle).await;
             node.handles.forget(fh);
+            if handle.mappable.is_some() {
+                let file = Arc::clone(&handle.file);
+                drop(handle);
+                node.stores_no_more(&file);
+            }
             Ok(())
         };
         self.spawn(Operation::Release, work, empty(reply));

@@ -32,13 +32,12 @@ impl Adapter {
     pub(super) fn setlk(&self, head: &Head, asked: &Lock, reply: ReplyEmpty) {
         let Some((handle, reply)) = checked(self.handle(asked.handle), reply) else { return };
         let (lock, kind, waits) = (request(asked), asked.kind, asked.waits);
-        let (node, places, unique) =
-            (Arc::clone(&self.node), Arc::clone(&self.places), head.unique.0);
+        let (node, unique) = (Arc::clone(&self.node), head.unique.0);
         let work = async move {
             node.set_lock(&handle, lock, waits, unique).await?;
             // Past the daemon the kernel has no pages of its own.
             if kind != libc::F_UNLCK && handle.file.state.read().passing.is_none() {
-                places.refresh(handle.file.ino).await;
+                node.locked_anew(&handle.file).await;
             }
             Ok(())
         };

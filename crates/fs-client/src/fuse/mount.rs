@@ -71,6 +71,7 @@ pub fn mount(node: Arc<Node>) -> Result<Mounted, MountError> {
     };
     let device = Arc::clone(session.device());
     places.connect(session.notifier());
+    node.kernel_pages.connect(places, goes_on);
     match &heir {
         Some(_) if goes_on => session.notifier().resend().map_err(failed)?,
         Some(heir) if resends.load(Acquire) => {

@@ -6,6 +6,7 @@
 //! rename(2) fails with ESTALE, however often the kernel asks again. An entry that is gone is
 //! not in the way, so the old one is taken away before the look-up is answered.
 
+use crate::kernel_pages::Kernel;
 use ebb_fuse::{INodeNo, Notifier};
 use ebb_locks::Mutex;
 use ebb_types::{Ino, Name};
@@ -17,8 +18,6 @@ use std::time::Duration;
 /// hold the lock that this needs; when it then fails and is tried again by the kernel, this has
 /// had its turn. Long for a machine that is busy: whoever is answered too early fails.
 const LET_GO_WAIT: Duration = Duration::from_secs(1);
-/// The same for pages. What is not dropped in this time is dropped after it.
-const REFRESH_WAIT: Duration = Duration::from_millis(100);
 
 type Place = (Ino, Name);
 
@@ -68,6 +67,15 @@ impl Table {
     }
 }
 
+impl Kernel for Places {
+    fn drop_pages(&self, ino: Ino) {
+        if let Some(kernel) = self.kernel.get() {
+            // ENOENT: the kernel does not know the inode.
+            let _ = kernel.inval_inode(INodeNo(ino.0), 0, 0);
+        }
+    }
+}
+
 impl Places {
     /// From now on the kernel can be told.
     pub fn connect(&self, kernel: Notifier) {
@@ -99,21 +107,6 @@ impl Places {
         });
         if tokio::time::timeout(LET_GO_WAIT, tell).await.is_err() {
             tracing::debug!(%ino, "the kernel is still busy with the old place of a directory");
-        }
-    }
-
-    /// Somebody has locked a file: what the kernel kept of its bytes (for mappings and splice) is
-    /// dropped. Bounded in time: a page can be locked by a read that waits for other nodes.
-    pub async fn refresh(self: &Arc<Places>, ino: Ino) {
-        let places = Arc::clone(self);
-        let tell = tokio::task::spawn_blocking(move || {
-            if let Some(kernel) = places.kernel.get() {
-                // ENOENT: the kernel does not know the inode.
-                let _ = kernel.inval_inode(INodeNo(ino.0), 0, 0);
-            }
-        });
-        if tokio::time::timeout(REFRESH_WAIT, tell).await.is_err() {
-            tracing::debug!(%ino, "the kernel is still busy with pages of a file");
         }
     }
 

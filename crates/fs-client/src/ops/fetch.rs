@@ -181,7 +181,11 @@ impl Node {
             let missing =
                 |p: &Piece| matches!(p.source, Source::Peer { node, .. } if node == self.me);
             let Some(lost) = plan.into_iter().find(missing) else { return Ok(None) };
-            tracing::error!(ino = %file.ino, %range, ?lost, "bytes of this node are lost");
+            // A program may ask for each of them, and again.
+            if !file.said_lost.swap(true, Relaxed) {
+                let path = file.label();
+                tracing::error!(path, %range, ?lost, "bytes of this node are lost: reads get EIO");
+            }
             return Err(Errno::EIO);
         }
         if self.is_down(owner) {

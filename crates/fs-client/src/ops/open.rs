@@ -12,6 +12,7 @@ use crate::ops::passing::Asked;
 use crate::passing::{Door, Opening};
 use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
+use ebb_consistency::path::Access;
 use ebb_consistency::{IoPath, SyncEvent};
 use ebb_locks::Mutex;
 use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
@@ -64,9 +65,10 @@ fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBack
 }
 
 impl Node {
-    pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath) -> u64 {
+    pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath, access: Access) -> u64 {
         let read_ahead = Mutex::new(ReadAhead::default());
-        self.handles.insert_file(OpenFile { fh: 0, file, path, read_ahead })
+        let mappable = (access == Access::ReadWrite).then(|| Arc::clone(&file.mappable));
+        self.handles.insert_file(OpenFile { fh: 0, file, path, mappable, read_ahead })
     }
 
     /// Opens a file for user `uid`.

@@ -85,7 +85,7 @@ impl Node {
     ) -> Result<Opening, Errno> {
         let (path, id) = self.choose(file, asked, door)?;
         self.paths.count(path);
-        let fh = self.enter_handle(Arc::clone(file), path);
+        let fh = self.enter_handle(Arc::clone(file), path, asked.access);
         if file.is_tracked() {
             self.list_dirty(file);
         }

@@ -60,6 +60,8 @@ impl Node {
                 fh: handle.fh,
                 file: Arc::clone(&file),
                 path: IoPath::Daemon(Reason::SwitchedOff),
+                // How it was opened is not known any more.
+                mappable: Some(Arc::clone(&file.mappable)),
                 read_ahead: Mutex::new(ReadAhead::default()),
             };
             self.handles.adopt(handle.request, open);
