@@ -5,6 +5,8 @@ use ebb_testkit::{Cluster, Node, skip_reason};
 use ebb_tests::content::{bytes, same};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// More than the buffer holds.
 const MUCH: u64 = 600_000;
@@ -46,4 +48,56 @@ fn what_others_append_and_give_up_is_read_from_the_backing() {
     drop(held);
     cluster.umount_all();
     same("on the backing", &fs::read(cluster.backing().join("f")).expect("read"), &whole);
+}
+
+/// More than the share of 1 MiB beyond which writers wait.
+const NEARLY_ALL: u64 = 1_040_000;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// So often it is tried, until the service dies before it has said that the end of the flush is safe.
+const ROUNDS: u64 = 8;
+
+/// Everything in the buffer is flushed, and stays only until the service's word: who waits for room while
+/// the service is away goes on when it is back, although nothing else happens.
+#[test]
+fn a_writer_that_waits_for_room_goes_on_when_the_service_is_back() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let waited = (0..ROUNDS).any(|round| {
+        let builder = Cluster::builder().nodes(1).separate_meta().consistency("session");
+        let builder = builder.flush("immediate").option("--cache-size", "1MiB");
+        let mut cluster = builder.option("--request-timeout", "5s").start();
+        let node = cluster.node(0);
+        let (first, next) = (node.path("first"), node.path("next"));
+        let next = File::create(next).expect("create");
+        let file = File::create(&first).expect("create");
+        file.write_all_at(&bytes(1, round, 0, NEARLY_ALL), 0).expect("write");
+        file.sync_all().expect("fsync");
+        node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+        cluster.kill_meta();
+        let (told, end) = mpsc::channel();
+        std::thread::spawn(move || {
+            let done = next.write_all_at(&[7; 10], 0);
+            let _ = told.send((done, next));
+        });
+        let at_once = end.recv_timeout(Duration::from_secs(2));
+        cluster.restart_meta();
+        if at_once.is_ok() {
+            // The service was faster.
+            return false;
+        }
+        let (done, next) = end.recv_timeout(SOON).expect("it goes on");
+        done.expect("write");
+        drop((file, next));
+        cluster.umount_all();
+        same(
+            "first",
+            &fs::read(cluster.backing().join("first")).expect("read"),
+            &bytes(1, round, 0, NEARLY_ALL),
+        );
+        true
+    });
+    assert!(waited, "nobody ever had to wait");
 }

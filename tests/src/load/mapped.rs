@@ -88,11 +88,18 @@ impl Mapping {
         }
     }
 
-    /// Unmaps and closes. Once only: what could not be stored is told to the first close, also of a
-    /// descriptor that was copied.
+    /// Unmaps and closes. A close tells once what the kernel could not store, also a close of another
+    /// descriptor; whoever opens it anew and syncs is told what nobody's sync was.
     fn end(mut self) -> io::Result<()> {
         self.unmap();
-        self.file.take().map_or(Ok(()), close)
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        close(file)?;
+        match File::options().write(true).open(path) {
+            Ok(again) => again.sync_all(),
+            // It was closed; what is there now is somebody else's.
+            Err(_) => Ok(()),
+        }
     }
 
     fn unmap(&mut self) {

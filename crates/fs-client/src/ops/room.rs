@@ -43,6 +43,10 @@ const FILES_AT_ONCE: usize = 16;
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const LOOK_SHARE: u32 = 10;
 
+/// What could not be given up is tried again so often while writers wait: somebody was reading it, or the
+/// service did not answer.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
 /// A backing that refuses everything for so long fails the writers that wait for it: sooner when
 /// it says that it is full, which seldom passes by itself.
 const FULL_BACKING_PATIENCE: Duration = Duration::from_secs(5);
@@ -287,7 +291,7 @@ impl Node {
         let _hurry = Hurry::new(Arc::clone(&flusher));
         let began = Instant::now();
         let mut moved = ((flusher.flushed_bytes(), self.room.past.pinned()), began);
-        let mut took = Duration::ZERO;
+        let (mut took, mut tried) = (Duration::ZERO, began);
         loop {
             tokio::time::sleep(LOOK_EVERY.max(took * LOOK_SHARE)).await;
             let look = Instant::now();
@@ -296,7 +300,10 @@ impl Node {
             let still = now == moved.0;
             if !still {
                 moved = (now, Instant::now());
+            }
+            if !still || tried.elapsed() >= TRIED_AGAIN_AFTER {
                 self.let_go_and_evict(roomy).await;
+                tried = Instant::now();
             }
             let has_room = disk_short == Some(true) && !self.is_disk_short();
             // Bytes also go when files are deleted or cut.
