@@ -5,12 +5,17 @@
 //! moments of the kills are a matter of the machine.
 
 use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
+use ebb_tests::content::{bytes, same};
 use ebb_tests::load::{Load, Mix, Order, Setup, Work, all_right};
-use ebb_tests::model::Model;
+use ebb_tests::model::{Model, close};
+use ebb_tests::recoveries::{all_die, recover};
 use ebb_tests::tools::amount;
 use rand::Rng;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 const NODES: usize = 2;
@@ -164,4 +169,59 @@ fn an_fsync_to_the_backing_goes_on_over_killed_services() {
     let there = std::fs::read(cluster.backing().join("log")).expect("read");
     assert_eq!(there.len() as u64, synced * 4000, "every fsync brought its bytes there");
     assert!(there.iter().all(|b| *b == b'x'));
+}
+
+/// So often the service dies under a node that flushes all the time.
+const FLUSHES_CUT: u64 = 4;
+const KILLS: u64 = 6;
+/// Of each of the files that are written meanwhile; the buffer has room for twenty.
+const FILE_BYTES: u64 = 20_000;
+/// Until the node's journal is written.
+const NOTED_WITHIN: Duration = Duration::from_millis(1_500);
+
+/// The service has ended a flush and dies before it says so: the node hears of it with another answer, and
+/// gives the bytes up when it needs room. A recovery must not take the holes for bytes then.
+#[test]
+fn a_flush_whose_end_was_not_heard_is_not_recovered_as_holes() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let (mut dice, mut unheard) = (random::generator(random::seed()), 0);
+    for round in 0..FLUSHES_CUT {
+        let cluster = Cluster::builder().nodes(1).separate_meta().consistency("session");
+        let cluster = cluster.flush("immediate").option("--cache-size", "400KiB");
+        let mut cluster = cluster.start();
+        let (root, stop) = (cluster.node(0).mountpoint().to_owned(), AtomicBool::new(false));
+        let written = std::thread::scope(|s| {
+            let writer = s.spawn(|| {
+                let write = |n: u64| {
+                    let file = File::create(root.join(format!("f-{n}")))?;
+                    file.write_all_at(&bytes(round, n, 0, FILE_BYTES), 0)?;
+                    close(file)
+                };
+                (0..).take_while(|n| !stop.load(Relaxed) && write(*n).is_ok()).count() as u64
+            });
+            for _ in 0..KILLS {
+                std::thread::sleep(Duration::from_millis(dice.random_range(100..300)));
+                cluster.kill_meta();
+                cluster.restart_meta();
+            }
+            // Room is needed for what comes after.
+            std::thread::sleep(Duration::from_millis(600));
+            stop.store(true, Relaxed);
+            writer.join().expect("the writer ends")
+        });
+        std::thread::sleep(NOTED_WITHIN);
+        unheard += cluster.node(0).log().matches("no such grant").count();
+        all_die(&mut cluster);
+        let ended = recover(&cluster, cluster.node(0), &[]);
+        assert!(matches!(ended.status.code(), Some(0 | 3)), "{}", describe(&ended));
+        for n in 0..written {
+            let what = format!("round {round}, file {n} of {written}: {}", describe(&ended));
+            let path = cluster.backing().join(format!("f-{n}"));
+            let there = std::fs::read(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            same(&what, &there, &bytes(round, n, 0, FILE_BYTES));
+        }
+    }
+    assert!(unheard > 0, "every end of a flush was heard");
 }

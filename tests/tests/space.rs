@@ -434,3 +434,52 @@ fn an_allocation_beyond_what_the_backing_has_is_refused() {
         fs::remove_file(disk.path().join("f")).expect("remove");
     }
 }
+
+const PAGES: u64 = 64;
+const PAGE: u64 = 4096;
+
+/// Writes back through a mapping what the disk has room for a part of: all of it is stored, or msync says
+/// that it is not. The kernel takes any answer to such a write for all of its pages.
+#[test]
+fn stores_of_a_mapping_that_do_not_fit_are_told() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = with_cache_on(&disk, "session", "end");
+    let node = cluster.node(0);
+    let before = bytes(5, 5, 0, PAGES * PAGE);
+    fs::write(cluster.backing().join("f"), &before).expect("write");
+    let spare = disk.path().join("spare");
+    fs::write(&spare, vec![1; (PAGES / 2 * PAGE) as usize]).expect("write");
+    disk.fill();
+    let file = File::options().read(true).write(true).open(node.path("f")).expect("open");
+    let how = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    let len = (PAGES * PAGE) as usize;
+    // SAFETY: a new mapping of an open file, taken away below.
+    let at = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), len, how, rustix::mm::MapFlags::SHARED, &file, 0)
+    };
+    let at = at.expect("mmap").cast::<u8>();
+    // Every page is read, and finds no place in the cache, before there is room for some of them.
+    // SAFETY: within the mapping, of a file that is as long as that.
+    (0..PAGES).for_each(|n| unsafe {
+        let _ = at.add((n * PAGE) as usize).read_volatile();
+    });
+    fs::remove_file(&spare).expect("there is room for some");
+    File::open(disk.path()).and_then(|root| Ok(rustix::fs::syncfs(root)?)).expect("syncfs");
+    let stored = bytes(6, 6, 0, PAGES * PAGE);
+    // SAFETY: as above; and nobody else has it.
+    let synced = unsafe {
+        std::ptr::copy_nonoverlapping(stored.as_ptr(), at, len);
+        let synced = rustix::mm::msync(at.cast(), len, rustix::mm::MsyncFlags::SYNC);
+        rustix::mm::munmap(at.cast(), len).expect("munmap");
+        synced
+    };
+    let closed = close(file);
+    println!("msync {synced:?}, close {closed:?}");
+    let got = fs::read(node.path("f")).expect("read");
+    let missing = (0..len).step_by(PAGE as usize).filter(|n| got[*n] != stored[*n]).count();
+    println!("{missing} of {PAGES} pages are not stored");
+    assert!(missing == 0 || synced.is_err(), "{missing} pages are not stored, and nobody was told");
+    disk.unfill();
+    node.umount();
+    same("backing", &fs::read(cluster.backing().join("f")).expect("read"), &got);
+}

@@ -34,7 +34,7 @@ pub(crate) struct Flushed {
     pub ranges: Vec<(ByteRange, Version)>,
     /// The file has its name on the backing.
     pub published: bool,
-    /// It takes the place of an older one when it is closed.
+    /// It may get it later: it takes the place of an older one when it is closed.
     pub waits: bool,
 }
 

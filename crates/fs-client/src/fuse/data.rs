@@ -105,6 +105,16 @@ impl Adapter {
         let done = if append { on_behalf_of_now(caller, write) } else { write() };
         drop(active);
         match done {
+            // Whoever calls write(2) goes on with the rest, and is told then. Of pages that it writes
+            // back the kernel takes any answer for all of them.
+            Ok(begun) if mapped && !begun.is_all_of(asked.data) => {
+                let (node, data) = (Arc::clone(&self.node), asked.data.to_vec());
+                let work = async move {
+                    let n = node.finish_pages(&handle, offset, &data, begun).await?;
+                    node.locks_hold(&handle, owner).map(|()| n)
+                };
+                self.spawn_once(Operation::Write, head, work, written(reply));
+            }
             Ok(Written::Done(n)) => {
                 // The node can have been silent in between.
                 let hold = self.node.locks_hold(&handle, owner);

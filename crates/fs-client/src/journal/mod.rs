@@ -175,6 +175,19 @@ impl Journal {
         ranges.any(|range| note.held_in(range).iter().any(|(_, held)| held.durable))
     }
 
+    /// Bytes in these ranges that are noted as published and on the backing nowhere, with their versions.
+    #[must_use]
+    pub fn owned_in(&self, ino: Ino, ranges: &[ByteRange]) -> Vec<(ByteRange, Version)> {
+        let queue = self.queue.lock();
+        let Some(note) = queue.image.file(ino) else { return Vec::new() };
+        let held = ranges.iter().flat_map(|range| note.held_in(*range));
+        let owned = held.filter_map(|(range, held)| match held.kept {
+            Kept::Owned(version) => Some((range, version)),
+            _ => None,
+        });
+        owned.collect()
+    }
+
     /// True when it is noted that no other node has the file.
     #[must_use]
     pub fn is_alone(&self, ino: Ino) -> bool {

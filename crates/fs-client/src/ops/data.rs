@@ -24,6 +24,14 @@ pub enum Written {
     Then(Rest),
 }
 
+impl Written {
+    /// True when everything is written.
+    #[must_use]
+    pub fn is_all_of(&self, data: &[u8]) -> bool {
+        matches!(self, Written::Done(n) if *n as usize == data.len())
+    }
+}
+
 /// The part of a write that has to wait.
 #[derive(Debug)]
 pub enum Rest {
@@ -156,6 +164,27 @@ impl Node {
                 let written = self.write_at(&handle.file, place, &data)?;
                 self.finish_written(handle, written).await
             }
+        }
+    }
+
+    /// The same of pages that the kernel writes back: all of them, or an error.
+    pub async fn finish_pages(
+        &self,
+        handle: &OpenFile,
+        offset: u64,
+        data: &[u8],
+        begun: Written,
+    ) -> Result<u32, Errno> {
+        let (mut written, mut done) = (begun, 0);
+        loop {
+            match self.finish_written(handle, written).await? {
+                0 => return Err(Errno::ENOSPC),
+                n => done += n as usize,
+            }
+            let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) else {
+                return Ok(data.len() as u32);
+            };
+            written = self.write_local(handle, offset + done as u64, false, false, rest)?;
         }
     }
 

@@ -10,6 +10,7 @@ use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
 use crate::ops::unseen::Past;
+use crate::unforgotten::Flushed;
 use ebb_flusher::Engine;
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Errno, Ino, Time};
@@ -470,9 +471,19 @@ impl Node {
         file.last_chunk.swap(0, AcqRel);
         let mut state = file.state.write();
         // Asked under the lock that whoever holds bytes must take to see that they are here.
-        // That they were flushed must be written first: a journal that still has them for ours
-        // would take the holes for bytes.
         let used = state.passing.is_some() || file.is_held(chunk.range());
+        // That they were flushed must be noted and written first: a journal that still has them for ours
+        // would take the holes for bytes. It has, when the end of the flush was not heard, and an
+        // answer about the file told of it.
+        let clean = state.view.clean(chunk.range());
+        let unnoted = self.journal().map(|journal| journal.owned_in(chunk.ino, &clean));
+        if let Some(ranges) = unnoted.filter(|ranges| !ranges.is_empty()) {
+            drop(state);
+            // What became of its name was not heard.
+            let flushed = Flushed { ranges, published: false, waits: true };
+            self.forget_flushed(chunk.ino, flushed);
+            return self.put_back(chunk, old);
+        }
         let kept = used || self.unforgotten.has_in(chunk.ino, chunk.range());
         if kept || self.write_notes().is_err() {
             drop(state);
