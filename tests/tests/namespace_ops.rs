@@ -453,3 +453,33 @@ fn two_mounts_agree_with_a_local_directory() {
     }
     tree::assert_same("the drained backing", cluster.backing(), reference.path());
 }
+
+/// The other name was made before the job, or by a service before this one: what is written by the name that
+/// goes must be there by the one that stays.
+#[test]
+fn the_only_known_name_of_a_file_that_has_others_can_go_while_it_is_dirty() {
+    for model in ["posix", "session"] {
+        let cluster = Cluster::builder().nodes(1).consistency(model).flush("end").prepare();
+        for (name, other) in [("a", "b"), ("c", "d")] {
+            fs::write(cluster.backing().join(name), "old").expect("write");
+            fs::hard_link(cluster.backing().join(name), cluster.backing().join(other))
+                .expect("link");
+        }
+        cluster.nodes().iter().for_each(ebb_testkit::Node::mount);
+        let node = cluster.node(0);
+        for name in ["a", "c"] {
+            let mut file = OpenOptions::new().append(true).open(node.path(name)).expect("open");
+            io::Write::write_all(&mut file, b" and new").expect("write");
+        }
+        fs::write(node.path("over"), "another").expect("write");
+        fs::remove_file(node.path("a")).expect("unlink");
+        fs::rename(node.path("over"), node.path("c")).expect("rename over");
+        let read = |name: &str| fs::read_to_string(node.path(name)).expect("read");
+        let got = ["b", "c", "d"].map(read);
+        assert_eq!(got, ["old and new", "another", "old and new"], "{model}");
+        cluster.umount_all();
+        assert!(!cluster.backing().join("a").exists());
+        let there = fs::read_to_string(cluster.backing().join("d")).expect("read");
+        assert_eq!(there, "old and new", "{model}");
+    }
+}

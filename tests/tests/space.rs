@@ -483,3 +483,47 @@ fn stores_of_a_mapping_that_do_not_fit_are_told() {
     node.umount();
     same("backing", &fs::read(cluster.backing().join("f")).expect("read"), &got);
 }
+
+/// Pieces with gaps between them: a note of them is larger than what a journal keeps in reserve.
+const PIECES: u64 = 40_000;
+
+/// An unlock publishes, and for that the node must note something: with a full cache disk it waits. Were the
+/// lock given back before, the other node would not see what was written under it, and lose its own
+/// writes to it later.
+#[test]
+fn an_unlock_on_a_full_cache_disk_waits_for_room() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let builder = Cluster::builder().nodes(2).consistency("session").flush("end");
+    let cluster = builder.option("--request-timeout", "20s").caches_below(disk.path()).start();
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    fs::write(a.path("f"), vec![1; (2 * PIECES) as usize]).expect("write");
+    let options = || File::options().read(true).write(true).clone();
+    let (file, other) = (options().open(a.path("f")), options().open(b.path("f")));
+    let (file, other) = (file.expect("open"), other.expect("open"));
+    file.lock().expect("flock");
+    // They are in the cache already: they need no room but for the notes.
+    for n in 0..PIECES {
+        file.write_all_at(&[2], 2 * n).expect("write");
+    }
+    disk.fill();
+    let began = std::time::Instant::now();
+    let unlocked = std::thread::spawn(move || {
+        let unlocked = file.unlock();
+        (unlocked, began.elapsed(), file)
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    let waits = !unlocked.is_finished();
+    disk.unfill();
+    let (done, took, file) = unlocked.join().expect("it ends");
+    println!("the unlock took {took:?}, {done:?}");
+    done.expect("there is room again");
+    assert!(waits, "it needed no room");
+    other.lock().expect("flock");
+    let mut got = vec![0; (2 * PIECES) as usize];
+    other.read_exact_at(&mut got, 0).expect("read");
+    let old = got.iter().step_by(2).filter(|byte| **byte != 2).count();
+    assert_eq!(old, 0, "bytes of {PIECES} are older than the lock");
+    other.unlock().expect("flock");
+    drop((file, other));
+    cluster.umount_all();
+}

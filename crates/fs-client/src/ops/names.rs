@@ -199,6 +199,23 @@ impl Node {
 
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
+        match self.unlink_now(parent, name, dir).await {
+            Err(Errno::EBUSY) if self.bring_for_other_names(parent, name).await => {
+                self.unlink_now(parent, name, dir).await
+            }
+            done => done,
+        }
+    }
+
+    /// The last name that is known of a file may not go as long as bytes of it are here alone: the backing
+    /// has names of it that nobody has looked at yet, and they would have to show those bytes. True when
+    /// the backing has the bytes now.
+    async fn bring_for_other_names(&self, parent: Ino, name: &Name) -> bool {
+        let Ok(attr) = self.lookup(parent, name).await else { return false };
+        self.file(attr.ino).is_some() && self.drain_file(attr.ino).await.is_ok()
+    }
+
+    async fn unlink_now(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
         if !dir {
             self.keep_open_file(parent, name).await;
         }
@@ -237,6 +254,22 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
+        match self.rename_now(parent, name, new_parent, new_name, flags).await {
+            Err(Errno::EBUSY) if self.bring_for_other_names(new_parent, new_name).await => {
+                self.rename_now(parent, name, new_parent, new_name, flags).await
+            }
+            done => done,
+        }
+    }
+
+    async fn rename_now(
+        &self,
+        parent: Ino,
+        name: &Name,
+        new_parent: Ino,
+        new_name: &Name,
+        flags: u32,
+    ) -> Result<(), Errno> {
         self.keep_open_file(new_parent, new_name).await;
         let (from, to) = ((parent, name), (new_parent, new_name));
         let believed = [from, to].map(|(dir, name)| self.known.believed(dir, name));
