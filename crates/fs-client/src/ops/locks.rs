@@ -9,7 +9,6 @@ use crate::file::CachedFile;
 use crate::handles::OpenFile;
 use crate::lock_book::{HeldAs, Holder, LockOwner};
 use crate::node::Node;
-use crate::ops::open::Again;
 use ebb_consistency::SyncEvent;
 use ebb_meta_client::LockRequest as Wanted;
 use ebb_meta_client::{LockKind, OwnedLocks, Wish};
@@ -103,7 +102,7 @@ impl Node {
         if wanted.kind == LockKind::Unlock {
             let asked = file.locks.lock().asked(owner);
             file.change_locks(|book| book.unlocks(owner, wanted.range));
-            let published = self.publish_to_unlock(file).await;
+            let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
             self.meta.set_lock(&wanted).await?;
             if lock.flock || wanted.range == ByteRange::ALL {
                 file.change_locks(|book| book.unlocked(owner, asked));
@@ -167,23 +166,10 @@ impl Node {
         }
     }
 
-    /// What was written under a lock is published before others get it. Where the cache's disk has no room
-    /// for a note of that, this waits for some: whoever has the lock next would not see it, and what he writes
-    /// would be lost when it is published after all.
-    async fn publish_to_unlock(&self, file: &Arc<CachedFile>) -> Result<(), Errno> {
-        let mut again = Again::within(self.deadline());
-        loop {
-            match self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await {
-                Err(e) if e.is_full() && again.pause().await.is_ok() => {}
-                done => return done,
-            }
-        }
-    }
-
     /// The owners who left the book have no locks any more: publishes, and gives them back. What
     /// cannot be given back now is as soon as the service can be asked.
     async fn unlock_all(&self, file: &Arc<CachedFile>, left: Vec<Holder>) -> Result<(), Errno> {
-        let published = self.publish_to_unlock(file).await;
+        let published = self.event(file, SyncEvent::Unlock, ByteRange::ALL, false).await;
         let owners: Vec<LockOwner> = left.iter().map(|h| h.owner).collect();
         file.change_locks(|book| left.into_iter().for_each(|holder| book.owe(holder)));
         let mut given_back = Ok(());
