@@ -285,7 +285,7 @@ fn judge(what: &str, cluster: &Cluster, books: &[Books]) -> Vec<Verdict> {
 /// What is on the disk, for who looks for what went wrong.
 fn room(disk: &Path) -> String {
     let vfs = rustix::fs::statvfs(disk).expect("statvfs");
-    let (free, inodes) = (vfs.f_bavail * vfs.f_frsize >> 20, vfs.f_favail);
+    let (free, inodes) = ((vfs.f_bavail * vfs.f_frsize) >> 20, vfs.f_favail);
     let used = Command::new("du").args(["-a", "-m", "-t", "1M"]).arg(disk).output().expect("du");
     format!("{free} MiB and {inodes} inodes are free; {}", String::from_utf8_lossy(&used.stdout))
 }
