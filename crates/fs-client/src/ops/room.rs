@@ -472,6 +472,10 @@ impl Node {
         let mut state = file.state.write();
         // Asked under the lock that whoever holds bytes must take to see that they are here.
         let used = state.passing.is_some() || file.is_held(chunk.range());
+        if used || self.unforgotten.has_in(chunk.ino, chunk.range()) {
+            drop(state);
+            return self.put_back(chunk, old);
+        }
         // That they were flushed must be noted and written first: a journal that still has them for ours
         // would take the holes for bytes. It has, when the end of the flush was not heard, and an
         // answer about the file told of it.
@@ -484,8 +488,7 @@ impl Node {
             self.forget_flushed(chunk.ino, flushed);
             return self.put_back(chunk, old);
         }
-        let kept = used || self.unforgotten.has_in(chunk.ino, chunk.range());
-        if kept || self.write_notes().is_err() {
+        if self.write_notes().is_err() {
             drop(state);
             return self.put_back(chunk, old);
         }
