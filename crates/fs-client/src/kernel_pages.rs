@@ -210,16 +210,12 @@ impl Node {
         });
     }
 
-    /// A lease was given up.
+    /// A lease was given up; or a handle is gone by which the file may have been mapped, for which pages were
+    /// left alone.
     pub(crate) fn nobody_tells_of(&self, ino: Ino) {
         if self.has_pages(ino) {
             self.drop_pages_soon(ino);
         }
-    }
-
-    /// A handle is gone by which the file may have been mapped: pages that were left alone for it go.
-    pub(crate) fn stores_no_more(&self, file: &CachedFile) {
-        self.nobody_tells_of(file.ino);
     }
 
     /// No lease holds any more: nobody was told of what others change.

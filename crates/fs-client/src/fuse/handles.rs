@@ -94,9 +94,9 @@ impl Adapter {
             node.release(&handle).await;
             node.handles.forget(fh);
             if handle.mappable.is_some() {
-                let file = Arc::clone(&handle.file);
+                let ino = handle.file.ino;
                 drop(handle);
-                node.stores_no_more(&file);
+                node.nobody_tells_of(ino);
             }
             Ok(())
         };

@@ -254,9 +254,10 @@ impl Node {
         if flags & !known != 0 || flags == known {
             return Err(Errno::EINVAL);
         }
-        match self.rename_now(parent, name, new_parent, new_name, flags).await {
+        let (from, to) = ((parent, name), (new_parent, new_name));
+        match self.rename_now(from, to, flags).await {
             Err(Errno::EBUSY) if self.bring_for_other_names(new_parent, new_name).await => {
-                self.rename_now(parent, name, new_parent, new_name, flags).await
+                self.rename_now(from, to, flags).await
             }
             done => done,
         }
@@ -264,24 +265,21 @@ impl Node {
 
     async fn rename_now(
         &self,
-        parent: Ino,
-        name: &Name,
-        new_parent: Ino,
-        new_name: &Name,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
         flags: u32,
     ) -> Result<(), Errno> {
-        self.keep_open_file(new_parent, new_name).await;
-        let (from, to) = ((parent, name), (new_parent, new_name));
+        self.keep_open_file(to.0, to.1).await;
         let believed = [from, to].map(|(dir, name)| self.known.believed(dir, name));
         let inos: Vec<Ino> = believed.into_iter().flatten().collect();
         let mut changing = self.changing(&[from, to], &inos);
         let done = self.meta.rename_leased(from, to, flags, changing.wish(), believed).await;
         changing.heard(&done);
-        let done = self.in_dirs(&[parent, new_parent], done).await?;
+        let done = self.in_dirs(&[from.0, to.0], done).await?;
         changing.told(done.told);
         changing.end();
         self.is_gone(done.gone);
-        self.names_changed(&[name, new_name]).await;
+        self.names_changed(&[from.1, to.1]).await;
         Ok(())
     }
 

@@ -199,7 +199,6 @@ impl Call {
                 self.core.learn_all(dir).await?;
             }
         }
-        self.look_for_names(parent, &gone).await?;
         let removed = Mutex::new(None);
         let plan = |state: &State| {
             keeps_bytes(state, parent, &gone)?;
@@ -209,15 +208,6 @@ impl Call {
         let done = |_: &Plan| vec![self.answered(Outcome::Plain)];
         self.core.change(&[(parent, &gone)], plan, done).await?;
         self.changed([(parent, Some(&gone)), (parent, None)], removed.into_inner(), op.lease)
-    }
-
-    /// Names that others made are in the way ([`keeps_bytes`]) only when they are still there: what is
-    /// known may be as of a moment in which the job had one more itself.
-    async fn look_for_names(&self, parent: Ino, gone: &Name) -> Result<(), Errno> {
-        if keeps_bytes(&self.core.state(), parent, gone).is_err() {
-            self.core.look_again(parent, gone).await?;
-        }
-        Ok(())
     }
 
     pub(super) async fn rename(&self, op: &pb::Rename) -> OpResult {
@@ -236,9 +226,6 @@ impl Call {
             && self.core.state().ns.inode(d.ino)?.is_dir()
         {
             self.core.learn_all(d.ino).await?;
-        }
-        if mode == RenameMode::Replace {
-            self.look_for_names(to.0, to.1).await?;
         }
         let replaced = Mutex::new(None);
         let plan = |state: &State| {
