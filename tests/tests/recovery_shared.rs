@@ -230,3 +230,166 @@ fn what_a_node_had_flushed_to_a_part_file_is_not_forgotten() {
     same("f", &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
     assert_eq!(names(cluster.backing()), ["f"], "no part file is left");
 }
+
+/// What happens to a job, before everything dies, between the writes of two nodes that leave holes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Nothing,
+    /// A daemon dies and is mounted again on its cache.
+    DaemonBack,
+    /// The service dies and is started again.
+    ServiceBack,
+    /// A third node comes, and writes what is a hole for the others.
+    Third,
+    /// The second node goes, with all flushed to a file that has no name, and comes back.
+    Returned,
+    /// The second node comes back without its cache.
+    CacheLost,
+}
+
+const LATER: u64 = 20_000;
+
+/// A file of holes that two nodes have written, when both are recovered: the status of the last recovery, and
+/// whether nobody has to be asked any more.
+fn recovered_with_holes(fate: Fate, way: Way) {
+    let Some(mut cluster) = cluster(if fate == Fate::Third { 3 } else { 2 }, "session") else {
+        return;
+    };
+    let write = |node: usize, byte: u8, at: u64| {
+        let file = open(cluster.node(node), "f");
+        file.write_all_at(&[byte; 1_000], at).expect("write");
+    };
+    // Nobody is told that he has it alone.
+    let held = [open(cluster.node(0), "f"), open(cluster.node(1), "f")];
+    write(0, 1, 5_000);
+    write(1, 2, 9_000);
+    drop(held);
+    match fate {
+        Fate::Nothing => {}
+        Fate::DaemonBack => {
+            cluster.node(1).kill9();
+            let _ = cluster.node(1).ebb("umount", &[], &[]);
+            cluster.node(1).mount();
+            write(1, 4, LATER);
+        }
+        Fate::ServiceBack => {
+            cluster.kill_meta();
+            cluster.restart_meta();
+        }
+        Fate::Third => write(2, 3, 1_000),
+        Fate::Returned => {
+            cluster.node(1).umount();
+            cluster.node(1).mount();
+        }
+        Fate::CacheLost => {
+            cluster.node(1).kill9();
+            let _ = cluster.node(1).ebb("umount", &[], &[]);
+            std::fs::remove_dir_all(cluster.node(1).cache()).expect("the cache");
+            cluster.node(1).mount();
+        }
+    }
+    // What is younger than a second may not be in the journals yet.
+    std::thread::sleep(Duration::from_millis(2_500));
+    all_die(&mut cluster);
+    let mut wanted = vec![0; 10_000];
+    wanted[5_000..6_000].fill(1);
+    wanted[9_000..].fill(2);
+    if fate == Fate::DaemonBack {
+        wanted.resize(LATER as usize, 0);
+        wanted.extend([4; 1_000]);
+    }
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    let file = cluster.backing().join("f");
+    match way {
+        Way::AtOnce => {
+            let running = [first, second].map(|node| start(&cluster, node));
+            for child in running {
+                let _ = child.wait_with_output().expect("wait");
+            }
+        }
+        _ => ended_with(&recover(&cluster, first, &["--wait", "0s"]), 3, &["f: "]),
+    }
+    let again = [second, first].map(|node| recover(&cluster, node, &["--wait", "0s"]));
+    match fate {
+        Fate::Third => {
+            again.iter().for_each(|output| ended_with(output, 3, &["f: ", "nobody has said"]));
+            assert!(!file.exists(), "the third one was not asked");
+            ended_with(&recover(&cluster, cluster.node(2), &[]), 0, &[]);
+            [first, second].iter().for_each(|n| ended_with(&recover(&cluster, n, &[]), 0, &[]));
+            wanted[1_000..2_000].fill(3);
+        }
+        Fate::CacheLost => {
+            ended_with(&again[1], 3, &["f: ", "nobody has said"]);
+            assert!(!file.exists(), "a part of it is lost");
+            return;
+        }
+        _ => again.iter().for_each(|output| ended_with(output, 0, &[])),
+    }
+    same(&format!("{fate:?}, {way:?}"), &std::fs::read(&file).expect("the file"), &wanted);
+    assert!(board(&cluster).is_none(), "nobody needs to be told anything any more");
+}
+
+/// Where recoveries tell each other what they have.
+fn board(cluster: &Cluster) -> Option<std::path::PathBuf> {
+    let entries = std::fs::read_dir(cluster.backing()).expect("the backing");
+    let mut paths = entries.map(|entry| entry.expect("entry").path());
+    paths.find(|path| path.to_string_lossy().contains(".ebb-part-recovery-"))
+}
+
+#[test]
+fn a_file_with_holes_is_whole_when_every_node_of_the_job_has_spoken() {
+    for fate in [Fate::Nothing, Fate::DaemonBack, Fate::ServiceBack, Fate::Returned] {
+        recovered_with_holes(fate, Way::AtOnce);
+    }
+    recovered_with_holes(Fate::Nothing, Way::InTurn);
+}
+
+#[test]
+fn as_long_as_one_has_not_spoken_a_gap_is_not_taken_for_a_hole() {
+    for fate in [Fate::Third, Fate::CacheLost] {
+        recovered_with_holes(fate, Way::AtOnce);
+    }
+    recovered_with_holes(Fate::Third, Way::InTurn);
+}
+
+/// A node writes over another one's bytes, flushes and leaves with status 0. Where its bytes are, the service
+/// knew, and that is gone; the other node has not heard of them.
+#[test]
+fn what_a_node_flushed_before_it_left_is_not_lost_with_the_service() {
+    for model in ["session", "commit", "mpiio"] {
+        let Some(mut cluster) = cluster(2, model) else { return };
+        let (first, second) = (cluster.node(0), cluster.node(1));
+        open(first, "f").write_all_at(&[1; 3_000], 0).expect("write");
+        open(second, "f").write_all_at(&[2; 2_000], 2_000).expect("write");
+        second.umount();
+        assert!(board(&cluster).is_some(), "{model}: the file has no name yet, and that is said");
+        std::thread::sleep(Duration::from_millis(1_500));
+        first.kill9();
+        cluster.kill_meta();
+        std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
+        let first = cluster.node(0);
+        let _ = first.ebb("umount", &[], &[]);
+        ended_with(&recover(&cluster, first, &[]), 0, &[]);
+        let wanted = [vec![1; 2_000], vec![2; 2_000]].concat();
+        same(model, &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
+        assert!(board(&cluster).is_none(), "{model}: nobody needs to be told anything any more");
+    }
+}
+
+#[test]
+fn what_was_said_for_recoveries_goes_with_the_last_node() {
+    let Some(cluster) = cluster(2, "session") else { return };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    open(first, "f").write_all_at(&[1; 3_000], 0).expect("write");
+    open(second, "f").write_all_at(&[2; 2_000], 2_000).expect("write");
+    second.umount();
+    assert!(board(&cluster).is_some(), "the first one's bytes are not flushed");
+    first.umount();
+    let wanted = [vec![1; 2_000], vec![2; 2_000]].concat();
+    same("f", &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
+    let gone = (0..50).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        board(&cluster).is_none()
+    });
+    assert!(gone, "it stays for nobody");
+}

@@ -6,7 +6,9 @@ use crate::daemon::{Daemon, RunError};
 use crate::drain::{self, Drain};
 use crate::leftover;
 use crate::node::Node;
+use crate::recover::joint;
 use crate::registry;
+use ebb_types::Ino;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
@@ -51,6 +53,9 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
         left = runtime.block_on(node.held_back());
     }
     if left.is_empty() && waiting.bytes == 0 {
+        left = say_what_waits(node);
+    }
+    if left.is_empty() && waiting.bytes == 0 {
         runtime.block_on(node.tell_everything());
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {
             tracing::warn!(error = %e, "the metadata service did not hear the goodbye");
@@ -64,6 +69,32 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
         cache: node.config.cache.clone(),
         left,
     })
+}
+
+/// Says on the backing what this node has flushed of files that have no name yet, because other nodes have
+/// not flushed theirs: with its journal goes what a recovery without the service would know it by. What
+/// could not be said.
+fn say_what_waits(node: &Node) -> Vec<Remaining> {
+    let Some(journal) = node.journal() else { return Vec::new() };
+    let image = journal.image();
+    let stays = |ino: Ino, why: &dyn std::fmt::Display| {
+        let path = node.file(ino).map_or_else(|| ino.to_string(), |f| f.label());
+        let why =
+            format!("flushed, and other nodes' bytes of it are not; this cannot be noted: {why}");
+        Remaining { path, bytes: image.file(ino).map_or(0, |note| note.len()), why }
+    };
+    match joint::leaving::say(&node.config.backing, &node.cache, &image) {
+        Ok(failed) => failed.iter().map(|(ino, why)| stays(*ino, why)).collect(),
+        // Where nothing can be made below the root, no recovery can be run without the service.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) => {
+            tracing::warn!(error = %e, "what was flushed and has no name is known to the service alone");
+            Vec::new()
+        }
+        Err(e) => {
+            let waiting = image.files().filter(|(_, note)| note.waits());
+            waiting.map(|(ino, _)| stays(ino, &e)).collect()
+        }
+    }
 }
 
 fn dirty(node: &Node) -> Vec<Remaining> {

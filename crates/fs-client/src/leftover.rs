@@ -40,7 +40,10 @@ impl Leftover {
     /// True when a recovery without the service has nothing to do, nor to say to those of others.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        self.found().is_none_or(|f| f.image.sayable().next().is_none() && f.image.book.is_silent())
+        self.found().is_none_or(|f| {
+            let others = f.image.lives.has_others();
+            f.image.sayable().next().is_none() && f.image.book.is_silent() && !others
+        })
     }
 
     /// Names that this node made or changed and that the backing has not, other than those of files of

@@ -86,12 +86,14 @@ pub(crate) fn take_over(
         image = restored.image;
         if left.is_of_job(welcome.job) {
             image.book = found.image.book.clone();
+            image.lives = found.image.lives.clone();
         }
     }
     if let Some(inherited) = inherited {
         let _ = node.placed.set(reopen::certain(inherited, &image));
     }
     image.life = Some(leftover::life(&node.config, welcome));
+    image.lives.begin(welcome.life, welcome.lives);
     node.cache.sync_dirs().map_err(local("cache directory"))?;
     let journal = Journal::start(cache, image).map_err(|e| RunError::Config(e.to_string()))?;
     if let Some(heir) = node.heir.get() {

@@ -99,6 +99,7 @@ impl Core {
         };
         facts.settled = self.settled_upto(&state, at, subject.look);
         facts.shared = state.next_node() > FIRST_NODES;
+        facts.lives = state.lives();
         facts.nodes = u32::try_from(state.nodes.len()).unwrap_or(u32::MAX);
         for (parent, name) in &subject.names {
             let fact = state.ns.name_fact(at, *parent, name);

@@ -8,7 +8,7 @@ use crate::rebuild::Rebuild;
 use crate::sessions::{Line, Out, Who};
 use crate::state::{Entry, NodeRecord, State};
 use ebb_consistency::StreamId;
-use ebb_types::{Errno, Incarnation, NodeId};
+use ebb_types::{Errno, Incarnation, NodeId, lives};
 use ebb_wire::pb;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -208,7 +208,10 @@ pub fn join(
         tracing::info!(job = format_args!("{:016x}", hello.job), "the nodes are of this job");
         core.is_of_job(&mut state, hello.job);
     }
+    let lived = state.lives();
     core.commit(&mut state, &entries);
+    let lives = state.lives();
+    let life = if lives > lived && lives != lives::UNKNOWN { lives } else { 0 };
     drop(state);
     core.look_who_owes_words();
     if let Some(ghost) = ghost {
@@ -253,6 +256,8 @@ pub fn join(
         kept,
         reassert: core.state().owing.contains(&id),
         names_after: core.words.names_after(),
+        life,
+        lives,
     };
     Ok(Joined { who, serial, ended, recalls: recalled, welcome })
 }

@@ -115,8 +115,14 @@ impl Server {
 
     async fn keep_house(&self) {
         let mut tick = tokio::time::interval(HOUSEKEEPING.min(self.core.lease / 4));
+        let mut lives = self.core.state().lives();
         loop {
             tick.tick().await;
+            // The others note soon that there is another one, for a recovery without this service.
+            let by_now = self.core.state().lives();
+            if std::mem::replace(&mut lives, by_now) != by_now {
+                self.core.sessions.ping_all();
+            }
             self.core.check_leases();
             for (stream, node) in self.core.desk.look_over() {
                 tracing::warn!(%node, "leases are not returned; its stream is ended");

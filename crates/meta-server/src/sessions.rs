@@ -172,6 +172,16 @@ impl Sessions {
         }
     }
 
+    /// Asks every node for a sign of life, whose answer tells it what has changed. A stream that is full
+    /// gives one in its own time.
+    pub fn ping_all(&self) {
+        let inner = self.inner.lock();
+        for line in inner.values().filter_map(|s| s.stream.as_ref()) {
+            let what = Some(pb::notice::What::Ping(pb::Ping {}));
+            let _ = line.out.try_send(Out::Notice(pb::Notice { what }));
+        }
+    }
+
     /// Ends a stream of a node; it comes back with another one.
     pub fn end(&self, node: NodeId, serial: StreamId) {
         if let Some(session) = self.inner.lock().get_mut(&node)

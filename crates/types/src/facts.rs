@@ -136,6 +136,9 @@ pub struct Facts {
     pub shared: bool,
     /// How many there are; 0: not said.
     pub nodes: u32,
+    /// How many lives of nodes there were so far ([`crate::lives`]); 0: not said. Kept by itself.
+    #[serde(skip)]
+    pub lives: u32,
     /// About names.
     pub names: Vec<NameFact>,
     /// About inodes.

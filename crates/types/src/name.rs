@@ -10,6 +10,12 @@ use std::os::unix::ffi::OsStrExt;
 /// not shown in the mount and cannot be made through it.
 pub const PART_PREFIX: &[u8] = b".ebb-part-";
 
+/// Where the recoveries of a job tell each other what they have, on the backing.
+#[must_use]
+pub fn board_of(job: u64) -> String {
+    format!("{}recovery-{job:016x}", String::from_utf8_lossy(PART_PREFIX))
+}
+
 /// A file name: 1 to 255 bytes, no `/`, no NUL, not `.` or `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Name(Box<[u8]>);

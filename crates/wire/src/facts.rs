@@ -19,6 +19,7 @@ pub fn facts_to_pb(at: u64, facts: &Facts) -> pb::Facts {
         settled: facts.settled,
         shared: facts.shared,
         nodes: facts.nodes,
+        lives: facts.lives,
         names: facts.names.iter().map(name_to_pb).collect(),
         inodes: facts.inodes.iter().map(inode_to_pb).collect(),
         xattrs: facts.xattrs.iter().map(xattr_to_pb).collect(),
@@ -35,6 +36,7 @@ pub fn facts_from_pb(facts: pb::Facts) -> Result<Facts, Errno> {
         settled: facts.settled,
         shared: facts.shared,
         nodes: facts.nodes,
+        lives: facts.lives,
         names: collect(facts.names, |n| name_from_pb(at, n))?,
         inodes: collect(facts.inodes, |i| inode_from_pb(at, i))?,
         xattrs: collect(facts.xattrs, |x| xattr_from_pb(at, x))?,
@@ -161,6 +163,7 @@ mod tests {
             settled: 11,
             shared: true,
             nodes: 3,
+            lives: 4,
             names: vec![
                 NameFact { at: 12, parent: Ino(1), name: name(b"x"), bound },
                 NameFact { at: 12, parent: Ino(1), name: name(b"y"), bound: None },

@@ -4,7 +4,7 @@
 //! The image of a file is kept only while something of it is not on the backing.
 
 use ebb_namespace::Book;
-use ebb_types::{ByteRange, Extents, Facts, Ino, Time, Version};
+use ebb_types::{ByteRange, Extents, Facts, Ino, Lives, Time, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -217,6 +217,8 @@ pub enum Record {
     Names(Box<Facts>),
     /// What this node cut may be in other nodes' caches still, as bytes of theirs.
     Overrides(Ino),
+    /// The lives of nodes that this cache answers for, and how many there were.
+    Lives(Lives),
 }
 
 /// Largest offset of a file.
@@ -250,6 +252,7 @@ impl Record {
             Record::File(_, header) => header.size <= OFFSET_MAX,
             Record::Cut(_, len, _) => *len <= OFFSET_MAX,
             Record::Life(_) | Record::Appending(_) | Record::Gone(_) | Record::Synced(_) => true,
+            Record::Lives(_) => true,
             Record::Nameless(_) | Record::Seat(..) | Record::Alone(..) | Record::Overrides(_) => {
                 true
             }
@@ -261,7 +264,7 @@ impl Record {
     #[must_use]
     pub fn ino(&self) -> Option<Ino> {
         match self {
-            Record::Life(_) | Record::Synced(_) | Record::Names(_) => None,
+            Record::Life(_) | Record::Synced(_) | Record::Names(_) | Record::Lives(_) => None,
             Record::File(ino, _)
             | Record::Written(ino, ..)
             | Record::Attaching(ino, ..)
@@ -529,6 +532,8 @@ impl Note {
 pub struct Image {
     /// The daemon that wrote last.
     pub life: Option<Life>,
+    /// The lives of nodes that this cache answers for.
+    pub lives: Lives,
     files: BTreeMap<Ino, Note>,
     /// Which files have a component of that name in their path.
     names: HashMap<Vec<u8>, BTreeSet<Ino>>,
@@ -607,6 +612,7 @@ impl Image {
             Record::Gone(ino) => drop(self.remove(*ino)),
             Record::Synced(_) => {}
             Record::Names(facts) => self.book.hear(facts),
+            Record::Lives(lives) => self.lives = lives.clone(),
             about => {
                 let Some(ino) = about.ino() else { return };
                 let Some(note) = self.files.get_mut(&ino) else { return };
@@ -625,6 +631,7 @@ impl Image {
         const STEP: usize = 8192;
         let mut out: Vec<Record> =
             self.life.iter().map(|l| Record::Life(Box::new(l.clone()))).collect();
+        out.extend((!self.lives.is_empty()).then(|| Record::Lives(self.lives.clone())));
         for (ino, note) in self.files() {
             out.push(Record::File(ino, Box::new(note.header.clone())));
             let held: Vec<(ByteRange, Held)> = note.held().collect();
@@ -730,7 +737,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             ranges.iter().for_each(|(range, version)| note.flushed.insert(*range, *version));
         }
         Record::Life(_) | Record::File(..) | Record::Gone(_) => {}
-        Record::Synced(_) | Record::Names(_) => {}
+        Record::Synced(_) | Record::Names(_) | Record::Lives(_) => {}
     }
     false
 }

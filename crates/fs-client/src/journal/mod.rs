@@ -228,13 +228,18 @@ impl Journal {
     /// Notes what the service said of names.
     pub fn hear(&self, facts: Facts) {
         let mut queue = self.queue.lock();
+        let mut kept = true;
+        if queue.image.lives.is_news(facts.lives) {
+            let mut lives = queue.image.lives.clone();
+            lives.hear(facts.lives);
+            kept = queue.push(&Record::Lives(lives));
+        }
         let book = &queue.image.book;
         let settles = facts.settled > book.settled() && !book.is_empty();
         let same = facts.shared == book.is_shared() && facts.nodes as usize == book.nodes();
-        if facts.is_empty() && !settles && same {
-            return;
+        if !facts.is_empty() || settles || !same {
+            kept = queue.push(&Record::Names(Box::new(facts))) && kept;
         }
-        let kept = queue.push(&Record::Names(Box::new(facts)));
         drop(queue);
         self.write_unless(kept);
     }

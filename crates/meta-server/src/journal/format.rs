@@ -10,7 +10,7 @@ use std::path::Path;
 const MAGIC: &[u8; 8] = b"EBBJRNL1";
 /// Format 1 had neither boot nor marks, 1 and 2 no bodies in parts, all before this one fewer kinds of
 /// records.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 /// The first one that has bodies in parts.
 const IN_PARTS: u32 = 3;
 const HEADER_BYTES_1: usize = 24;

@@ -40,11 +40,30 @@ impl Call {
         self.core.desk.forget(self.stream);
         self.core.journal.synced(self.core.journal.tail()).await?;
         self.core.sessions.remove(node);
+        self.core.remove_board();
         Ok(None)
     }
 }
 
 impl Core {
+    /// The last node has left, and nothing is in any cache: what those that left before have said on the backing
+    /// for recoveries is of no use any more.
+    fn remove_board(&self) {
+        let state = self.state();
+        let over = state.nodes.is_empty() && state.rebuild.is_none();
+        if !over || !state.files.values().all(ebb_consistency::FileState::is_clean) {
+            return;
+        }
+        drop(state);
+        let board = self.backing.path().join(ebb_types::name::board_of(self.job()));
+        tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&board) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                tracing::debug!(error = %e, board = %board.display(), "stays");
+            }
+            _ => {}
+        });
+    }
+
     /// Locks, opens and grants of a node go.
     pub fn give_up(&self, node: NodeId) {
         self.give_up_but(node, |_, _| false);

@@ -78,6 +78,8 @@ pub enum Entry {
     LeftOut(NodeId),
     /// These were deleted before the state was rebuilt.
     Deleted(Vec<Ino>),
+    /// In a snapshot, after the nodes: so many lives of nodes there were.
+    Lives(u32),
 }
 
 /// Where copies of a node's unflushed bytes are.

@@ -17,7 +17,7 @@ use ebb_consistency::FileState;
 use ebb_namespace::locks::LockTable;
 use ebb_namespace::{Home, Namespace, Record};
 use ebb_types::facts::Moment;
-use ebb_types::{Errno, FileKind, Ino, NodeId, Version};
+use ebb_types::{Errno, FileKind, Ino, NodeId, Version, lives};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Numbers of nodes, and of their copies, that are not given out after the end of a journal was lost:
@@ -47,6 +47,7 @@ pub struct State {
     /// The change of the backing that is being carried out.
     pub begun: Option<Box<Begun>>,
     next_node: u32,
+    lives: u32,
     /// Where copies of a node's unflushed bytes are.
     pub pairs: BTreeMap<NodeId, Pair>,
     /// Copies whose owner is lost, by epoch.
@@ -96,6 +97,7 @@ impl State {
             answered: BTreeMap::new(),
             begun: None,
             next_node: 1,
+            lives: 0,
             pairs: BTreeMap::new(),
             orphaned: BTreeMap::new(),
             next_epoch: 1,
@@ -116,6 +118,13 @@ impl State {
     /// The number that the next new node gets.
     pub fn next_node(&self) -> NodeId {
         NodeId(self.next_node)
+    }
+
+    /// How many daemons have joined so far, those not counted that go on for a dead one. A state that lacks
+    /// something of what was before does not know.
+    pub fn lives(&self) -> u32 {
+        let lacks = self.rebuild.is_some() || self.floor != Version::ZERO;
+        if lacks { lives::UNKNOWN } else { self.lives }
     }
 
     /// The node of that name.
@@ -179,6 +188,9 @@ impl State {
             Entry::Node(node) => {
                 self.next_node = self.next_node.max(node.id.0.saturating_add(1));
                 let old = self.put_node(node);
+                if old.as_ref().is_none_or(|o| o.incarnation != node.incarnation) {
+                    self.lives = self.lives.saturating_add(1);
+                }
                 if old.is_some_and(|o| o.incarnation != node.incarnation) {
                     self.answered.remove(&node.id);
                     self.given_up.remove(&node.id);
@@ -199,7 +211,12 @@ impl State {
                 self.quiet
                     .retain(|ino| files.get(ino).is_some_and(|f| f.untold_writer().is_some()));
             }
-            Entry::NextNode(next) => self.next_node = self.next_node.max(*next),
+            Entry::NextNode(next) => {
+                self.next_node = self.next_node.max(*next);
+                // A snapshot begins; older ones do not say how many lives there were.
+                self.lives = lives::UNKNOWN;
+            }
+            Entry::Lives(lives) => self.lives = *lives,
             Entry::Lock(ino, space, lock) => self.locks.force(*ino, *space, *lock),
             Entry::Unlock(ino, space, owner, range) => {
                 self.locks.force_unlock(*ino, *space, *owner, *range);
@@ -431,6 +448,7 @@ impl State {
         out.extend((!self.deleted.is_empty()).then(deleted));
         out.extend(leapt.then(|| Entry::Leapt(self.floor, owing(), self.leapt_at)));
         out.extend(self.nodes.values().cloned().map(Entry::Node));
+        out.push(Entry::Lives(self.lives));
         out.extend(self.given_up.iter().map(|node| Entry::GivenUp(*node, true)));
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
         out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));

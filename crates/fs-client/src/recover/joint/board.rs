@@ -7,6 +7,7 @@
 //!     INO/.ebb-part-whole                the file itself, where none was there before, until it has its name
 //!     names-HASH                         what a node has heard of names
 //!     acted-HASH                         what its recovery has gone by, before anything is done by it
+//!     lives-HASH                         it has said all that it has to say: for which lives of nodes
 //!     INO/name                           the name that it was given last
 //!     INO/.ebb-part-ready                a file that had a name which was older than another one
 //!     .ebb-part-INO                      the same of a file that only one node had: nothing else is said of it
@@ -22,7 +23,7 @@ use super::tick;
 use crate::hash;
 use crate::recover::places::{At, Places, kind, open_dir, sync_dir};
 use ebb_namespace::Book;
-use ebb_types::{Ino, Name, name::PART_PREFIX};
+use ebb_types::{Ino, Lives, Name, name::PART_PREFIX};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno as Os;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 /// The file that the bytes go into.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +61,15 @@ pub(crate) struct Corner {
     alone: Option<Statement>,
 }
 
+/// A node has said all that it has to say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Spoken {
+    /// For these lives.
+    pub lives: Lives,
+    /// And nothing is in its cache any more.
+    pub done: bool,
+}
+
 /// What is said of names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Said {
@@ -83,6 +94,9 @@ impl Said {
 
 /// Where the name is that a file was given last.
 const NAME: &str = "name";
+
+/// Which nodes have said all that they have to say.
+const LIVES: &str = "lives-";
 
 /// The name of a file that waits for another one.
 const READY: &str = ".ebb-part-ready";
@@ -168,6 +182,38 @@ impl Board {
     /// How many nodes have said what they have heard of names.
     pub fn said(&self) -> io::Result<usize> {
         Ok(list(&self.dir, Said::Heard.prefix().as_bytes())?.len())
+    }
+
+    /// A node has said all that it has to say.
+    pub fn speak(&self, node: &str, spoken: &Spoken) -> io::Result<()> {
+        let name = format!("{LIVES}{:016x}", hash::bytes(node.as_bytes()));
+        let new = prepare(&self.dir, &format!("new-{name}"), &statement::encode(spoken))?;
+        new.rename_over(&at(&self.dir, &name)?)
+    }
+
+    fn spoken(&self) -> io::Result<Vec<Spoken>> {
+        let mut spoken = Vec::new();
+        for name in list(&self.dir, LIVES.as_bytes())? {
+            // What cannot be read says nothing.
+            spoken.extend(read(&self.dir, &name)?.and_then(|bytes| statement::decode(&bytes)));
+        }
+        Ok(spoken)
+    }
+
+    /// True when every node that ever was in the job has said all that it has to say.
+    pub fn has_everybody(&self) -> io::Result<bool> {
+        Ok(Lives::are_all(self.spoken()?.iter().map(|s| &s.lives)))
+    }
+
+    /// True when, besides, nothing is in any of their caches.
+    pub fn is_over(&self) -> io::Result<bool> {
+        let spoken = self.spoken()?;
+        Ok(Lives::are_all(spoken.iter().map(|s| &s.lives)) && spoken.iter().all(|s| s.done))
+    }
+
+    /// All of the job is on the backing: nobody reads any of this again.
+    pub fn clear(&self, backing: &Path) -> io::Result<()> {
+        std::fs::remove_dir_all(backing.join(&self.name))
     }
 
     /// Nobody needs that any more.

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that are moved at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -34,6 +35,8 @@ pub(super) struct Site<'a> {
     pub told: BTreeSet<Ino>,
     /// Files of which it is known from all journals which name they have.
     pub named: BTreeSet<Ino>,
+    /// Every node that ever was in the job has said all that it has to say.
+    pub everybody: AtomicBool,
     /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
     pub zeros: Mutex<BTreeMap<Ino, u64>>,
 }
@@ -160,11 +163,22 @@ impl Work {
         &newest(all).unwrap_or(&self.statement).shape.path
     }
 
-    fn everybody(&mut self) -> io::Result<Vec<Statement>> {
+    fn statements(&mut self) -> io::Result<Vec<Statement>> {
         let all = self.corner.statements()?;
         let text: Vec<u8> = all.iter().flat_map(Statement::encode).collect();
         self.seen = crate::hash::bytes(&text);
         Ok(all)
+    }
+
+    /// Nothing is to be written: what this node has flushed is where it is to be.
+    pub fn leave(mut self, note: &Note) -> Result<(), Stay> {
+        let home = note.header.home.as_ref().map(|h| h.ino);
+        if home != Some(self.place.ino) {
+            return Err(Stay::Conflict("recoveries have chosen another file".to_owned()));
+        }
+        let flushed: Vec<ByteRange> = note.flushed().map(|(range, _)| range).collect();
+        self.statement.set(&flushed, Fate::Written);
+        Ok(self.corner.say(&self.statement)?)
     }
 
     /// Writes what may be written now, and gives the file its name when it is whole.
@@ -173,7 +187,7 @@ impl Work {
             let progress = self.step_once(site)?;
             // Who has said meanwhile where the file ends may have looked at it before this one made it longer.
             let before = self.seen;
-            self.everybody()?;
+            self.statements()?;
             if self.seen == before || matches!(progress, Progress::Missing(_)) {
                 return Ok(progress);
             }
@@ -181,7 +195,9 @@ impl Work {
     }
 
     fn step_once(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
-        let mut all = self.everybody()?;
+        // First: what they have said is read after it.
+        let everybody = site.everybody.load(Ordering::Acquire);
+        let mut all = self.statements()?;
         let Some((file, found_at)) = self.find(site, &all)? else {
             return Err(Stay::Conflict("the file that recoveries write to is gone".to_owned()));
         };
@@ -195,9 +211,9 @@ impl Work {
             self.statement.set(&decision.write, Fate::Written);
             self.statement.set(&decision.overtaken, Fate::Overtaken);
             self.corner.say(&self.statement)?;
-            all = self.everybody()?;
+            all = self.statements()?;
         }
-        let mut missing = merge::missing(&all, self.place.base);
+        let mut missing = merge::missing(&all, self.place.base, everybody);
         if self.zeros(site, &all) == Some(merge::size(&all)) {
             (missing.holes, missing.silent) = (Vec::new(), false);
         }
@@ -212,7 +228,7 @@ impl Work {
     /// The same of a file that had no bytes but zeros as far as this node has heard: when nobody says
     /// otherwise.
     pub fn step_zeros(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
-        let all = self.everybody()?;
+        let all = self.statements()?;
         if !merge::is_nobodys(&all) {
             return self.step(site);
         }
@@ -424,7 +440,7 @@ fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Re
         }
         _ => {}
     }
-    let whole = merge::missing(std::slice::from_ref(mine), 0);
+    let whole = merge::missing(std::slice::from_ref(mine), 0, false);
     let whole = whole.holes.is_empty() && whole.lost.is_empty();
     let replaced = |t: &Stat| note.header.under.as_ref().is_some_and(|u| u.ino == t.st_ino);
     match there {

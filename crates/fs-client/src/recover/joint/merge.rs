@@ -184,9 +184,10 @@ pub fn is_nobodys(all: &[Statement]) -> bool {
     !all.iter().any(|s| has_bytes(s, &cuts))
 }
 
-/// What is missing of a file of which the backing had the first `base` bytes before.
+/// What is missing of a file of which the backing had the first `base` bytes before. `everybody`: no node
+/// of the job has more to say than it has said, so that a gap is a hole.
 #[must_use]
-pub fn missing(all: &[Statement], base: u64) -> Missing {
+pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
     let cuts = cuts_of(all.iter());
     let whole = ByteRange::new(0, size(all));
     let mut best: Extents<(Claim, usize)> = Extents::new();
@@ -204,6 +205,7 @@ pub fn missing(all: &[Statement], base: u64) -> Missing {
     // Who was alone knows of every byte; but nobody is, of whom another one has bytes that count.
     let others = |s: &Statement| all.iter().any(|o| o.node != s.node && has_bytes(o, &cuts));
     let alone = all.iter().any(|s| s.alone && !others(s));
+    let alone = alone || everybody;
     missing.silent = all.len() == 1 && !alone && base == 0;
     if !alone {
         let gaps = best.gaps(whole).map(|r| ByteRange::new(r.start().max(base), r.end()));

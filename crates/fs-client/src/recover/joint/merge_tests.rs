@@ -194,6 +194,7 @@ fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
         shared: true,
         told,
         named: std::collections::BTreeSet::new(),
+        everybody: false.into(),
         zeros: Mutex::default(),
     }
 }
@@ -409,15 +410,25 @@ fn older_bytes_are_given_up_and_newer_ones_wait_for_older_ones() {
 #[test]
 fn holes_are_missing_unless_somebody_knows_that_they_are_holes() {
     let mut mine = statement("a", &[(0, 10, 1, Fate::Written), (20, 30, 1, Fate::Written)]);
-    let missing = merge::missing(std::slice::from_ref(&mine), 0);
+    let missing = merge::missing(std::slice::from_ref(&mine), 0, false);
     assert_eq!(missing.holes, [ByteRange::new(10, 20)]);
-    assert!(merge::missing(std::slice::from_ref(&mine), 20).is_empty(), "the backing has them");
+    assert!(
+        merge::missing(std::slice::from_ref(&mine), 20, false).is_empty(),
+        "the backing has them"
+    );
     mine.alone = true;
-    assert!(merge::missing(std::slice::from_ref(&mine), 0).is_empty());
+    assert!(merge::missing(std::slice::from_ref(&mine), 0, false).is_empty());
     let both = [mine, statement("b", &[(0, 5, 2, Fate::Pending)])];
-    let missing = merge::missing(&both, 0);
+    let missing = merge::missing(&both, 0, false);
     assert_eq!(missing.holes, [ByteRange::new(10, 20)], "it was not alone after all");
     assert_eq!(missing.waiting, [(ByteRange::new(0, 5), "b".to_owned())]);
+    let missing = merge::missing(&both, 0, true);
+    assert!(missing.holes.is_empty(), "nobody else can have it");
+    assert_eq!(
+        missing.waiting,
+        [(ByteRange::new(0, 5), "b".to_owned())],
+        "but b has not brought it"
+    );
 }
 
 #[test]

@@ -13,7 +13,8 @@
 //!
 //! The file gets its name when every byte of it is accounted for: written by somebody, on the backing
 //! before, or known to be a hole because the service had told the only node that had the file that
-//! it was the only one. Until then every recovery of a node that has bytes of it ends with status 3
+//! it was the only one, or because every node that ever was in the job ([`ebb_types::lives`]) has said on the
+//! board what it has. Until then every recovery of a node that has bytes of it ends with status 3
 //! and says what is missing, also when its own bytes are all there.
 //!
 //! What nodes know of names is put together in the same way: [`names`].
@@ -29,6 +30,7 @@
 pub(crate) mod board;
 mod claims;
 mod file;
+pub(crate) mod leaving;
 pub mod merge;
 mod names;
 pub mod statement;
@@ -42,13 +44,14 @@ use crate::hash;
 use crate::journal::{Image, Journal, Note, Record};
 use crate::leftover::{Leftover, label};
 use crate::recover::places::Places;
-use board::Board;
+use board::{Board, Spoken};
 use ebb_locks::Mutex;
-use ebb_types::Ino;
+use ebb_types::{Ino, Lives};
 use file::{Progress, Site, Stay, Work};
 use names::{Left, Names};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -114,13 +117,17 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         shared: names.is_shared(),
         told: names.told(),
         named: names.named(),
+        everybody: board.has_everybody().map_err(failed)?.into(),
         zeros: Mutex::new(names.zeros()),
     };
     let image = corrected(&found.image, &names);
     let mut left = names.directories(&site).map_err(failed)?;
+    // Of a journal that lost its end, or was read past a damage, nobody knows whether that is all.
+    let whole = !found.rebooted && found.damaged_at.is_none() && names.is_shared();
     let recovery = Recovery {
         job,
         site,
+        lives: whole.then(|| found.image.lives.clone()),
         notes,
         began: Instant::now(),
         done: Mutex::default(),
@@ -135,7 +142,19 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         }
     }
     board.leave(&places);
-    Ok(outcome(&image, &ends, left))
+    let outcome = outcome(&image, &ends, left);
+    if let (Outcome::Ok { .. }, Some(lives)) = (&outcome, recovery.lives)
+        && let Err(e) = end(&board, node, lives, job.backing)
+    {
+        tracing::debug!(error = %e, "what recoveries have told each other stays");
+    }
+    Ok(outcome)
+}
+
+/// Nothing is in this cache any more; whoever is the last to say so of the job takes the board away.
+fn end(board: &Board, node: &str, lives: Lives, backing: &Path) -> std::io::Result<()> {
+    board.speak(node, &Spoken { lives, done: true })?;
+    if board.is_over()? { board.clear(backing) } else { Ok(()) }
 }
 
 /// The files of a cache under the names and with the modes that they have by now.
@@ -150,6 +169,8 @@ fn corrected(image: &Image, names: &Names) -> Image {
 struct Recovery<'a> {
     job: &'a Job<'a>,
     site: Site<'a>,
+    /// The lives of nodes for which it answers; `None`: for none.
+    lives: Option<Lives>,
     notes: Journal,
     began: Instant,
     done: Mutex<(u64, u64)>,
@@ -200,6 +221,32 @@ impl Recovery<'_> {
         ends
     }
 
+    /// Says that this node has said all, when it has; true when by now all have, for the first time. What
+    /// fails here leaves gaps to be gaps.
+    fn have_all_spoken(
+        &self,
+        open: &[(Ino, Open<'_>)],
+        ends: &BTreeMap<Ino, End>,
+        said: &mut bool,
+    ) -> bool {
+        let silent = open.iter().any(|(_, state)| matches!(state, Open::Not(..)));
+        let late = ends.values().any(|end| matches!(end, End::Late));
+        let looked = match &self.lives {
+            Some(lives) if !*said && !silent && !late => {
+                let spoken = Spoken { lives: lives.clone(), done: false };
+                self.site.board.speak(self.site.node, &spoken).map(|()| *said = true)
+            }
+            _ => Ok(()),
+        };
+        match looked.and_then(|()| self.site.board.has_everybody()) {
+            Ok(everybody) => everybody && !self.site.everybody.swap(true, Ordering::AcqRel),
+            Err(e) => {
+                tracing::debug!(error = %e, "who has spoken is not known");
+                false
+            }
+        }
+    }
+
     fn begin<'a>(&self, ino: Ino, note: &'a Note) -> Open<'a> {
         let begun = match note.has_bytes() {
             true => Work::begin(&self.site, ino, note).map(Some),
@@ -234,7 +281,11 @@ impl Recovery<'_> {
     /// Looks at what lacks bytes until nothing changes any more.
     fn wait_for_others<'a>(&self, mut open: Vec<(Ino, Open<'a>)>, ends: &mut BTreeMap<Ino, End>) {
         let mut changed = Instant::now();
+        let mut said = false;
         loop {
+            if self.have_all_spoken(&open, ends, &mut said) {
+                open = self.all_again(open, &mut changed);
+            }
             let mut rest = Vec::new();
             for (ino, state) in open {
                 match state {
@@ -259,9 +310,16 @@ impl Recovery<'_> {
                 });
             }
             std::thread::sleep(LOOK_INTERVAL);
-            open =
-                rest.into_iter().map(|(ino, s)| (ino, self.again(ino, s, &mut changed))).collect();
+            open = self.all_again(rest, &mut changed);
         }
+    }
+
+    fn all_again<'a>(
+        &self,
+        open: Vec<(Ino, Open<'a>)>,
+        changed: &mut Instant,
+    ) -> Vec<(Ino, Open<'a>)> {
+        open.into_iter().map(|(ino, state)| (ino, self.again(ino, state, changed))).collect()
     }
 
     fn again<'a>(&self, ino: Ino, state: Open<'a>, changed: &mut Instant) -> Open<'a> {
