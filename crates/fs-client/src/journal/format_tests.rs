@@ -161,11 +161,11 @@ fn other_files_and_versions_are_refused() {
     let (mut bytes, _) = file(&records(1, BOOT));
     assert!(judged(b"", BOOT).is_err());
     assert!(judged(b"EBBNODE1", BOOT).is_err());
-    bytes[8] = 10;
+    bytes[8] = FORMAT as u8 + 1;
     let sum = crc32c::crc32c(&bytes[..12]).to_le_bytes();
     bytes[12..16].copy_from_slice(&sum);
     let error = judged(&bytes, BOOT).unwrap_err().to_string();
-    assert!(error.contains("format Some(10)"), "{error}");
+    assert!(error.contains(&format!("format Some({})", FORMAT + 1)), "{error}");
 }
 
 /// What the program before files without names had written.
@@ -179,9 +179,9 @@ fn older_formats_are_still_read_and_a_newer_one_is_not() {
         bytes[12..16].copy_from_slice(&sum.to_le_bytes());
         judged(&bytes, BOOT)
     };
-    for old in 1..9 {
+    for old in 1..FORMAT {
         assert_eq!(with_format(old).unwrap().image, image_of(&records));
     }
     assert!(matches!(with_format(0), Err(JournalError::Header { .. })));
-    assert!(matches!(with_format(10), Err(JournalError::Header { .. })));
+    assert!(matches!(with_format(FORMAT + 1), Err(JournalError::Header { .. })));
 }
