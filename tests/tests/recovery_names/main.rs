@@ -302,3 +302,39 @@ fn a_deleted_file_stays_deleted_without_the_service() {
         assert_eq!(replaced, b"new", "{model}");
     }
 }
+
+/// A mode that has reached the backing is in nobody's journal any more; what another node knew of the file
+/// before does not take it back.
+#[test]
+fn a_mode_that_is_on_the_backing_is_not_taken_back_by_who_knew_an_older_one() {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    for model in ["session", "mpiio"] {
+        let Some(mut cluster) = cluster_of(model, 2) else { return };
+        let (first, second) = (cluster.node(0), cluster.node(1));
+        std::fs::write(first.path("f"), [1; 10_000]).expect("write");
+        first.drain();
+        let file = File::options().write(true).open(second.path("f")).expect("open");
+        file.write_all_at(&[2; 4_000], 0).expect("write");
+        file.sync_all().expect("fsync");
+        let private = std::fs::Permissions::from_mode(0o640);
+        std::fs::set_permissions(first.path("f"), private).expect("chmod");
+        sync(first);
+        first.drain();
+        // That it is settled, each node hears with a sign of life.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        sync(first);
+        let mode = |cluster: &Cluster| {
+            let meta = std::fs::metadata(cluster.backing().join("f")).expect("stat");
+            meta.permissions().mode() & 0o7777
+        };
+        assert_eq!(mode(&cluster), 0o640, "{model}: it is on the backing");
+        drop(file);
+        all_die(&mut cluster);
+        for node in cluster.nodes() {
+            ended_with(&recover(&cluster, node, &["--wait", "0s"]), 0, &[]);
+        }
+        assert_eq!(mode(&cluster), 0o640, "{model}");
+        let wanted = [vec![2; 4_000], vec![1; 6_000]].concat();
+        assert_eq!(std::fs::read(cluster.backing().join("f")).expect("read"), wanted, "{model}");
+    }
+}

@@ -35,6 +35,8 @@ pub(super) struct Site<'a> {
     pub told: BTreeSet<Ino>,
     /// Files of which it is known from all journals which name they have.
     pub named: BTreeSet<Ino>,
+    /// Files of which it is known from journals which modes and owner they have.
+    pub shaped: BTreeSet<Ino>,
     /// Every node that ever was in the job has said all that it has to say.
     pub everybody: AtomicBool,
     /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
@@ -335,7 +337,13 @@ impl Work {
         let newest = newest(all).filter(|_| !self.named);
         let shape = &newest.unwrap_or(&self.statement).shape;
         let mtime = all.iter().map(|s| s.shape.mtime).max().unwrap_or(shape.mtime);
-        dress(file, shape.perm, (shape.uid, shape.gid), (shape.atime, mtime))?;
+        let stat = rustix::fs::fstat(file).map_err(io::Error::from)?;
+        // What nobody has noted is on the backing already, and newer than what a node had heard of it once.
+        let (perm, owner) = match named && !site.shaped.contains(&self.ino) {
+            true => (stat.st_mode & 0o7777, (stat.st_uid, stat.st_gid)),
+            false => (shape.perm, (shape.uid, shape.gid)),
+        };
+        dress(file, perm, owner, (shape.atime, mtime))?;
         file.sync_all()?;
         tick::effect()?;
         if named {

@@ -41,6 +41,7 @@ pub(crate) fn say(
         shared: true,
         told,
         named: BTreeSet::new(),
+        shaped: BTreeSet::new(),
         everybody: false.into(),
         zeros: Mutex::default(),
     };

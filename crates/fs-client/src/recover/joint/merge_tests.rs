@@ -194,6 +194,7 @@ fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
         shared: true,
         told,
         named: std::collections::BTreeSet::new(),
+        shaped: std::collections::BTreeSet::new(),
         everybody: false.into(),
         zeros: Mutex::default(),
     }

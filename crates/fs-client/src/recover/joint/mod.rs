@@ -117,6 +117,7 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         shared: names.is_shared(),
         told: names.told(),
         named: names.named(),
+        shaped: names.shaped(),
         everybody: board.has_everybody().map_err(failed)?.into(),
         zeros: Mutex::new(names.zeros()),
     };

@@ -175,6 +175,13 @@ impl Names {
         if self.is_shared() { self.paths.keys().copied().collect() } else { BTreeSet::new() }
     }
 
+    /// Files of which somebody has heard which modes and owner they have.
+    pub fn shaped(&self) -> BTreeSet<Ino> {
+        let shaped =
+            self.held.iter().chain(self.cuts.keys()).filter(|ino| self.all.shape(**ino).is_some());
+        shaped.copied().collect()
+    }
+
     /// Files that are zeros and nothing else, and how long they are.
     pub fn zeros(&self) -> BTreeMap<Ino, u64> {
         let (missing, _) = self.all.missing();
@@ -314,7 +321,7 @@ impl Names {
         }
         // What could not be made was told of before.
         for missing in self.all.missing().0.iter().rev() {
-            let is_mine = dirs.contains(&missing.ino);
+            let is_mine = dirs.contains(&missing.ino) || self.held.contains(&missing.ino);
             if (is_mine || self.all.is_shaped_by(&self.own, missing.ino))
                 && let Err(why) = self.dress(site, missing)
             {
