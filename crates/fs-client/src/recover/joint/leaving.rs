@@ -21,11 +21,17 @@ pub(crate) fn say(
     cache: &CacheDir,
     image: &Image,
 ) -> io::Result<Vec<(Ino, String)>> {
-    let waiting: Vec<(Ino, &Note)> = image.sayable().filter(|(_, note)| note.waits()).collect();
+    let places = Places::open(backing)?;
+    let mut waiting: Vec<(Ino, &Note)> = Vec::new();
+    for (ino, note) in image.sayable().filter(|(_, note)| note.waits()) {
+        let home = note.header.home.as_ref().filter(|_| !note.header.path.is_empty());
+        let part = home.map(|home| places.file(&home.path, home.ino)).transpose()?.flatten();
+        // What has got its name meanwhile, or was deleted, this node need not have heard of.
+        waiting.extend(part.map(|_| (ino, note)));
+    }
     let Some(life) = image.life.as_ref().filter(|_| !waiting.is_empty()) else {
         return Ok(Vec::new());
     };
-    let places = Places::open(backing)?;
     let board = Board::open(&places, &format!("{:016x}", life.job))?;
     // Another daemon may join under the same name, and have other things to say.
     let Time { sec, nsec } = Time::now();
@@ -37,7 +43,8 @@ pub(crate) fn say(
         cache,
         node: &node,
         rebooted: false,
-        force: false,
+        // What else is there by now is for those who stay.
+        force: true,
         shared: true,
         told,
         named: BTreeSet::new(),
