@@ -139,6 +139,34 @@ fn bytes_that_were_flushed_and_written_again_are_there_again() {
     everywhere(&cluster, &want);
 }
 
+/// An msync of a mapping past the daemon does not come to the daemon, as the kernel has it: what was stored is
+/// safe with an fsync of the file, and without one within a second or two.
+#[test]
+fn stores_into_a_mapping_are_there_again_after_fsync_and_soon_without() {
+    for fsync in [true, false] {
+        let cluster = past(2).start();
+        let [one, two] = cluster.nodes() else { panic!("two nodes") };
+        // Otherwise the file sits at this node, whose whole cache file counts then.
+        let (theirs, mut ours) = (writer(one), writer(two));
+        write(&mut ours, 0, &[1; 20_000]);
+        ours.must(Step::Fsync { file: F });
+        two.drain();
+        ours.must(Step::Store { file: F, offset: 9_000, data: vec![2; 500] });
+        match fsync {
+            true => ours.must(Step::Fsync { file: F }),
+            false => std::thread::sleep(std::time::Duration::from_millis(2_500)),
+        }
+        passed(two);
+        two.kill9();
+        remounted(two, ours);
+        let mut want = vec![1; 20_000];
+        put(&mut want, 9_000, &[2; 500]);
+        let got = std::fs::read(two.path("f")).expect("read");
+        same(&format!("after a crash, fsync: {fsync}"), &got, &want);
+        drop(theirs);
+    }
+}
+
 /// A program that does not follow its model: another node wrote, and published, where this one had
 /// synced. What is there stays, and the synced bytes are kept for whoever wants them.
 #[test]

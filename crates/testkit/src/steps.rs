@@ -36,6 +36,12 @@ pub enum Step {
     Fsync {
         file: u32,
     },
+    /// Maps the file as far as that, stores there, and msyncs. The mapping stays.
+    Store {
+        file: u32,
+        offset: u64,
+        data: Vec<u8>,
+    },
     Truncate {
         file: u32,
         len: u64,
@@ -108,6 +114,7 @@ fn carry_out(step: Step, files: &mut BTreeMap<u32, File>) -> io::Result<Answer> 
         Step::Write { file, offset, data } => get(file)?.write_all_at(&data, offset)?,
         Step::Read { file, offset, len } => return read(get(file)?, offset, len),
         Step::Fsync { file } => get(file)?.sync_all()?,
+        Step::Store { file, offset, data } => store(get(file)?, offset, &data)?,
         Step::Truncate { file, len } => get(file)?.set_len(len)?,
         Step::Close { file } => close(files.remove(&file).ok_or_else(bad)?)?,
         Step::Rename { from, to } => std::fs::rename(from, to)?,
@@ -135,6 +142,30 @@ fn read(file: &File, offset: u64, len: usize) -> io::Result<Answer> {
     }
     data.truncate(done);
     Ok(Answer::Data(data))
+}
+
+fn store(file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
+    let (at, len) = (offset as usize, offset as usize + data.len());
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, which nobody takes away; the file is as long as what is stored there.
+    unsafe {
+        let map = libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            protection,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
+        if map == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        std::ptr::copy_nonoverlapping(data.as_ptr(), map.cast::<u8>().add(at), data.len());
+        if libc::msync(map, len, libc::MS_SYNC) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// Closes and tells the error, which dropping would hide.

@@ -160,7 +160,7 @@ impl Mapped {
         let data = content::bytes(round % 200, number, offset, len);
         match dice.random_range(0..10) {
             0..5 => self.store(offset, &data, work),
-            5 => self.sync(setup.model),
+            5 => self.sync(setup),
             6 => self.read(&setup.root),
             7 => self.load(),
             8 => {
@@ -217,10 +217,13 @@ impl Mapped {
         Ok(())
     }
 
-    fn sync(&mut self, model: Model) -> io::Result<()> {
+    fn sync(&mut self, setup: &Setup) -> io::Result<()> {
         let mapping = self.open.as_ref().expect("it was just opened");
-        let was_published = self.is_published;
+        let (was_published, model) = (self.is_published, setup.model);
         mapping.sync()?;
+        if let Some(file) = mapping.file.as_ref().filter(|_| setup.extra.past) {
+            file.sync_all()?;
+        }
         self.acknowledge();
         self.is_published = was_published || model != Model::Session && self.is_published;
         Ok(())

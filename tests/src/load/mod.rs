@@ -63,6 +63,8 @@ pub struct Extra {
     /// A node may be silent for so long that it loses its locks: what it wrote under one comes late, and is
     /// counted instead of being wrong.
     pub loses_locks: bool,
+    /// Files may be mapped past the daemon, where no msync comes to it.
+    pub past: bool,
 }
 
 /// What a program does.

@@ -321,6 +321,7 @@ fn start_load(
         blocks: plan.blocks_of(who),
         extra: Extra {
             post: Some(post.to_owned()),
+            past: plan.io_path != "daemon",
             loses_locks: plan.faults.contains(&Family::Silence),
         },
         log: record.directory().join(format!("operations-{who}")),
