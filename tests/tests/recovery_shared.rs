@@ -352,28 +352,61 @@ fn as_long_as_one_has_not_spoken_a_gap_is_not_taken_for_a_hole() {
     recovered_with_holes(Fate::Third, Way::InTurn);
 }
 
-/// A node writes over another one's bytes, flushes and leaves with status 0. Where its bytes are, the service
-/// knew, and that is gone; the other node has not heard of them.
-#[test]
-fn what_a_node_flushed_before_it_left_is_not_lost_with_the_service() {
-    for model in ["session", "commit", "mpiio"] {
-        let Some(mut cluster) = cluster(2, model) else { return };
-        let (first, second) = (cluster.node(0), cluster.node(1));
-        open(first, "f").write_all_at(&[1; 3_000], 0).expect("write");
-        open(second, "f").write_all_at(&[2; 2_000], 2_000).expect("write");
-        second.umount();
-        assert!(board(&cluster).is_some(), "{model}: the file has no name yet, and that is said");
-        std::thread::sleep(Duration::from_millis(1_500));
-        first.kill9();
-        cluster.kill_meta();
-        std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
-        let first = cluster.node(0);
-        let _ = first.ebb("umount", &[], &[]);
-        ended_with(&recover(&cluster, first, &[]), 0, &[]);
-        let wanted = [vec![1; 2_000], vec![2; 2_000]].concat();
-        same(model, &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
-        assert!(board(&cluster).is_none(), "{model}: nobody needs to be told anything any more");
+/// What a node does to a file that another one has unflushed bytes of, before it leaves with status 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Last {
+    /// It writes, and its bytes wait in a part file for those of the other.
+    Waits,
+    /// It writes over a file that is on the backing.
+    InPlace,
+    /// It cuts it.
+    Cuts,
+}
+
+fn left_before(last: Last, model: &str) {
+    let Some(mut cluster) = cluster(2, model) else { return };
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    if last != Last::Waits {
+        std::fs::write(first.path("f"), [9; 5_000]).expect("write");
+        first.drain();
     }
+    // Open from before the other one writes: only then it need not hear of it.
+    let held = open(first, "f");
+    open(first, "f").write_all_at(&[1; 3_000], 0).expect("write");
+    let theirs = open(second, "f");
+    match last {
+        Last::Cuts => theirs.set_len(100).expect("cut"),
+        _ => theirs.write_all_at(&[2; 2_000], 2_000).expect("write"),
+    }
+    drop(theirs);
+    second.umount();
+    assert!(board(&cluster).is_some(), "{last:?}, {model}: the other one has not heard of it");
+    std::thread::sleep(Duration::from_millis(1_500));
+    drop(held);
+    first.kill9();
+    cluster.kill_meta();
+    std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
+    let first = cluster.node(0);
+    let _ = first.ebb("umount", &[], &[]);
+    ended_with(&recover(&cluster, first, &[]), 0, &[]);
+    let wanted = match last {
+        Last::Waits => [vec![1; 2_000], vec![2; 2_000]].concat(),
+        Last::InPlace => [vec![1; 2_000], vec![2; 2_000], vec![9; 1_000]].concat(),
+        Last::Cuts => vec![1; 100],
+    };
+    let got = std::fs::read(cluster.backing().join("f")).expect("the file");
+    same(&format!("{last:?}, {model}"), &got, &wanted);
+    assert!(board(&cluster).is_none(), "nobody needs to be told anything any more");
+}
+
+/// The service knew what the node had done, and that is gone; the other node has not heard of it.
+#[test]
+fn what_a_node_did_before_it_left_is_not_lost_with_the_service() {
+    for model in ["session", "commit", "mpiio"] {
+        left_before(Last::Waits, model);
+    }
+    left_before(Last::InPlace, "session");
+    left_before(Last::Cuts, "session");
 }
 
 #[test]

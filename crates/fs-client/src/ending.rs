@@ -4,11 +4,11 @@
 use crate::control::{Outcome, Remaining};
 use crate::daemon::{Daemon, RunError};
 use crate::drain::{self, Drain};
-use crate::leftover;
+use crate::leftover::{self, label};
 use crate::node::Node;
-use crate::recover::joint;
+use crate::recover::joint::leaving;
+use crate::recover::places::Places;
 use crate::registry;
-use ebb_types::Ino;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
         left = runtime.block_on(node.held_back());
     }
     if left.is_empty() && waiting.bytes == 0 {
-        left = say_what_waits(node);
+        left = say_what_others_need(node);
     }
     if left.is_empty() && waiting.bytes == 0 {
         runtime.block_on(node.tell_everything());
@@ -71,30 +71,27 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
     })
 }
 
-/// Says on the backing what this node has flushed of files that have no name yet, because other nodes have
-/// not flushed theirs: with its journal goes what a recovery without the service would know it by. What
-/// could not be said.
-fn say_what_waits(node: &Node) -> Vec<Remaining> {
+/// Says on the backing what recoveries of other caches would need of this node's journal, when the service
+/// is lost later. What could not be said and nobody but the service would know.
+fn say_what_others_need(node: &Node) -> Vec<Remaining> {
     let Some(journal) = node.journal() else { return Vec::new() };
-    let image = journal.image();
-    let stays = |ino: Ino, why: &dyn std::fmt::Display| {
-        let path = node.file(ino).map_or_else(|| ino.to_string(), |f| f.label());
-        let why =
-            format!("flushed, and other nodes' bytes of it are not; this cannot be noted: {why}");
-        Remaining { path, bytes: image.file(ino).map_or(0, |note| note.len()), why }
-    };
-    match joint::leaving::say(&node.config.backing, &node.cache, &image) {
-        Ok(failed) => failed.iter().map(|(ino, why)| stays(*ino, why)).collect(),
-        // Where nothing can be made below the root, no recovery can be run without the service.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) => {
-            tracing::warn!(error = %e, "what was flushed and has no name is known to the service alone");
-            Vec::new()
-        }
-        Err(e) => {
-            let waiting = image.files().filter(|(_, note)| note.waits());
-            waiting.map(|(ino, _)| stays(ino, &e)).collect()
-        }
+    let (backing, image) = (&node.config.backing, journal.image());
+    let Err(e) = leaving::say(backing, &image) else { return Vec::new() };
+    tracing::warn!(error = %e, "what recoveries would need of this node is not noted on the backing");
+    // Where nothing can be made below the root, no recovery can be run without the service.
+    if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) {
+        return Vec::new();
     }
+    let Ok(places) = Places::open(backing) else { return Vec::new() };
+    let waiting = leaving::waiting(&places, &image).unwrap_or_default();
+    let stays = waiting.into_iter().map(|(ino, note, _)| Remaining {
+        path: label(ino, note),
+        bytes: note.flushed().map(|(range, _)| range.len()).sum(),
+        why: format!(
+            "flushed, but other nodes' bytes of it are not, and that cannot be noted: {e}"
+        ),
+    });
+    stays.collect()
 }
 
 fn dirty(node: &Node) -> Vec<Remaining> {

@@ -48,6 +48,8 @@ pub(crate) struct Place {
 pub(crate) struct Board {
     dir: OwnedFd,
     name: String,
+    /// What nodes said of files that left the job before it ended.
+    left: BTreeMap<Ino, Vec<Statement>>,
 }
 
 /// Those of one file.
@@ -59,6 +61,8 @@ pub(crate) struct Corner {
     /// Nobody else has the file: what there is to say is kept here, and nothing but the file is on
     /// the backing.
     alone: Option<Statement>,
+    /// What those have said of it that left before.
+    left: Vec<Statement>,
 }
 
 /// A node has said all that it has to say.
@@ -68,6 +72,8 @@ pub(crate) struct Spoken {
     pub lives: Lives,
     /// And nothing is in its cache any more.
     pub done: bool,
+    /// What it said of files when it left the job: statements.
+    pub said: Vec<(Ino, Vec<u8>)>,
 }
 
 /// What is said of names.
@@ -133,7 +139,13 @@ impl Board {
         let name = name_of(job);
         let dir = make_dir(&places.dir(&[], false)?, &name)?;
         if is_private(&dir)? {
-            return Ok(Board { dir, name });
+            let mut board = Board { dir, name, left: BTreeMap::new() };
+            for (ino, bytes) in board.spoken()?.into_iter().flat_map(|spoken| spoken.said) {
+                let statement =
+                    Statement::decode(&bytes).ok_or_else(|| board.damaged("lives-*"))?;
+                board.left.entry(ino).or_default().push(statement);
+            }
+            return Ok(board);
         }
         let text = format!(
             "{name} on the backing can be changed by other users: somebody else made it; remove \
@@ -147,18 +159,24 @@ impl Board {
         let name = format!("{:016x}", ino.0);
         let dir = make_dir(&self.dir, &name)?;
         let path = format!("{}/{name}", self.name);
-        Ok(Corner { dir, path, whole: WHOLE.to_owned(), alone: None })
+        let left = self.left.get(&ino).cloned().unwrap_or_default();
+        Ok(Corner { dir, path, whole: WHOLE.to_owned(), alone: None, left })
     }
 
     /// The same of a file of which nobody else says anything.
     pub fn alone(&self, ino: Ino, mine: &Statement) -> io::Result<Corner> {
         let whole = format!("{}{:016x}", String::from_utf8_lossy(PART_PREFIX), ino.0);
         let dir = self.dir.try_clone()?;
-        Ok(Corner { dir, path: self.name.clone(), whole, alone: Some(mine.clone()) })
+        let (path, left) = (self.name.clone(), Vec::new());
+        Ok(Corner { dir, path, whole, alone: Some(mine.clone()), left })
     }
 
     /// True when somebody has said something of the file.
     pub fn has(&self, ino: Ino) -> bool {
+        self.left.contains_key(&ino) || self.has_corner(ino)
+    }
+
+    fn has_corner(&self, ino: Ino) -> bool {
         rustix::fs::statat(&self.dir, format!("{:016x}", ino.0), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
@@ -194,10 +212,17 @@ impl Board {
     fn spoken(&self) -> io::Result<Vec<Spoken>> {
         let mut spoken = Vec::new();
         for name in list(&self.dir, LIVES.as_bytes())? {
-            // What cannot be read says nothing.
-            spoken.extend(read(&self.dir, &name)?.and_then(|bytes| statement::decode(&bytes)));
+            let Some(bytes) = read(&self.dir, &name)? else { continue };
+            // One that cannot be read may have said anything.
+            let damaged = || self.damaged(&name.to_string());
+            spoken.push(statement::decode(&bytes).ok_or_else(damaged)?);
         }
         Ok(spoken)
+    }
+
+    fn damaged(&self, name: &str) -> io::Error {
+        let text = format!("{}/{name} is damaged", self.name);
+        io::Error::new(io::ErrorKind::InvalidData, text)
     }
 
     /// True when every node that ever was in the job has said all that it has to say.
@@ -230,18 +255,15 @@ impl Board {
         let mut found = BTreeMap::new();
         for name in list(&self.dir, what.prefix().as_bytes())? {
             let Some(bytes) = read(&self.dir, &name)? else { continue };
-            let bad = || {
-                let text = format!("{}/{name} is damaged", self.name);
-                io::Error::new(io::ErrorKind::InvalidData, text)
-            };
-            found.insert(name.to_string(), names::decode(&bytes).ok_or_else(bad)?);
+            let damaged = || self.damaged(&name.to_string());
+            found.insert(name.to_string(), names::decode(&bytes).ok_or_else(damaged)?);
         }
         Ok(found)
     }
 
     /// The name that a file was given last.
     pub fn name_of(&self, ino: Ino) -> io::Result<Option<Vec<u8>>> {
-        if !self.has(ino) {
+        if !self.has_corner(ino) {
             return Ok(None);
         }
         let Some(bytes) = read(&self.corner(ino)?.dir, &plain(NAME))? else { return Ok(None) };
@@ -255,7 +277,7 @@ impl Board {
 
     /// Which file the bytes of an inode go into, when that is decided.
     pub fn place(&self, ino: Ino) -> io::Result<Option<Place>> {
-        if self.has(ino) { self.corner(ino)?.place() } else { Ok(None) }
+        if self.has_corner(ino) { self.corner(ino)?.place() } else { Ok(None) }
     }
 
     /// Takes away what tells nobody anything: the directory, when it is empty.
@@ -337,6 +359,7 @@ impl Corner {
             };
             found.extend(bytes.map(|b| Statement::decode(&b).ok_or_else(bad)).transpose()?);
         }
+        found.extend(self.left.iter().cloned());
         found.sort_by(|a, b| a.node.cmp(&b.node));
         Ok(found)
     }

@@ -1,6 +1,6 @@
 //! What a node's journal and cache say of a file, as a statement, and where its bytes are read from.
 
-use super::statement::{Claim, Fate, Key, Kind, Shape, Statement};
+use super::statement::{Claim, Fate, Key, Kind, Statement};
 use crate::cache::CacheDir;
 use crate::journal::{Held, Kept, Note};
 use crate::passing::written_runs;
@@ -84,24 +84,7 @@ pub(super) fn claims(
             flushed.push(gap);
         }
     }
-    let header = &note.header;
-    let statement = Statement {
-        node: node.to_owned(),
-        shape: Shape {
-            path: header.path.clone(),
-            perm: header.perm,
-            uid: header.uid,
-            gid: header.gid,
-            atime: header.atime,
-            mtime: header.mtime,
-        },
-        size: header.size,
-        known: note.known,
-        cuts: note.cuts.clone(),
-        alone: note.alone,
-        under: header.under.clone(),
-        claims,
-    };
+    let statement = Statement { claims, ..Statement::of(node, &note) };
     Ok((statement, Sources { cache: file, flushed, home }))
 }
 

@@ -172,17 +172,6 @@ impl Work {
         Ok(all)
     }
 
-    /// Nothing is to be written: what this node has flushed is where it is to be.
-    pub fn leave(mut self, note: &Note) -> Result<(), Stay> {
-        let home = note.header.home.as_ref().map(|h| h.ino);
-        if home != Some(self.place.ino) {
-            return Err(Stay::Conflict("recoveries have chosen another file".to_owned()));
-        }
-        let flushed: Vec<ByteRange> = note.flushed().map(|(range, _)| range).collect();
-        self.statement.set(&flushed, Fate::Written);
-        Ok(self.corner.say(&self.statement)?)
-    }
-
     /// Writes what may be written now, and gives the file its name when it is whole.
     pub fn step(&mut self, site: &Site<'_>) -> Result<Progress, Stay> {
         loop {

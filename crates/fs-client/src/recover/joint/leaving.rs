@@ -1,66 +1,62 @@
-//! A node leaves the job, and files that it has flushed bytes of have no name yet, because other
-//! nodes have not flushed theirs. That the bytes are there, and in which part file, is known to the
-//! service and to the journal of the node, and that goes. So the node says on the board what its
-//! recovery would: whoever recovers without a service puts the others' bytes into the same file, and
-//! does not write older ones over these.
+//! A node leaves the job with status 0 and takes its journal along. What is in it that a recovery of
+//! other caches would need, when the service is lost later, it says on the board before: which bytes
+//! of files that others have, too, it has flushed, and what it cut. So nobody writes older bytes over
+//! them, or looks for them in vain.
+//!
+//! All of it is in one file, for this happens at every orderly end of a job whose nodes share files.
+//! Only of a file that has no name yet, because others have not flushed theirs, it is also decided that
+//! the bytes go into its part file, of which nobody else need know. The service takes everything away
+//! when its last node has left.
 
-use super::board::{Board, Spoken};
-use super::file::{Site, Stay, Work};
-use crate::cache::CacheDir;
-use crate::journal::{Image, Note};
+use super::board::{Board, Place, Spoken};
+use super::statement::{Claim, Fate, Key, Kind, Statement};
+use crate::journal::{Home, Image, Note};
 use crate::recover::places::Places;
-use ebb_locks::Mutex;
 use ebb_types::{Ino, Time};
-use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-/// Says it of all files that wait for others; which of them it could not say it of.
-pub(crate) fn say(
-    backing: &Path,
-    cache: &CacheDir,
-    image: &Image,
-) -> io::Result<Vec<(Ino, String)>> {
-    let places = Places::open(backing)?;
-    let mut waiting: Vec<(Ino, &Note)> = Vec::new();
+/// Files that have no name yet, and of which this node has flushed bytes.
+pub(crate) fn waiting<'a>(
+    places: &Places,
+    image: &'a Image,
+) -> io::Result<Vec<(Ino, &'a Note, &'a Home)>> {
+    let mut waiting = Vec::new();
     for (ino, note) in image.sayable().filter(|(_, note)| note.waits()) {
-        let home = note.header.home.as_ref().filter(|_| !note.header.path.is_empty());
-        let part = home.map(|home| places.file(&home.path, home.ino)).transpose()?.flatten();
+        let Some(home) = note.header.home.as_ref() else { continue };
         // What has got its name meanwhile, or was deleted, this node need not have heard of.
-        waiting.extend(part.map(|_| (ino, note)));
+        if places.file(&home.path, home.ino)?.is_some() {
+            waiting.push((ino, note, home));
+        }
     }
-    let Some(life) = image.life.as_ref().filter(|_| !waiting.is_empty()) else {
-        return Ok(Vec::new());
-    };
+    Ok(waiting)
+}
+
+/// Says what there is to say.
+pub(crate) fn say(backing: &Path, image: &Image) -> io::Result<()> {
+    // Who is the last leaves nothing to anybody.
+    let others = image.book.nodes() > 1 && image.sayable().next().is_some();
+    let Some(life) = image.life.as_ref().filter(|_| others) else { return Ok(()) };
+    let places = Places::open(backing)?;
     let board = Board::open(&places, &format!("{:016x}", life.job))?;
     // Another daemon may join under the same name, and have other things to say.
     let Time { sec, nsec } = Time::now();
     let node = format!("{} (left at {sec}.{nsec:09})", life.node);
-    let told: BTreeSet<Ino> = waiting.iter().map(|(ino, _)| *ino).collect();
-    let site = Site {
-        places: &places,
-        board: &board,
-        cache,
-        node: &node,
-        rebooted: false,
-        // What else is there by now is for those who stay.
-        force: true,
-        shared: true,
-        told,
-        named: BTreeSet::new(),
-        shaped: BTreeSet::new(),
-        everybody: false.into(),
-        zeros: Mutex::default(),
-    };
-    let said = waiting.iter().map(|(ino, note)| {
-        let said = Work::begin(&site, *ino, note).and_then(|work| work.leave(note));
-        (*ino, said)
-    });
-    let failed: Vec<_> = said
-        .filter_map(|(ino, said): (Ino, Result<(), Stay>)| Some((ino, said.err()?.text())))
-        .collect();
-    if failed.is_empty() {
-        board.speak(&node, &Spoken { lives: image.lives.clone(), done: true })?;
+    for (ino, _, home) in waiting(&places, image)? {
+        let place = Place { path: home.path.clone(), ino: home.ino, base: 0 };
+        board.corner(ino)?.settle(&node, &place)?;
     }
-    Ok(failed)
+    let said = image.sayable().map(|(ino, note)| (ino, statement(&node, note).encode()));
+    let spoken = Spoken { lives: image.lives.clone(), done: true, said: said.collect() };
+    board.speak(&node, &spoken)
+}
+
+fn statement(node: &str, note: &Note) -> Statement {
+    // Others may have come since it was told that it was alone.
+    let mut statement = Statement { alone: false, ..Statement::of(node, note) };
+    for (range, version) in note.flushed() {
+        let key = Key { version, kind: Kind::Published };
+        statement.claims.insert(range, Claim { key, fate: Fate::Written });
+    }
+    statement
 }

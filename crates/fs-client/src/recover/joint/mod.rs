@@ -124,11 +124,12 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
     let image = corrected(&found.image, &names);
     let mut left = names.directories(&site).map_err(failed)?;
     // Of a journal that lost its end, or was read past a damage, nobody knows whether that is all.
-    let whole = !found.rebooted && found.damaged_at.is_none() && names.is_shared();
+    let lives = &found.image.lives;
+    let whole = !found.rebooted && found.damaged_at.is_none() && lives.has_others();
     let recovery = Recovery {
         job,
         site,
-        lives: whole.then(|| found.image.lives.clone()),
+        lives: whole.then(|| lives.clone()),
         notes,
         began: Instant::now(),
         done: Mutex::default(),
@@ -154,7 +155,7 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
 
 /// Nothing is in this cache any more; whoever is the last to say so of the job takes the board away.
 fn end(board: &Board, node: &str, lives: Lives, backing: &Path) -> std::io::Result<()> {
-    board.speak(node, &Spoken { lives, done: true })?;
+    board.speak(node, &Spoken { lives, done: true, said: Vec::new() })?;
     if board.is_over()? { board.clear(backing) } else { Ok(()) }
 }
 
@@ -234,7 +235,7 @@ impl Recovery<'_> {
         let late = ends.values().any(|end| matches!(end, End::Late));
         let looked = match &self.lives {
             Some(lives) if !*said && !silent && !late => {
-                let spoken = Spoken { lives: lives.clone(), done: false };
+                let spoken = Spoken { lives: lives.clone(), done: false, said: Vec::new() };
                 self.site.board.speak(self.site.node, &spoken).map(|()| *said = true)
             }
             _ => Ok(()),

@@ -1,7 +1,7 @@
 //! What the recovery of one node says about one file: which bytes its cache has, of which version
 //! each of them is, and what became of them so far. Bytes on the backing, so hostile until checked.
 
-use crate::journal::Home;
+use crate::journal::{Home, Note};
 use ebb_types::{ByteRange, Extents, Time, Version};
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,29 @@ struct Stored {
 }
 
 impl Statement {
+    /// What a node knows of a file besides its bytes.
+    #[must_use]
+    pub fn of(node: &str, note: &Note) -> Statement {
+        let header = &note.header;
+        Statement {
+            node: node.to_owned(),
+            shape: Shape {
+                path: header.path.clone(),
+                perm: header.perm,
+                uid: header.uid,
+                gid: header.gid,
+                atime: header.atime,
+                mtime: header.mtime,
+            },
+            size: header.size,
+            known: note.known,
+            cuts: note.cuts.clone(),
+            alone: note.alone,
+            under: header.under.clone(),
+            claims: Extents::new(),
+        }
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
