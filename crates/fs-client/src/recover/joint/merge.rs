@@ -184,8 +184,21 @@ pub fn is_nobodys(all: &[Statement]) -> bool {
     !all.iter().any(|s| has_bytes(s, &cuts))
 }
 
+/// So much of the file is there for certain, as bytes or as a length that somebody set: what a node has heard of
+/// the length besides may be older than a cut of which nobody's journal tells.
+fn vouched(all: &[Statement], base: u64) -> u64 {
+    let cuts = cuts_of(all.iter());
+    let ends = all.iter().flat_map(|s| s.claims.iter());
+    let ends = ends.map(|(r, c)| valid(r, c.key, &cuts)).filter(|r| !r.is_empty()).map(|r| r.end());
+    let set = cuts.iter().map(|(len, at)| {
+        let newer = cuts.iter().filter(|(_, other)| at < other).map(|(len, _)| *len);
+        newer.fold(*len, u64::min)
+    });
+    ends.chain(set).max().unwrap_or(0).max(base)
+}
+
 /// What is missing of a file of which the backing had the first `base` bytes before. `everybody`: no node
-/// of the job has more to say than it has said, so that a gap is a hole.
+/// of the job has more to say than it has said, so that a gap between bytes is a hole.
 #[must_use]
 pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
     let cuts = cuts_of(all.iter());
@@ -205,10 +218,11 @@ pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
     // Who was alone knows of every byte; but nobody is, of whom another one has bytes that count.
     let others = |s: &Statement| all.iter().any(|o| o.node != s.node && has_bytes(o, &cuts));
     let alone = all.iter().any(|s| s.alone && !others(s));
-    let alone = alone || everybody;
-    missing.silent = all.len() == 1 && !alone && base == 0;
+    missing.silent = all.len() == 1 && !alone && base == 0 && !everybody;
     if !alone {
-        let gaps = best.gaps(whole).map(|r| ByteRange::new(r.start().max(base), r.end()));
+        // Others may have written into a gap.
+        let known = if everybody { vouched(all, base) } else { base };
+        let gaps = best.gaps(whole).map(|r| ByteRange::new(r.start().max(known), r.end()));
         missing.holes.extend(gaps.filter(|r| !r.is_empty()));
     }
     for (range, (claim, at)) in best.iter() {

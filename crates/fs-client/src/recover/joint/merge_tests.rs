@@ -430,6 +430,13 @@ fn holes_are_missing_unless_somebody_knows_that_they_are_holes() {
         [(ByteRange::new(0, 5), "b".to_owned())],
         "but b has not brought it"
     );
+    let longer = Statement { size: 90, ..both[0].clone() };
+    let missing = merge::missing(&[longer.clone(), both[1].clone()], 0, true);
+    assert_eq!(missing.holes, [ByteRange::new(30, 90)], "it may have been cut since");
+    let mut set = both[1].clone();
+    set.cuts = vec![(90, Version(3))];
+    let missing = merge::missing(&[longer, set], 0, true);
+    assert!(missing.holes.is_empty(), "somebody made it so long");
 }
 
 #[test]
