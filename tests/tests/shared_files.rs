@@ -1,7 +1,8 @@
 //! One file that several nodes write at once, each its own bytes: allocation beside others' writes,
 //! read-modify-write under locks, and very many small pieces. No byte of anybody may be lost.
 
-use ebb_testkit::{Cluster, Node};
+use ebb_testkit::disk::Disk;
+use ebb_testkit::{Cluster, Node, skip_reason};
 use ebb_tests::model::close;
 use ebb_tests::nodes::open;
 use std::fs::File;
@@ -198,6 +199,48 @@ fn read_modify_write_under_locks_loses_no_byte() {
 
 /// A lock of one node waits for nothing when nobody else has the file open, and for no locks of others
 /// when they lock other parts of it at the same time.
+/// A node whose cache disk is full cannot publish what it wrote under a lock: unlock and close say so. What
+/// another node writes there under the lock after that is not written over when there is room again.
+#[test]
+fn what_could_not_be_published_does_not_come_after_what_others_wrote() {
+    if let Some(why) = skip_reason() {
+        return println!("SKIPPED: {why}");
+    }
+    for model in ["mpiio", "commit", "session"] {
+        let disk = match Disk::new(96) {
+            Ok(disk) => disk,
+            Err(why) => return println!("SKIPPED: {why}"),
+        };
+        let builder = Cluster::builder().nodes(2).consistency(model).flush("end");
+        let builder = builder.option("--durability", "none").option("--io-path", "daemon");
+        let cluster = builder.separate_meta().caches_below(disk.path()).start();
+        let (one, two) = (cluster.node(0), cluster.node(1));
+        let first = open(&one.path("f"));
+        first.write_all_at(&[0; 64], 0).expect("write");
+        close(first).expect("close");
+        disk.fill();
+        // What the journal of the node has in reserve is used up as well: it notes names within a second.
+        std::fs::create_dir(one.path("d")).expect("mkdir");
+        for n in 0..6_000 {
+            std::fs::create_dir(one.path(format!("d/{n}"))).expect("mkdir");
+        }
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let first = open(&one.path("f"));
+        lock(&first, libc::F_WRLCK, 0, 64);
+        first.write_all_at(&[1; 64], 0).expect("write");
+        let closed = close(first);
+        assert!(closed.is_err(), "{model}: not published, and nobody says so");
+        disk.unfill();
+        let second = open(&two.path("f"));
+        lock(&second, libc::F_WRLCK, 0, 64);
+        second.write_all_at(&[2; 64], 0).expect("write");
+        close(second).expect("close");
+        cluster.nodes().iter().for_each(Node::drain);
+        let got = std::fs::read(cluster.backing().join("f")).expect("read");
+        assert_eq!(got, [2; 64], "{model}: older bytes came later");
+    }
+}
+
 #[test]
 fn locks_of_disjoint_parts_do_not_wait_for_each_other() {
     let cluster = two("session", "daemon");

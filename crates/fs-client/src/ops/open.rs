@@ -9,6 +9,7 @@ use crate::node::Node;
 use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
 use crate::ops::passing::Asked;
+use crate::ops::sync::is_gone;
 use crate::passing::{Door, Opening};
 use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
@@ -25,6 +26,10 @@ use std::time::{Duration, Instant};
 /// gets its name there and the one when the service says so, its directory is synced, which can
 /// take its time. It pauses longer and longer up to this.
 const PAUSE_MS_MAX: u64 = 100;
+
+/// When a close could not publish, the next attempts are after pauses from the first to the second.
+const PUBLISH_AGAIN: Duration = Duration::from_millis(100);
+const PUBLISH_AGAIN_MOST: Duration = Duration::from_secs(2);
 
 /// Starting over, for as long as a request may take.
 pub(crate) struct Again {
@@ -365,14 +370,15 @@ impl Node {
 
     /// One handle less. The caller has the turn.
     pub(crate) async fn closed(&self, file: &Arc<CachedFile>) {
-        let (last, registered) = {
+        let (last, registered, owes) = {
             let mut state = file.state.write();
             state.opens -= 1;
             let last = state.opens == 0;
             if last {
                 self.stop_passing(file, &mut state);
             }
-            (last, last && std::mem::take(&mut state.registered))
+            let owes = last && state.registered && closes_publish(&state);
+            (last, last && !owes && std::mem::take(&mut state.registered), owes)
         };
         if last {
             file.set_in_use(false);
@@ -382,9 +388,49 @@ impl Node {
             }
         }
         let settles = last && self.close_quiet_in_turn(file).await;
-        if !registered {
-            return;
+        if owes {
+            self.release_when_published(file);
         }
+        if registered {
+            self.released(file, settles).await;
+        }
+    }
+
+    /// The close should have published what was written, and failed: as long as this is so, the node counts
+    /// as one that has the file open, and whoever locks the file waits for what was written here. Else it would
+    /// come later, over what others have written since.
+    fn release_when_published(&self, file: &Arc<CachedFile>) {
+        let Some(me) = self.me_arc() else { return };
+        let (node, file) = (Arc::downgrade(&me), Arc::clone(file));
+        self.runtime.spawn(async move {
+            let mut pause = PUBLISH_AGAIN;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PUBLISH_AGAIN_MOST);
+                let Some(node) = node.upgrade() else { return };
+                let published = node.publish(&file).await;
+                let _turn = file.turn.lock().await;
+                let registered = {
+                    let mut state = file.state.write();
+                    // Nobody can read it any more.
+                    let gone = matches!(published, Err(e) if is_gone(e));
+                    let owes = published.is_err() && !gone && closes_publish(&state);
+                    match state.opens == 0 && state.registered {
+                        // The next close sees to it.
+                        false => return,
+                        true => !owes && std::mem::take(&mut state.registered),
+                    }
+                };
+                if registered {
+                    return node.released(&file, false).await;
+                }
+                tracing::debug!(file = file.label(), ?published, "still not published");
+            }
+        });
+    }
+
+    /// Nobody here has the file open, and the service is told so. The caller has the turn.
+    async fn released(&self, file: &Arc<CachedFile>, settles: bool) {
         let released = self.meta.release(file.ino, settles).await;
         if settles {
             let heard = matches!(released, Ok(()) | Err(Errno::ENOENT));
@@ -405,4 +451,11 @@ impl Node {
             self.discard_if_unlinked(file.ino).await;
         }
     }
+}
+
+/// Something is not published that a close publishes.
+fn closes_publish(state: &State) -> bool {
+    !state.orphan
+        && state.view.has_unattached()
+        && state.model.on(SyncEvent::Close).attach.is_some()
 }
