@@ -8,6 +8,10 @@ use ebb_namespace::Record;
 use ebb_types::{Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
+use std::time::Duration;
+
+/// The last node that leaves waits so long until what was said for recoveries is gone.
+const BOARD_GOES_WITHIN: Duration = Duration::from_secs(2);
 
 impl Call {
     pub(super) fn node_info(&self, op: &pb::NodeInfo) -> OpResult {
@@ -40,7 +44,7 @@ impl Call {
         self.core.desk.forget(self.stream);
         self.core.journal.synced(self.core.journal.tail()).await?;
         self.core.sessions.remove(node);
-        self.core.remove_board();
+        self.core.remove_board().await;
         Ok(None)
     }
 }
@@ -48,20 +52,24 @@ impl Call {
 impl Core {
     /// The last node has left, and nothing is in any cache: what those that left before have said on the backing
     /// for recoveries is of no use any more.
-    fn remove_board(&self) {
-        let state = self.state();
-        let over = state.nodes.is_empty() && state.rebuild.is_none();
-        if !over || !state.files.values().all(ebb_consistency::FileState::is_clean) {
+    async fn remove_board(&self) {
+        let over = {
+            let state = self.state();
+            let clean = || state.files.values().all(ebb_consistency::FileState::is_clean);
+            state.nodes.is_empty() && state.rebuild.is_none() && clean()
+        };
+        if !over {
             return;
         }
-        drop(state);
         let board = self.backing.path().join(ebb_types::name::board_of(self.job()));
-        tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&board) {
+        let removing = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&board) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 tracing::debug!(error = %e, board = %board.display(), "stays");
             }
             _ => {}
         });
+        // Not that the node waits for a backing that hangs.
+        let _ = tokio::time::timeout(BOARD_GOES_WITHIN, removing).await;
     }
 
     /// Locks, opens and grants of a node go.
