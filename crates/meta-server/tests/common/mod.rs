@@ -218,7 +218,9 @@ impl Node {
         match self.from.message().await {
             Ok(Some(frame)) => {
                 self.replies.extend(frame.replies.into_iter().map(|r| (r.id, r)));
-                self.notices.extend(frame.notices);
+                // Whoever is asked for a sign of life gives one in its own time.
+                let ping = |n: &pb::Notice| matches!(n.what, Some(pb::notice::What::Ping(_)));
+                self.notices.extend(frame.notices.into_iter().filter(|n| !ping(n)));
                 true
             }
             Ok(None) | Err(_) => false,
