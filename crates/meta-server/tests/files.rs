@@ -370,6 +370,31 @@ async fn a_storm_of_two_nodes_is_answered_and_survives_a_crash() {
     }
 }
 
+/// One node empties a file at an open while another one takes its name away: the open finds it, or does not, and
+/// the service goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_goes_while_it_is_opened_is_an_error_of_the_open_alone() {
+    let s = Service::start().await;
+    let (mut a, mut b) = (s.node("a").await, s.node("b").await);
+    let mut missed = 0;
+    for round in 0..300 {
+        let name = format!("f{round}");
+        // On the backing, so that the open has to look there.
+        std::fs::write(s.backing().join(&name), b"x").unwrap();
+        let ino = a.lookup(ROOT, &name).await.unwrap().ino;
+        b.lookup(ROOT, &name).await.unwrap();
+        let open = a.send(Op::Open(pb::Open { ino, truncate: true, ..Default::default() })).await;
+        let unlink = pb::Unlink { parent: ROOT, name: name.into_bytes(), ..Default::default() };
+        let unlink = b.send(Op::Unlink(unlink)).await;
+        assert_eq!(b.wait(unlink).await.errno, 0);
+        let opened = a.wait(open).await;
+        assert_ne!(opened.errno, Errno::EIO.0, "round {round}: {}", opened.text);
+        missed += u64::from(opened.errno != 0);
+        let _ = a.ask(Op::Release(pb::Release { ino, settles: false })).await;
+    }
+    println!("{missed} opens came too late");
+}
+
 /// The service stops between the rename of a part file and the note of it.
 #[tokio::test]
 async fn a_part_file_that_got_its_name_unnoted_is_found_at_the_next_start() {

@@ -626,9 +626,9 @@ impl Namespace {
     // ---- opens -------------------------------------------------------------------------------
 
     /// What it takes to note that a node has a file open: nothing when it is noted.
-    #[must_use]
-    pub fn plan_open(&self, node: NodeId, ino: Ino) -> Vec<Record> {
-        if self.is_open_by(ino, node) { Vec::new() } else { vec![Record::Open { node, ino }] }
+    pub fn plan_open(&self, node: NodeId, ino: Ino) -> Result<Vec<Record>, Errno> {
+        self.inode(ino)?;
+        Ok(if self.is_open_by(ino, node) { Vec::new() } else { vec![Record::Open { node, ino }] })
     }
 
     /// A node closed a file; the last close of a file without names frees it.

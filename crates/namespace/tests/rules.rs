@@ -261,7 +261,7 @@ fn a_snapshot_is_the_whole_state() {
     apply(&mut ns, &plan);
     let plan = ns.plan_place(f, None, NOW).unwrap();
     apply(&mut ns, &plan);
-    ns.plan_open(NodeId(3), f).iter().for_each(|r| ns.apply(r).unwrap());
+    ns.plan_open(NodeId(3), f).unwrap().iter().for_each(|r| ns.apply(r).unwrap());
     let mut again = Namespace::empty();
     ns.snapshot().iter().for_each(|r| again.apply(r).unwrap());
     assert_eq!(again.snapshot(), ns.snapshot());
@@ -288,7 +288,7 @@ fn the_last_close_frees_a_nameless_file() {
     let mut ns = root();
     let f = make(&mut ns, Ino::ROOT, "f", FileKind::Regular);
     for node in [1, 2] {
-        ns.plan_open(NodeId(node), f).iter().for_each(|r| ns.apply(r).unwrap());
+        ns.plan_open(NodeId(node), f).unwrap().iter().for_each(|r| ns.apply(r).unwrap());
     }
     let plan = ns.plan_remove(Ino::ROOT, &name("f"), false, NOW).unwrap();
     apply(&mut ns, &plan);

@@ -71,19 +71,19 @@ impl Call {
     }
 
     /// Notes that this node has it open; false: it had already.
-    fn open_first(&self, ino: Ino) -> bool {
+    fn open_first(&self, ino: Ino) -> Result<bool, Errno> {
         let mut state = self.core.state();
         let first = !state.ns.is_open_by(ino, self.who.node);
-        let records = state.ns.plan_open(self.who.node, ino);
+        let records = state.ns.plan_open(self.who.node, ino)?;
         self.core.commit_ns(&mut state, records);
-        first
+        Ok(first)
     }
 
     fn note_open(&self, op: &pb::Open) -> OpResult {
         let mut state = self.core.state();
         let ino = Ino(op.ino);
         state.file(ino)?;
-        let records = state.ns.plan_open(self.who.node, ino);
+        let records = state.ns.plan_open(self.who.node, ino)?;
         self.core.commit_ns(&mut state, records);
         let seated = self.core.take_seat(&mut state, self, ino, op.seat.as_ref());
         let mut opened = self.opened(&state, ino, op.known_version)?;
@@ -108,7 +108,7 @@ impl Call {
         let mut seat = 0;
         if op.truncate {
             // Open before it is empty: nobody must take that for all that it is to be.
-            let first = self.open_first(ino);
+            let first = self.open_first(ino)?;
             let change = Change::default();
             let cut = self.core.set_size(self.who.node, ino, Size::Exactly(0), &change);
             seat = match cut.await {

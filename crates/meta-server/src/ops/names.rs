@@ -128,7 +128,7 @@ impl Call {
     fn made(&self, state: &mut State, op: &pb::Make, ino: Ino) -> OpResult {
         let mut seated = false;
         if op.open && state.file(ino).is_ok() {
-            let records = state.ns.plan_open(self.who.node, ino);
+            let records = state.ns.plan_open(self.who.node, ino)?;
             self.core.commit_ns(state, records);
             // Before anything is lent of it, which this would call back.
             seated = self.core.take_seat(state, self, ino, op.seat.as_ref());
