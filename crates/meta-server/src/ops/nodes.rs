@@ -56,7 +56,9 @@ impl Core {
         let over = {
             let state = self.state();
             let clean = || state.files.values().all(ebb_consistency::FileState::is_clean);
-            state.nodes.is_empty() && state.rebuild.is_none() && clean()
+            // Nodes without which this state was rebuilt have something to recover.
+            let whole = state.rebuild.as_ref().is_none_or(|r| r.done && !r.lacks_nodes());
+            state.nodes.is_empty() && whole && clean()
         };
         if !over {
             return;
