@@ -432,6 +432,15 @@ impl Note {
         self.change(&[range], |h| if done(&h) { None } else { Some(h) });
     }
 
+    /// The service said how long the file was at this version: another node may have cut it before.
+    fn hear_size(&mut self, version: Version, size: u64) {
+        self.header.size = match version >= self.known {
+            true => size.max(self.held.end()),
+            false => self.header.size.max(size),
+        };
+        self.known = self.known.max(version);
+    }
+
     /// Under its own name the file is whole; where others have bytes of it, it matters which of those
     /// there are this node's.
     fn whole(&mut self) {
@@ -674,8 +683,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
             return true;
         }
         Record::Attached(_, ranges, version, size) => {
-            note.known = note.known.max(*version);
-            note.header.size = note.header.size.max(*size);
+            note.hear_size(*version, *size);
             note.change(ranges, |h| match h.kept {
                 Kept::Attaching => Some(Held { kept: Kept::Owned(*version), ..h }),
                 Kept::Owned(v) | Kept::Again(v) => {

@@ -335,3 +335,19 @@ fn what_a_seat_has_is_its_cache_file() {
     image.apply(&Record::Seat(INO, 0, Version(0)));
     assert!(image.file(INO).is_none());
 }
+
+#[test]
+fn a_file_is_as_long_as_the_service_said_last() {
+    let mut image = Image::default();
+    let mut header = header("f");
+    header.size = 900;
+    image.apply(&Record::File(INO, Box::new(header)));
+    let range = ByteRange::new(10, 20);
+    let size = |image: &Image| image.file(INO).unwrap().header.size;
+    for (version, told, want) in [(5, 300, 300), (4, 400, 400), (6, 15, 20)] {
+        let now = Time::default();
+        image.apply(&Record::Attaching(INO, vec![range], Version(1), now));
+        image.apply(&Record::Attached(INO, vec![range], Version(version), told));
+        assert_eq!(size(&image), want, "version {version}, {told}");
+    }
+}

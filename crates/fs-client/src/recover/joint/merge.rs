@@ -225,6 +225,14 @@ pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
         let gaps = best.gaps(whole).map(|r| ByteRange::new(r.start().max(known), r.end()));
         missing.holes.extend(gaps.filter(|r| !r.is_empty()));
     }
+    // The backing has bytes that somebody has cut off, or others that were written there since: nobody knows.
+    let mut behind: Extents<()> = Extents::new();
+    for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
+        let kept = valid(range, claim.key, &cuts);
+        behind.insert(ByteRange::new(kept.end(), range.end()), ());
+    }
+    let longer = ByteRange::new(whole.end().min(base), base);
+    missing.holes.extend(behind.overlapping(longer).map(|(r, ())| r).filter(|r| !r.is_empty()));
     for (range, (claim, at)) in best.iter() {
         let node = all[at].node.clone();
         match claim.fate {

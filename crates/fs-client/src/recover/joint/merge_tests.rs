@@ -440,6 +440,18 @@ fn holes_are_missing_unless_somebody_knows_that_they_are_holes() {
 }
 
 #[test]
+fn what_is_on_the_backing_behind_a_cut_is_nobodys_word() {
+    let mut cutter = statement("a", &[]);
+    (cutter.cuts, cutter.size) = (vec![(50, Version(5))], 50);
+    let flushed = Statement { known: Version(4), ..statement("b", &[(0, 100, 4, Fate::Written)]) };
+    let missing = merge::missing(&[cutter.clone(), flushed.clone()], 100, true);
+    assert_eq!(missing.holes, [ByteRange::new(50, 100)], "the cut may have got there, or not");
+    assert!(merge::missing(&[cutter.clone(), flushed], 50, true).is_empty(), "it has");
+    let newer = statement("b", &[(0, 100, 6, Fate::Written)]);
+    assert!(merge::missing(&[cutter, newer], 100, true).is_empty(), "written since");
+}
+
+#[test]
 fn what_was_cut_off_is_void_for_older_bytes_only() {
     let mut cutter = statement("a", &[]);
     cutter.cuts = vec![(50, Version(5))];
