@@ -388,10 +388,11 @@ impl Node {
             }
         }
         let settles = last && self.close_quiet_in_turn(file).await;
-        if owes {
-            self.release_when_published(file);
+        // What is settled is told with the release.
+        if owes && !settles {
+            return self.release_when_published(file);
         }
-        if registered {
+        if registered || owes && std::mem::take(&mut file.state.write().registered) {
             self.released(file, settles).await;
         }
     }

@@ -38,7 +38,7 @@ pub(crate) fn say(backing: &Path, image: &Image) -> io::Result<()> {
     let others = image.book.nodes() > 1 && image.sayable().next().is_some();
     let Some(life) = image.life.as_ref().filter(|_| others) else { return Ok(()) };
     let places = Places::open(backing)?;
-    let board = Board::open(&places, &format!("{:016x}", life.job))?;
+    let board = Board::open(&places, &super::job_label(Some(life)))?;
     // Another daemon may join under the same name, and have other things to say.
     let Time { sec, nsec } = Time::now();
     let node = format!("{} (left at {sec}.{nsec:09})", life.node);

@@ -160,6 +160,20 @@ fn worsen(left: &mut Extents<Verdict>, range: ByteRange, verdict: Verdict) {
     better.into_iter().for_each(|(part, _)| left.insert(part, verdict));
 }
 
+/// Where the last byte ends that counts.
+fn end_of_bytes(all: &[Statement], cuts: &[(u64, Version)]) -> u64 {
+    let claims = all.iter().flat_map(|s| s.claims.iter());
+    let kept = claims.map(|(r, c)| valid(r, c.key, cuts)).filter(|r| !r.is_empty());
+    kept.map(|r| r.end()).max().unwrap_or(0)
+}
+
+/// Claimed bytes that somebody has cut off; another one may have newer ones there.
+fn cut_off(all: &[Statement], cuts: &[(u64, Version)]) -> Extents<()> {
+    let claims = all.iter().flat_map(|s| s.claims.iter());
+    let cut = claims.map(|(r, c)| ByteRange::new(valid(r, c.key, cuts).end(), r.end()));
+    cut.filter(|r| !r.is_empty()).map(|r| (r, ())).collect()
+}
+
 /// The size that the file has when all is there.
 #[must_use]
 pub fn size(all: &[Statement]) -> u64 {
@@ -168,9 +182,7 @@ pub fn size(all: &[Statement]) -> u64 {
         let newer = cuts.iter().filter(|(_, at)| s.known < *at).map(|(len, _)| *len);
         newer.fold(s.size, u64::min)
     });
-    let ends = all.iter().flat_map(|s| s.claims.iter());
-    let ends = ends.map(|(r, c)| valid(r, c.key, &cuts)).filter(|r| !r.is_empty()).map(|r| r.end());
-    told.chain(ends).max().unwrap_or(0)
+    told.max().unwrap_or(0).max(end_of_bytes(all, &cuts))
 }
 
 fn has_bytes(statement: &Statement, cuts: &[(u64, Version)]) -> bool {
@@ -188,13 +200,11 @@ pub fn is_nobodys(all: &[Statement]) -> bool {
 /// the length besides may be older than a cut of which nobody's journal tells.
 fn vouched(all: &[Statement], base: u64) -> u64 {
     let cuts = cuts_of(all.iter());
-    let ends = all.iter().flat_map(|s| s.claims.iter());
-    let ends = ends.map(|(r, c)| valid(r, c.key, &cuts)).filter(|r| !r.is_empty()).map(|r| r.end());
     let set = cuts.iter().map(|(len, at)| {
         let newer = cuts.iter().filter(|(_, other)| at < other).map(|(len, _)| *len);
         newer.fold(*len, u64::min)
     });
-    ends.chain(set).max().unwrap_or(0).max(base)
+    set.max().unwrap_or(0).max(end_of_bytes(all, &cuts)).max(base)
 }
 
 /// What is missing of a file of which the backing had the first `base` bytes before. `everybody`: no node
@@ -226,11 +236,7 @@ pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
         missing.holes.extend(gaps.filter(|r| !r.is_empty()));
     }
     // The backing has bytes that somebody has cut off, or others that were written there since: nobody knows.
-    let mut behind: Extents<()> = Extents::new();
-    for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
-        let kept = valid(range, claim.key, &cuts);
-        behind.insert(ByteRange::new(kept.end(), range.end()), ());
-    }
+    let behind = cut_off(all, &cuts);
     let longer = ByteRange::new(whole.end().min(base), base);
     missing.holes.extend(behind.overlapping(longer).map(|(r, ())| r).filter(|r| !r.is_empty()));
     for (range, (claim, at)) in best.iter() {
@@ -251,11 +257,8 @@ pub fn void(all: &[Statement], base: u64) -> Vec<ByteRange> {
     let cuts = cuts_of(all.iter());
     let size = size(all);
     let whole = ByteRange::new(base.min(size), size);
-    let mut void: Extents<()> = Extents::new();
-    for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
-        let kept = valid(range, claim.key, &cuts);
-        void.insert(ByteRange::new(kept.end(), range.end()).intersect(whole), ());
-    }
+    let cut = cut_off(all, &cuts);
+    let mut void: Extents<()> = cut.overlapping(whole).collect();
     for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
         void.remove(valid(range, claim.key, &cuts));
     }

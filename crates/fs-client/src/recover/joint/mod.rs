@@ -41,7 +41,7 @@ use crate::control::{Event, Outcome, Remaining};
 use crate::daemon::{RunError, local};
 use crate::drain;
 use crate::hash;
-use crate::journal::{Image, Journal, Note, Record};
+use crate::journal::{Image, Journal, Life, Note, Record};
 use crate::leftover::{Leftover, label};
 use crate::recover::places::Places;
 use board::{Board, Spoken};
@@ -84,8 +84,7 @@ enum End {
 }
 
 /// The number by which the recoveries of a job find each other.
-fn job_label(left: &Leftover) -> String {
-    let life = left.found().and_then(|f| f.image.life.as_ref());
+fn job_label(life: Option<&Life>) -> String {
     match life {
         Some(life) if life.job != 0 => format!("{:016x}", life.job),
         // Nobody can tell which other nodes are of the same job.
@@ -99,7 +98,8 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
     let shown = job.backing.display();
     let failed = |e: std::io::Error| local(format!("cannot use the backing {shown}"))(e);
     let places = Places::open(job.backing).map_err(failed)?;
-    let board = Board::open(&places, &job_label(job.left)).map_err(failed)?;
+    let life = job.left.found().and_then(|f| f.image.life.as_ref());
+    let board = Board::open(&places, &job_label(life)).map_err(failed)?;
     let cache = CacheDir::open(job.cache)
         .map_err(local(format!("cannot use the cache {}", job.cache.display())))?;
     let Some(found) = job.left.found() else { return Ok(Outcome::Ok { bytes: 0, files: 0 }) };
@@ -231,6 +231,9 @@ impl Recovery<'_> {
         ends: &BTreeMap<Ino, End>,
         said: &mut bool,
     ) -> bool {
+        if *said && self.site.everybody.load(Ordering::Acquire) {
+            return false;
+        }
         let silent = open.iter().any(|(_, state)| matches!(state, Open::Not(..)));
         let late = ends.values().any(|end| matches!(end, End::Late));
         let looked = match &self.lives {
