@@ -158,7 +158,7 @@ fn empty(done: Result<(), Errno>, reply: ReplyEmpty) {
 impl Files {
     fn lookup(&self, parent: INodeNo, name: &[u8], reply: ReplyEntry) {
         let wanted = OsStr::from_bytes(name).to_owned();
-        let op = || Op::Lookup(pb::Lookup { parent: parent.0, name: name.to_vec(), lease: 0 });
+        let op = || Op::Lookup(pb::Lookup { parent: parent.0, name: name.to_vec(), lease: 0, tell: false });
         self.after(true, op, move |tree, _| match tree.named(parent.0, &wanted) {
             Ok(a) => reply.entry(TTL, &a),
             Err(e) => reply.error(e),
@@ -166,7 +166,7 @@ impl Files {
     }
 
     fn getattr(&self, i: INodeNo, reply: ReplyAttr) {
-        let op = || Op::GetAttr(pb::GetAttr { ino: i.0, lease: 0 });
+        let op = || Op::GetAttr(pb::GetAttr { ino: i.0, lease: 0, tell: false });
         self.after(true, op, move |tree, _| match tree.attr(i.0) {
             Ok(a) => reply.attr(TTL, &a),
             Err(e) => reply.error(e),
@@ -270,7 +270,7 @@ impl Filesystem for Files {
             Call::ReadDirPlus(asked, reply) => self.readdirplus(&asked, reply),
             Call::GetXattr(asked, reply) => {
                 let (ino, name) = (asked.inode.0, asked.name.to_vec());
-                let op = || Op::GetXattr(pb::GetXattr { ino, name });
+                let op = || Op::GetXattr(pb::GetXattr { ino, name, tell: false });
                 self.after(true, op, |_, _| reply.error(Errno::ENODATA));
             }
             Call::StatFs(_, reply) => reply.statfs(&Statistics::UNKNOWN),

@@ -14,6 +14,7 @@ use crate::kernel_pages::KernelPages;
 use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
+use crate::name_notes::InJournal;
 use crate::ops::room::Room;
 use crate::ops::seat::Seats;
 use crate::passing::Paths;
@@ -214,12 +215,7 @@ impl Node {
                 node.given_up();
             }
         }));
-        let this = Arc::downgrade(&node);
-        node.meta.on_facts(Box::new(move |facts| {
-            if let Some(node) = this.upgrade() {
-                node.hear_facts(facts);
-            }
-        }));
+        node.meta.keep_notes(Box::new(InJournal(Arc::downgrade(&node))));
         let this = Arc::downgrade(&node);
         node.meta.on_publish(Box::new(move |asked| {
             if let Some(node) = this.upgrade() {

@@ -87,6 +87,7 @@ pub(crate) fn take_over(
         if left.is_of_job(welcome.job) {
             image.book = found.image.book.clone();
             image.lives = found.image.lives.clone();
+            image.asked = found.image.asked.clone();
         }
     }
     if let Some(inherited) = inherited {
@@ -100,7 +101,11 @@ pub(crate) fn take_over(
         // What is in the old ring is in the journal that has just been made.
         journal.mirror(heir.ring());
     }
-    let _ = node.journal.set(Arc::new(journal));
+    let journal = Arc::new(journal);
+    let _ = node.journal.set(Arc::clone(&journal));
+    if let Err(error) = runtime.block_on(node.ask_doubts(&journal)) {
+        tracing::warn!(%error, "it is asked again what came of changes of names");
+    }
     runtime.spawn(Node::keep_notes(Arc::downgrade(node)));
     runtime.spawn(Node::keep_places(Arc::downgrade(node)));
     Ok(())

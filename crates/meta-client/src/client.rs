@@ -1,8 +1,9 @@
 //! The handle that calls go through. Cheap to clone; the last one dropped ends the session.
 
 use crate::driver::{self, Event};
-use crate::exchange::{Answer, Exchange, Patience};
-use crate::facts::OnFacts;
+pub(crate) use crate::exchange::Answer;
+use crate::exchange::{Exchange, Patience};
+use crate::facts::{Asking, NameNotes};
 use crate::ops::{NAMES, counter};
 use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
 use crate::trust::Trusting;
@@ -38,11 +39,21 @@ pub struct CallError {
     pub errno: Errno,
     /// For status and logs; may be empty.
     pub text: Box<str>,
+    /// The service has said it: nothing else came of the call.
+    is_answer: bool,
 }
 
 impl CallError {
     pub(crate) fn new(errno: Errno, text: &str) -> CallError {
-        CallError { errno, text: text.into() }
+        CallError { errno, text: text.into(), is_answer: false }
+    }
+
+    pub(crate) fn answer(errno: Errno, text: &str) -> CallError {
+        CallError { is_answer: true, ..CallError::new(errno, text) }
+    }
+
+    pub(crate) fn is_answer(&self) -> bool {
+        self.is_answer
     }
 }
 
@@ -66,7 +77,7 @@ impl From<CallError> for Errno {
 
 impl From<Errno> for CallError {
     fn from(errno: Errno) -> CallError {
-        CallError { errno, text: "".into() }
+        CallError::new(errno, "")
     }
 }
 
@@ -112,8 +123,8 @@ pub(crate) struct Inner {
     pub owed: watch::Sender<u64>,
     /// After which moment such a service may have forgotten something that it said of names.
     pub names_after: AtomicU64,
-    /// Who keeps what the service tells of names.
-    pub on_facts: OnceLock<OnFacts>,
+    /// Who keeps what is heard of names.
+    pub notes: OnceLock<Box<dyn NameNotes>>,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
 }
@@ -196,7 +207,7 @@ impl MetaClient {
             trusting: Trusting::default(),
             owed: watch::Sender::new(0),
             names_after: AtomicU64::new(u64::MAX),
-            on_facts: OnceLock::new(),
+            notes: OnceLock::new(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
         });
@@ -224,8 +235,17 @@ impl MetaClient {
     pub async fn call_explained(&self, op: Op) -> Answer {
         // Those before it end by their deadlines, so the turn comes; nothing ever closes it.
         let _turn = self.inner.turns.acquire().await.map_err(|_| Errno::EIO)?;
-        let (_, answer) = self.inner.submit(op, self.patience())?;
-        answer.await.unwrap_or_else(|_| Err(Errno::EIO.into()))
+        let asking = self.inner.asking(&op);
+        let (_, answer) = match self.inner.submit(op, self.patience()) {
+            Ok(sent) => sent,
+            Err(e) => {
+                asking.into_iter().for_each(Asking::taken_back);
+                return Err(e.into());
+            }
+        };
+        let answer = answer.await.unwrap_or_else(|_| Err(Errno::EIO.into()));
+        asking.into_iter().for_each(|asking| asking.end(&answer));
+        answer
     }
 
     /// The same session for calls with another deadline: those that move data take longer than

@@ -274,7 +274,7 @@ impl Exchange {
         for (pending, reply) in known {
             let answer = match reply.errno {
                 0 => Ok(reply.body),
-                n => Err(CallError::new(checked_errno(n), &reply.text)),
+                n => Err(CallError::answer(checked_errno(n), &reply.text)),
             };
             if let Err(Ok(_)) = pending.done.send(answer) {
                 self.undo(pending.op);

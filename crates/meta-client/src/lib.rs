@@ -6,7 +6,7 @@
 //! * [`session`]: the connection, the proof of the token, the welcome.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
 //! * [`once`]: which request is which when the daemon itself was replaced.
-//! * [`facts`]: what is told for the node's journal.
+//! * [`facts`]: what the node's journal hears of names.
 //! * [`trust`]: until when leases may be trusted, and their recall.
 //! * [`client`], [`names`], [`bytes`], [`copies`], [`locks`], [`reassert`]: the calls.
 
@@ -33,7 +33,7 @@ pub use bytes::{
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use copies::{Adopted, Holding, Pairs};
 pub use driver::Event;
-pub use facts::OnFacts;
+pub use facts::NameNotes;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
 pub use map::{Base, Mapped, map_from_pb};
 pub use names::{

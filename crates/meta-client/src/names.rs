@@ -222,7 +222,7 @@ impl MetaClient {
     /// What `name` means in `parent`, and leases of both.
     pub async fn look_up(&self, parent: Ino, name: &Name, lease: Wish) -> Result<LookedUp, Errno> {
         let (name_, lease) = (name_pb(name), lease.to_pb());
-        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_, lease });
+        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_, lease, tell: false });
         let entry = expect_body!(self.call(op).await?, Entry);
         let dir = told_dir(parent, name, true, entry.dir)?;
         let Some(attr) = entry.attr else {
@@ -238,7 +238,8 @@ impl MetaClient {
 
     /// The inode that `name` means in `parent`.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
-        let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_pb(name), lease: 0 });
+        let name = name_pb(name);
+        let op = Op::Lookup(pb::Lookup { parent: parent.0, name, lease: 0, tell: false });
         attr_of(expect_body!(self.call(op).await?, Entry).attr)
     }
 
@@ -254,7 +255,7 @@ impl MetaClient {
         lease: Wish,
     ) -> Result<(Attr, Option<Grant>), Errno> {
         let lease = lease.to_pb();
-        let reply = self.call(Op::GetAttr(pb::GetAttr { ino: ino.0, lease })).await?;
+        let reply = self.call(Op::GetAttr(pb::GetAttr { ino: ino.0, lease, tell: false })).await?;
         let entry = expect_body!(reply, Entry);
         Ok((attr_for(ino, entry.attr)?, entry.lease.map(grant_from_pb)))
     }
@@ -472,7 +473,7 @@ impl MetaClient {
 
     /// An extended attribute.
     pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let op = Op::GetXattr(pb::GetXattr { ino: ino.0, name: name.to_vec() });
+        let op = Op::GetXattr(pb::GetXattr { ino: ino.0, name: name.to_vec(), tell: false });
         Ok(expect_body!(self.call(op).await?, Bytes).data)
     }
 

@@ -6,9 +6,9 @@ use crate::core::Core;
 use crate::lineage::Lineage;
 use crate::ops::OpResult;
 use crate::state::State;
-use ebb_namespace::Horizon;
+use ebb_namespace::{Absence, Horizon};
 use ebb_types::facts::{Facts, Moment};
-use ebb_types::{Ino, Name, NodeId};
+use ebb_types::{Errno, Ino, Name, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
 use std::collections::BTreeSet;
@@ -33,6 +33,8 @@ pub struct Subject {
     names: Vec<(Ino, Name)>,
     inos: BTreeSet<Ino>,
     xattr: Option<(Ino, Vec<u8>)>,
+    /// Nothing was changed: that it is not there is told, too, where that is known.
+    asked: bool,
     /// Where this is.
     place: Option<Ino>,
     /// Something has just got to the backing.
@@ -40,6 +42,19 @@ pub struct Subject {
     /// Whoever may have written this without a word has just said all: when it is of zeros alone, nobody
     /// has said that yet.
     silent: Option<Ino>,
+}
+
+impl Subject {
+    /// What is not there is told only where that is known for certain: what an answer says with an errno
+    /// may be of something that nobody has looked at.
+    fn keep_proven(&mut self, state: &State, errno: Errno) {
+        let absent = |(parent, name): &(Ino, Name)| {
+            errno == Errno::ENOENT && state.ns.look(*parent, name) == Ok(Absence::Absent)
+        };
+        self.names.retain(absent);
+        self.inos.retain(|ino| errno == Errno::ESTALE && state.is_deleted(*ino));
+        self.xattr = self.xattr.take().filter(|_| errno == Errno::ENODATA);
+    }
 }
 
 impl Core {
@@ -60,6 +75,9 @@ impl Core {
             Op::Open(o) if o.truncate => drop(subject.inos.insert(Ino(o.ino))),
             Op::SetXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
             Op::RemoveXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
+            Op::Lookup(l) if l.tell => subject.names.extend(known(l.parent, &l.name)),
+            Op::GetAttr(g) if g.tell => drop(subject.inos.insert(Ino(g.ino))),
+            Op::GetXattr(x) if x.tell => subject.xattr = Some((Ino(x.ino), x.name.clone())),
             Op::Describe(d) => subject.place = Some(Ino(d.ino)),
             Op::Materialize(_) | Op::SyncMeta(_) => subject.look = true,
             Op::Heartbeat(_) => {}
@@ -68,6 +86,7 @@ impl Core {
             Op::Published(p) if !p.seated => subject.silent = Some(Ino(p.ino)),
             _ => return None,
         }
+        subject.asked = matches!(op, Op::Lookup(_) | Op::GetAttr(_) | Op::GetXattr(_));
         if matches!(op, Op::Unlink(_) | Op::Rename(_)) {
             let state = self.state();
             for (parent, name) in &subject.names {
@@ -81,8 +100,21 @@ impl Core {
     /// The facts to an answer.
     #[must_use]
     pub fn facts(&self, subject: Option<Subject>, result: &OpResult) -> Option<pb::Facts> {
-        let mut subject = subject.filter(|_| result.is_ok())?;
+        let mut subject = subject?;
         let state = self.state();
+        match result {
+            // Forgotten again in between.
+            Ok(_) if subject.asked => {
+                let known = |(parent, name): &(Ino, Name)| {
+                    !matches!(state.ns.look(*parent, name), Ok(Absence::Unknown) | Err(_))
+                };
+                subject.names.retain(known);
+                subject.inos.retain(|ino| state.ns.get(*ino).is_some());
+            }
+            Ok(_) => {}
+            Err(e) if subject.asked => subject.keep_proven(&state, e.errno),
+            Err(_) => return None,
+        }
         if let Some(ino) = subject.silent {
             state.files.get(&ino).filter(|f| f.size() > 0 && f.is_zeros())?;
             if !state.ns.is_local(ino) {

@@ -272,7 +272,7 @@ async fn attributes_and_xattrs_are_written_through() {
     assert_eq!(a.ask(xattr("user.other", 2)).await, Err(Errno::ENODATA));
     assert_eq!(a.ask(xattr("user.ebb.owner", 0)).await, Err(Errno::EPERM));
     assert_eq!(a.ask(xattr("system.posix_acl_access", 0)).await, Err(Errno::EOPNOTSUPP));
-    let get = Op::GetXattr(pb::GetXattr { ino, name: b"user.k".to_vec() });
+    let get = Op::GetXattr(pb::GetXattr { ino, name: b"user.k".to_vec(), tell: false });
     assert_eq!(a.ask(get).await, Ok(Some(Body::Bytes(pb::Bytes { data: b"v".to_vec() }))));
     let list = Op::ListXattr(pb::ListXattr { ino });
     match a.ask(list).await {

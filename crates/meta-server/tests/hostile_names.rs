@@ -149,7 +149,7 @@ async fn bad_targets_and_attribute_names_are_refused() {
             Op::SetXattr(pb::SetXattr { ino: f, name, value, flags: 0 })
         };
         assert!(a.ask(set(b"v")).await.is_err(), "{name:?} is set");
-        let get = pb::GetXattr { ino: f, name: name.to_vec() };
+        let get = pb::GetXattr { ino: f, name: name.to_vec(), tell: false };
         assert!(a.ask(Op::GetXattr(get)).await.is_err(), "{name:?} is read");
         let remove = pb::RemoveXattr { ino: f, name: name.to_vec() };
         assert!(a.ask(Op::RemoveXattr(remove)).await.is_err(), "{name:?} is removed");

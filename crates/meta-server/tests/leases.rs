@@ -179,7 +179,7 @@ async fn after_a_restart_changes_wait_for_the_nodes_of_before_or_a_lease() {
 }
 
 fn look_up(name: &str) -> Op {
-    Op::Lookup(pb::Lookup { parent: ROOT, name: name.into(), lease: 1 })
+    Op::Lookup(pb::Lookup { parent: ROOT, name: name.into(), lease: 1, tell: false })
 }
 
 fn make(name: &str) -> Op {

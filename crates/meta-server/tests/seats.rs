@@ -148,7 +148,7 @@ async fn others_are_told_when_everything_is_published() {
     assert!(opened(&mut a, sit(ino, 7, true)).await.seated);
     for op in [
         query(ino),
-        Op::GetAttr(pb::GetAttr { ino, lease: 0 }),
+        Op::GetAttr(pb::GetAttr { ino, lease: 0, ..Default::default() }),
         Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".into(), ..Default::default() }),
         Op::ReadDir(pb::ReadDir { ino: ROOT, limit: 10, ..Default::default() }),
         common::lock(ino, 1, 0, false),

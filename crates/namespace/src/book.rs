@@ -220,6 +220,13 @@ impl Book {
         names.chain(inodes).chain(xattrs).max().unwrap_or(0).max(self.settled)
     }
 
+    /// What a name meant when last heard of.
+    #[must_use]
+    pub fn bound(&self, parent: Ino, name: &Name) -> Option<Ino> {
+        let (_, bound) = self.names.get(&(parent, name.clone()))?;
+        bound.map(|b| b.ino)
+    }
+
     /// True when something is named in this directory.
     #[must_use]
     pub fn has_names(&self, dir: Ino) -> bool {

@@ -147,6 +147,33 @@ pub struct Facts {
     pub xattrs: Vec<XattrFact>,
 }
 
+/// What a request is going to change, or was: what came of it is not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subjects {
+    /// What these mean.
+    pub names: Vec<(Ino, Name)>,
+    /// How these are.
+    pub inos: Vec<Ino>,
+    /// Extended attributes.
+    pub xattrs: Vec<(Ino, Box<[u8]>)>,
+}
+
+impl Subjects {
+    /// False for what no service is asked about.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let xattr = |(ino, name): &(Ino, Box<[u8]>)| {
+            ino.0 != 0 && !name.is_empty() && !name.contains(&0)
+        };
+        let name = |(parent, name): &(Ino, Name)| {
+            parent.0 != 0 && Name::new(name.as_bytes()).is_ok()
+        };
+        self.names.iter().all(name)
+            && self.inos.iter().all(|ino| ino.0 != 0)
+            && self.xattrs.iter().all(xattr)
+    }
+}
+
 impl Facts {
     /// False for what no service says: of what was read, nothing else is acted on.
     #[must_use]

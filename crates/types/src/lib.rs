@@ -16,7 +16,7 @@ pub mod units;
 pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
 pub use extents::{Extents, split_by};
-pub use facts::Facts;
+pub use facts::{Facts, Subjects};
 pub use ids::{Incarnation, Ino, NodeId, Version};
 pub use lives::Lives;
 pub use name::Name;

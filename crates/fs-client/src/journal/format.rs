@@ -30,8 +30,8 @@ pub(crate) const NAME: &str = "journal";
 const MAGIC: &[u8; 8] = b"EBBNODE1";
 /// Format 1 had no files without names, 2 no bytes that were written past the daemon, 3 no windows
 /// of quiet writes, 4 no seats, 5 nothing of who else has a file, 6 no damaged bytes, 7 no names, 8 no
-/// cuts of other nodes' bytes, and nothing of files that are zeros, 9 no lives of nodes.
-const FORMAT: u32 = 10;
+/// cuts of other nodes' bytes, and nothing of files that are zeros, 9 no lives of nodes, 10 nothing of requests without an answer.
+const FORMAT: u32 = 11;
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// Largest body of a record.

@@ -4,7 +4,7 @@
 //! The image of a file is kept only while something of it is not on the backing.
 
 use ebb_namespace::Book;
-use ebb_types::{ByteRange, Extents, Facts, Ino, Lives, Time, Version};
+use ebb_types::{ByteRange, Extents, Facts, Ino, Lives, Subjects, Time, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -219,6 +219,10 @@ pub enum Record {
     Overrides(Ino),
     /// The lives of nodes that this cache answers for, and how many there were.
     Lives(Lives),
+    /// A request is going to be sent, known by that number, that may change these names.
+    Asked(u64, Box<Subjects>),
+    /// It was answered.
+    Answered(u64),
 }
 
 /// Largest offset of a file.
@@ -257,6 +261,8 @@ impl Record {
                 true
             }
             Record::Names(facts) => facts.is_sound(),
+            Record::Asked(_, about) => about.is_sound(),
+            Record::Answered(_) => true,
         }
     }
 
@@ -265,6 +271,7 @@ impl Record {
     pub fn ino(&self) -> Option<Ino> {
         match self {
             Record::Life(_) | Record::Synced(_) | Record::Names(_) | Record::Lives(_) => None,
+            Record::Asked(..) | Record::Answered(_) => None,
             Record::File(ino, _)
             | Record::Written(ino, ..)
             | Record::Attaching(ino, ..)
@@ -548,6 +555,8 @@ pub struct Image {
     names: HashMap<Vec<u8>, BTreeSet<Ino>>,
     /// What is known of names that the backing lacks.
     pub book: Book,
+    /// Changes of names that were asked for, and of which it is not known what came of them.
+    pub asked: BTreeMap<u64, Subjects>,
 }
 
 impl Image {
@@ -622,6 +631,8 @@ impl Image {
             Record::Synced(_) => {}
             Record::Names(facts) => self.book.hear(facts),
             Record::Lives(lives) => self.lives = lives.clone(),
+            Record::Asked(number, about) => drop(self.asked.insert(*number, (**about).clone())),
+            Record::Answered(number) => drop(self.asked.remove(number)),
             about => {
                 let Some(ino) = about.ino() else { return };
                 let Some(note) = self.files.get_mut(&ino) else { return };
@@ -658,6 +669,8 @@ impl Image {
             out.extend(flushed.chunks(STEP).map(|c| Record::Home(ino, c.to_vec())));
         }
         out.extend(self.book.facts().into_iter().map(|facts| Record::Names(Box::new(facts))));
+        let asked = self.asked.iter();
+        out.extend(asked.map(|(number, about)| Record::Asked(*number, Box::new(about.clone()))));
         out
     }
 }
@@ -746,6 +759,7 @@ fn apply_to(note: &mut Note, record: &Record) -> bool {
         }
         Record::Life(_) | Record::File(..) | Record::Gone(_) => {}
         Record::Synced(_) | Record::Names(_) | Record::Lives(_) => {}
+        Record::Asked(..) | Record::Answered(_) => {}
     }
     false
 }

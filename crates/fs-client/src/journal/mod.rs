@@ -33,9 +33,9 @@ use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
 use ebb_locks::Mutex;
 use ebb_types::facts::Moment;
-use ebb_types::{ByteRange, Errno, Facts, Ino, Version};
+use ebb_types::{ByteRange, Errno, Facts, Ino, Subjects, Version};
 use format::NAME;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -65,6 +65,19 @@ struct Queue {
     ring: Option<Ring>,
     /// Everything pushed so far, in bytes of all the journal's files.
     pushed: u64,
+    /// The number of the last request about names.
+    asked: u64,
+    /// Requests about names that nobody waits for any more, and that may have been done.
+    unanswered: BTreeSet<u64>,
+}
+
+impl Queue {
+    fn new(image: Image) -> Queue {
+        // Whoever has sent those is no more.
+        let unanswered: BTreeSet<u64> = image.asked.keys().copied().collect();
+        let asked = unanswered.last().copied().unwrap_or(0);
+        Queue { image, bytes: Vec::new(), ring: None, pushed: 0, asked, unanswered }
+    }
 }
 
 struct Out {
@@ -98,7 +111,7 @@ impl Journal {
         let out = Out { file, len, base: -i128::from(len), snapshot_len: len, broken: false };
         Ok(Journal {
             storage,
-            queue: Mutex::new(Queue { image, bytes: Vec::new(), ring: None, pushed: 0 }),
+            queue: Mutex::new(Queue::new(image)),
             out: Mutex::new(out),
             sync_turn: Mutex::new(0),
         })
@@ -242,6 +255,46 @@ impl Journal {
         }
         drop(queue);
         self.write_unless(kept);
+    }
+
+    /// A request that may change these names is going to be sent: written before that. Its number.
+    pub fn ask(&self, about: Subjects) -> u64 {
+        let mut queue = self.queue.lock();
+        queue.asked += 1;
+        let number = queue.asked;
+        let kept = queue.push(&Record::Asked(number, Box::new(about))) && queue.ring.is_some();
+        drop(queue);
+        self.write_unless(kept);
+        number
+    }
+
+    /// It was answered, and what was told with the answer was heard.
+    pub fn answered(&self, number: u64) {
+        let mut queue = self.queue.lock();
+        queue.unanswered.remove(&number);
+        // When it is not kept, it is asked for once more.
+        let _ = queue.push(&Record::Answered(number));
+    }
+
+    /// Nobody waits for its answer any more.
+    pub fn unanswered(&self, number: u64) {
+        self.queue.lock().unanswered.insert(number);
+    }
+
+    /// Names of which the service must be asked how they are, because a request about them was not answered:
+    /// by its number, and with the inodes that were under them when last heard of.
+    #[must_use]
+    pub fn doubts(&self) -> Vec<(u64, Subjects)> {
+        let queue = self.queue.lock();
+        let asked = queue.unanswered.iter().filter_map(|n| Some((*n, queue.image.asked.get(n)?)));
+        let with_inodes = asked.map(|(number, about)| {
+            let mut about = about.clone();
+            let book = &queue.image.book;
+            let bound = about.names.iter().filter_map(|(parent, name)| book.bound(*parent, name));
+            about.inos.extend(bound.collect::<Vec<Ino>>());
+            (number, about)
+        });
+        with_inodes.collect()
     }
 
     /// What was heard of names after a moment, by moment.

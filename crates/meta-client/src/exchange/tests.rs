@@ -17,7 +17,7 @@ impl Wake for Counter {
 }
 
 fn lookup(parent: u64) -> Op {
-    Op::Lookup(pb::Lookup { parent, name: b"x".to_vec(), lease: 0 })
+    Op::Lookup(pb::Lookup { parent, name: b"x".to_vec(), lease: 0, tell: false })
 }
 
 fn soon() -> Patience {

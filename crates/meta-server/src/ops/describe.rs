@@ -48,8 +48,7 @@ impl Call {
             Some(_) => What::There,
             // Forgotten, and found when it is asked for.
             None if state.ns.place(ino).is_some() => What::There,
-            None if state.ns.is_used_up(ino) || state.deleted.contains(&ino) => What::Deleted,
-            None if state.lineage.has_made(ino, state.ns.next_ino()) => What::Deleted,
+            None if state.is_deleted(ino) => What::Deleted,
             None => What::Unknown,
         };
         Ok(Some(Body::Existence(pb::Existence { what: what.into() })))

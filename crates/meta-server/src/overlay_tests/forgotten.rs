@@ -25,7 +25,7 @@ fn with_overlay(work: impl AsyncFnOnce(&mut Overlay, &Path)) {
 
 impl Overlay {
     async fn stat(&mut self, ino: u64) -> Result<pb::Attr, Errno> {
-        let get = Op::GetAttr(pb::GetAttr { ino, lease: 0 });
+        let get = Op::GetAttr(pb::GetAttr { ino, lease: 0, ..Default::default() });
         match self.ask(get).await.map_err(|e| e.errno)? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),

@@ -120,6 +120,15 @@ impl State {
         NodeId(self.next_node)
     }
 
+    /// True for what was there and was deleted, for certain.
+    pub fn is_deleted(&self, ino: Ino) -> bool {
+        let is_there = self.ns.get(ino).is_some() || self.ns.place(ino).is_some();
+        let was_deleted = self.ns.is_used_up(ino)
+            || self.deleted.contains(&ino)
+            || self.lineage.has_made(ino, self.ns.next_ino());
+        !is_there && was_deleted
+    }
+
     /// How many daemons have joined so far, those not counted that go on for a dead one. A state that lacks
     /// something of what was before does not know.
     pub fn lives(&self) -> u32 {

@@ -278,7 +278,7 @@ impl Node {
     }
 
     pub async fn attr(&mut self, ino: u64) -> Result<pb::Attr, Errno> {
-        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: 0 })).await? {
+        match self.ask(Op::GetAttr(pb::GetAttr { ino, lease: 0, ..Default::default() })).await? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
         }
