@@ -240,7 +240,8 @@ pub fn join(
         core.sessions.attach(who, Line { serial, out, recalls, end }, heir);
         (serial, trust_ms, state.given_up.contains(&id))
     };
-    if heir {
+    // Whoever has the cache of the daemon before it holds its lock: that one is dead.
+    if heir || (replaced && !hello.empty) {
         core.desk.succeeded(who);
     }
     tracing::debug!(node = %id, name = hello.node, resume = hello.resume, heir, "joined");

@@ -159,6 +159,21 @@ async fn a_node_that_says_goodbye_holds_nothing() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_back_on_its_cache_is_not_waited_for_as_it_was_before() {
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    let ino = a.create(ROOT, "f").await;
+    query(&mut b, ino).await;
+    drop(b);
+    let id = a.send(attach(ino)).await;
+    assert!(a.is_quiet(id).await, "a node without a stream may still trust its lease");
+    let start = Instant::now();
+    let _b = join(&service, "b", 2).await;
+    assert_eq!(a.wait(id).await.errno, 0);
+    assert!(start.elapsed() < TRUST / 3, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
 async fn after_a_restart_changes_wait_for_the_nodes_of_before_or_a_lease() {
     let service = service().await;
     let mut a = join(&service, "a", 1).await;
