@@ -115,3 +115,33 @@ fn a_full_disk_delays_records_and_loses_none() {
     let found = read(dir.path(), false).unwrap().unwrap();
     assert_eq!(found.image, journal.image());
 }
+
+/// What was asked and has no answer is known to whoever reads the journal, also after it was replaced.
+#[test]
+fn what_has_no_noted_answer_is_asked_about_by_the_next_one() {
+    let about = |name: &[u8]| Subjects {
+        names: vec![(Ino(1), ebb_types::Name::new(name).unwrap())],
+        inos: vec![Ino(5)],
+        xattrs: vec![(Ino(6), b"user.a"[..].into())],
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::start(dir.path(), image()).unwrap();
+    let numbers: Vec<u64> = [b"a", b"b", b"c"].map(|name| journal.ask(about(name))).into();
+    assert!(journal.doubts().is_empty(), "they are waited for");
+    journal.answered(numbers[0]);
+    journal.unanswered(numbers[1]);
+    assert_eq!(journal.doubts(), [(numbers[1], about(b"b"))]);
+    // The answer to the first one was not written: only that it was asked.
+    let found = read(dir.path(), false).unwrap().unwrap();
+    assert_eq!(found.image.asked.keys().copied().collect::<Vec<_>>(), numbers);
+    journal.write().unwrap();
+    for _ in 0..2 {
+        let found = read(dir.path(), false).unwrap().unwrap();
+        let next = Journal::start(dir.path(), found.image).unwrap();
+        assert_eq!(next.doubts(), [(numbers[1], about(b"b")), (numbers[2], about(b"c"))]);
+        assert!(next.ask(about(b"d")) > numbers[2]);
+        assert_eq!(next.doubts().len(), 2, "the new one is waited for");
+        next.answered(numbers[2] + 1);
+        next.write().unwrap();
+    }
+}
