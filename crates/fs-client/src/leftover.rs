@@ -84,6 +84,17 @@ impl Leftover {
         self
     }
 
+    /// What is held of a file whose cache file has this length by now. `noted`: there is a note of all of it.
+    pub(crate) fn held_of(&mut self, ino: Ino, len: u64, noted: bool) -> Vec<ByteRange> {
+        let Some(found) = &mut self.0 else { return Vec::new() };
+        let Some(mut note) = found.image.file(ino).cloned() else { return Vec::new() };
+        if note.is_untold() && !noted && !found.rebooted {
+            note.fill_untold(len);
+            found.image.insert(ino, note.clone());
+        }
+        note.held().map(|(range, _)| range).collect()
+    }
+
     /// The name of its node.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
@@ -270,7 +281,15 @@ pub fn clear(cache: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    match std::fs::remove_dir_all(cache.join("data")) {
+    let data = cache.join("data");
+    let removed = match std::fs::remove_dir_all(&data) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            crate::parting::thaw_all(&data)?;
+            std::fs::remove_dir_all(&data)
+        }
+        other => other,
+    };
+    match removed {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
