@@ -358,3 +358,28 @@ fn what_is_written_while_the_cache_is_taken_over_is_there() {
         assert!(there >= acknowledged || !lost(node).is_empty(), "{there} of {acknowledged}");
     }
 }
+
+/// Without a mount: what is written until the recovery is on the backing, what is written then is refused.
+#[test]
+fn a_program_whose_daemon_was_killed_writes_nothing_any_more_when_it_is_recovered() {
+    let Some(cluster) = seated("posix") else { return };
+    let node = cluster.node(0);
+    let mut program = writer(node);
+    write(&mut program, 0, &[1; 9000]);
+    passed(node);
+    node.kill9();
+    write(&mut program, 9000, &[2; 9000]);
+    let backing = cluster.backing().to_str().expect("a path");
+    let cache = node.cache().to_str().expect("a path");
+    let recover = || cluster.run_ebb(&["recover", cache, "--backing", backing]);
+    let done = recover();
+    assert_eq!(done.status.code(), Some(0), "{}", describe(&done));
+    let answer = program.step(Step::Write { file: F, offset: 0, data: vec![3; 500] });
+    let mut want = vec![1; 9000];
+    put(&mut want, 9000, &[2; 9000]);
+    same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+    if is_refused(node.cache()) {
+        assert_eq!(answer, Answer::Errno(libc::EPERM));
+    }
+    let _ = node.ebb("umount", &[], &[]);
+}

@@ -52,7 +52,7 @@ impl CacheDir {
         Ok(CacheDir::at(data))
     }
 
-    fn at(data: PathBuf) -> CacheDir {
+    pub(crate) fn at(data: PathBuf) -> CacheDir {
         CacheDir {
             data,
             timeless: OnceLock::new(),
