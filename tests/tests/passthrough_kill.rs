@@ -265,10 +265,14 @@ fn nothing_is_lost_without_a_word(cluster: &Cluster, acknowledged: bool) {
     assert!(node.log().contains("goes on writing"));
     let drained = std::fs::read(cluster.backing().join("f")).expect("read");
     same("on the backing", &drained, &want);
+    drop(program);
     let kept = std::fs::read_dir(node.cache().join("aside")).expect("kept aside");
-    let kept: Vec<_> =
-        kept.map(|e| std::fs::read(e.expect("entry").path()).expect("read")).collect();
-    assert!(kept.len() == 1 && kept[0].len() == 18_500 && kept[0][18_000..] == [3; 500]);
+    let kept: Vec<_> = kept.map(|entry| entry.expect("entry").path()).collect();
+    assert_eq!(kept.len(), 1);
+    let old = std::fs::read(&kept[0]).expect("read");
+    assert!(old.len() == 18_500 && old[18_000..] == [3; 500]);
+    std::fs::remove_file(&kept[0]).expect("somebody has looked at it");
+    node.umount();
 }
 
 /// One node of that model; none where files of it are not written past the daemon.

@@ -144,6 +144,27 @@ fn what_is_written_meanwhile_is_in_the_new_body_or_told() {
     }
 }
 
+/// Not refused, and not too late either.
+#[test]
+fn what_is_written_while_it_is_copied_is_in_the_new_body() {
+    let Some((_dir, cache)) = telling() else { return };
+    let theirs = cache.file(Ino(7)).expect("file");
+    theirs.write_all_at(&[1; 9000], 0).expect("write");
+    std::thread::sleep(TICK);
+    let mut asked = 0;
+    let held = |len| {
+        asked += 1;
+        if asked == 1 {
+            theirs.write_all_at(&[2; 9000], 5000).expect("write");
+        }
+        whole(len)
+    };
+    assert!(cache.part_from_writers(Ino(7), held).expect("parted"));
+    let new = content(&cache, Ino(7));
+    assert!(new[..5000] == [1; 5000] && new[5000..] == [2; 9000], "{}", new.len());
+    assert!(cache.unheard().is_empty());
+}
+
 #[test]
 fn what_is_written_to_an_old_body_is_told_and_kept_where_it_is_not_refused() {
     let Some((_dir, cache)) = telling() else { return };
