@@ -2,11 +2,15 @@
 //! nodes have claimed of the blocks around it meanwhile. The writers are processes of their own: a
 //! test process that starts another one closes copies of its descriptors, and that publishes.
 
-use ebb_testkit::steps::Step;
-use ebb_testkit::{Builder, Cluster, Node, Steps};
+use ebb_testkit::steps::{Answer, Step};
+use ebb_testkit::{Builder, Cluster, Node, Steps, describe};
 use ebb_tests::content::same;
 use ebb_tests::model::close;
+use ebb_tests::nodes;
+use serde_json::Value;
 use std::fs::OpenOptions;
+use std::path::Path;
+use std::time::Duration;
 
 const F: u32 = 1;
 
@@ -193,4 +197,193 @@ fn bytes_that_another_node_wrote_there_are_not_written_over() {
     assert_eq!(kept[0][1200..1700], [2; 500]);
     published(two);
     everywhere(&cluster, &want);
+}
+
+/// What the next daemon does with programs of the dead one: on ext4 they are refused, elsewhere what they
+/// write is told.
+fn is_refused(cache: &Path) -> bool {
+    const EXT4: i64 = 0xef53;
+    let there = rustix::fs::statfs(cache).expect("statfs");
+    let refused = there.f_type == EXT4 && rustix::process::geteuid().is_root();
+    println!("{}: {}", cache.display(), if refused { "refused" } else { "told" });
+    refused
+}
+
+/// The daemon dies, a program writes on past it, and another daemon takes the cache over: `first` is
+/// synced, `meanwhile` is written to the dead mount.
+fn outlived(cluster: &Cluster, first: &[u8], meanwhile: &[u8]) -> Steps {
+    let node = cluster.node(0);
+    let mut program = writer(node);
+    write(&mut program, 0, first);
+    program.must(Step::Store { file: F, offset: 0, data: vec![7; 10] });
+    program.must(Step::Fsync { file: F });
+    passed(node);
+    node.kill9();
+    write(&mut program, first.len() as u64, meanwhile);
+    let _ = node.ebb("umount", &[], &[]);
+    node.mount();
+    program
+}
+
+fn lost(node: &Node) -> Vec<Value> {
+    let status = node.status();
+    let all = status["errors"].as_array().expect("errors").iter();
+    all.filter(|e| e["text"].as_str().is_some_and(|text| text.contains("lost"))).cloned().collect()
+}
+
+/// Its next write fails, or is told of, at the latest when the node ends: whatever the program is told, nothing
+/// is lost without a word.
+fn nothing_is_lost_without_a_word(cluster: &Cluster, acknowledged: bool) {
+    let node = cluster.node(0);
+    let mut program = outlived(cluster, &[1; 9000], &[2; 9000]);
+    assert!(lost(node).is_empty(), "nobody wrote since");
+    let written = Step::Write { file: F, offset: 18_000, data: vec![3; 500] };
+    let answer = program.step(written);
+    let shown = std::fs::read(node.path("f")).expect("read");
+    let mut want = vec![1; 9000];
+    put(&mut want, 0, &[7; 10]);
+    if acknowledged {
+        // A write is published as it is acknowledged, dead daemon or not.
+        put(&mut want, 9000, &[2; 9000]);
+    }
+    same("what was written before the mount", &shown, &want);
+    if is_refused(node.cache()) {
+        assert_eq!(answer, Answer::Errno(libc::EPERM));
+        assert!(lost(node).is_empty());
+        node.drain();
+        drop(program);
+        return node.umount();
+    }
+    assert_eq!(answer, Answer::Done);
+    assert_eq!(lost(node)[0]["path"], "f", "{:?}", lost(node));
+    for command in ["drain", "umount"] {
+        let ended = node.ebb(command, &[], &[]);
+        assert_eq!(ended.status.code(), Some(3), "{command}: {}", describe(&ended));
+        let text = describe(&ended);
+        assert!(text.contains("went on writing"), "{command}: {text}");
+    }
+    assert!(node.log().contains("goes on writing"));
+    let drained = std::fs::read(cluster.backing().join("f")).expect("read");
+    same("on the backing", &drained, &want);
+    drop(program);
+    let kept = std::fs::read_dir(node.cache().join("aside")).expect("kept aside");
+    let kept: Vec<_> = kept.map(|entry| entry.expect("entry").path()).collect();
+    assert_eq!(kept.len(), 1);
+    let old = std::fs::read(&kept[0]).expect("read");
+    assert!(old.len() == 18_500 && old[18_000..] == [3; 500]);
+    std::fs::remove_file(&kept[0]).expect("somebody has looked at it");
+    node.umount();
+}
+
+/// One node of that model; none where files of it are not written past the daemon.
+fn seated(model: &str) -> Option<Cluster> {
+    let cluster = Cluster::builder().nodes(1).consistency(model);
+    let cluster = cluster.flush("end").option("--io-path", "passthrough").start();
+    nodes::told(cluster)
+}
+
+#[test]
+fn a_program_whose_daemon_was_killed_loses_no_write_without_a_word() {
+    for model in ["posix", "commit", "session"] {
+        let cluster = if model == "session" { Some(past(1).start()) } else { seated(model) };
+        let Some(cluster) = cluster else { continue };
+        nothing_is_lost_without_a_word(&cluster, model != "session");
+    }
+}
+
+/// The cache is in memory, where writes are not refused.
+#[test]
+fn a_program_whose_daemon_was_killed_is_told_of_where_it_is_not_refused() {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+        return println!("SKIPPED: no /dev/shm");
+    };
+    let cluster = past(1).caches_below(memory.path()).start();
+    nothing_is_lost_without_a_word(&cluster, false);
+}
+
+/// Into pages that the program has mapped, and has written to, since before the daemon died.
+#[test]
+fn a_store_to_a_mapping_of_before_ends_the_program_or_is_told() {
+    let cluster = past(1).start();
+    let node = cluster.node(0);
+    let mut program = outlived(&cluster, &[1; 9000], &[2; 10]);
+    let store = Step::StoreAgain { offset: 5, data: vec![9; 3] };
+    if is_refused(node.cache()) {
+        assert_eq!(program.killed_by(&store), libc::SIGBUS);
+        assert!(lost(node).is_empty());
+        node.drain();
+    } else {
+        program.must(store);
+        node.wait_status(Duration::from_secs(10), |status| {
+            status["errors"].as_array().is_some_and(|all| !all.is_empty())
+        });
+        assert_eq!(lost(node)[0]["path"], "f");
+        assert_eq!(node.ebb("drain", &[], &[]).status.code(), Some(3));
+    }
+    let mut want = vec![1; 9000];
+    put(&mut want, 0, &[7; 10]);
+    same("through the mount", &std::fs::read(node.path("f")).expect("read"), &want);
+}
+
+/// A program that writes all the time while the daemon dies and the cache is taken over: what it was told is
+/// written is there, up to where it is refused or from where it is told.
+#[test]
+fn what_is_written_while_the_cache_is_taken_over_is_there() {
+    const RECORD: usize = 4096;
+    let Some(cluster) = seated("posix") else { return };
+    let node = cluster.node(0);
+    let mut program = writer(node);
+    write(&mut program, 0, &[1; RECORD]);
+    passed(node);
+    node.kill9();
+    let _ = node.ebb("umount", &[], &[]);
+    let (mut acknowledged, mut refused) = (1, false);
+    std::thread::scope(|scope| {
+        let mounting = scope.spawn(|| node.mount());
+        while !mounting.is_finished() && !refused {
+            let offset = (acknowledged * RECORD) as u64;
+            let data = vec![1; RECORD];
+            match program.step(Step::Write { file: F, offset, data }) {
+                Answer::Done => acknowledged += 1,
+                Answer::Errno(libc::EPERM) => refused = true,
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    println!("{acknowledged} records");
+    assert!(acknowledged > 1, "it wrote on past the dead daemon");
+    let shown = std::fs::read(node.path("f")).expect("read");
+    let there = shown.iter().filter(|b| **b == 1).count() / RECORD;
+    if is_refused(node.cache()) {
+        assert!(refused, "it goes on writing");
+        // In the moment of the rename it may be refused one and not the next.
+        assert!(there >= acknowledged, "{there} of {acknowledged}");
+    } else {
+        assert!(there >= acknowledged || !lost(node).is_empty(), "{there} of {acknowledged}");
+    }
+}
+
+/// Without a mount: what is written until the recovery is on the backing, what is written then is refused.
+#[test]
+fn a_program_whose_daemon_was_killed_writes_nothing_any_more_when_it_is_recovered() {
+    let Some(cluster) = seated("posix") else { return };
+    let node = cluster.node(0);
+    let mut program = writer(node);
+    write(&mut program, 0, &[1; 9000]);
+    passed(node);
+    node.kill9();
+    write(&mut program, 9000, &[2; 9000]);
+    let backing = cluster.backing().to_str().expect("a path");
+    let cache = node.cache().to_str().expect("a path");
+    let recover = || cluster.run_ebb(&["recover", cache, "--backing", backing]);
+    let done = recover();
+    assert_eq!(done.status.code(), Some(0), "{}", describe(&done));
+    let answer = program.step(Step::Write { file: F, offset: 0, data: vec![3; 500] });
+    let mut want = vec![1; 9000];
+    put(&mut want, 9000, &[2; 9000]);
+    same("on the backing", &std::fs::read(cluster.backing().join("f")).expect("read"), &want);
+    if is_refused(node.cache()) {
+        assert_eq!(answer, Answer::Errno(libc::EPERM));
+    }
+    let _ = node.ebb("umount", &[], &[]);
 }

@@ -2,6 +2,8 @@
 //! file. What of it means something is known by the file's view, not by this.
 
 use crate::medium::Medium;
+use crate::parting::{OldBody, thaw_after};
+use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Ino};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Seek, Write};
@@ -21,6 +23,10 @@ pub struct CacheDir {
     timeless: OnceLock<OwnedFd>,
     /// What is known of the disk below.
     pub(crate) medium: Medium,
+    /// Whether files can be kept from being written to; see [`crate::parting`].
+    pub(crate) freezes: OnceLock<bool>,
+    /// Bodies that only programs of before have.
+    pub(crate) old: Mutex<Vec<OldBody>>,
 }
 
 /// Where a cache file is in the directory.
@@ -46,8 +52,14 @@ impl CacheDir {
         Ok(CacheDir::at(data))
     }
 
-    fn at(data: PathBuf) -> CacheDir {
-        CacheDir { data, timeless: OnceLock::new(), medium: Medium::default() }
+    pub(crate) fn at(data: PathBuf) -> CacheDir {
+        CacheDir {
+            data,
+            timeless: OnceLock::new(),
+            medium: Medium::default(),
+            freezes: OnceLock::new(),
+            old: Mutex::default(),
+        }
     }
 
     /// Files that [`CacheDir::for_kernel`] opens from now on have no access times: looking whether one
@@ -87,20 +99,25 @@ impl CacheDir {
         OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)
     }
 
-    fn path(&self, ino: Ino) -> PathBuf {
+    pub(crate) fn path(&self, ino: Ino) -> PathBuf {
         self.data.join(name_of(ino))
+    }
+
+    /// Where bytes are kept that nobody reads.
+    pub(crate) fn aside(&self) -> PathBuf {
+        self.data.with_file_name("aside")
     }
 
     /// The cache file of an inode, made when missing.
     pub fn file(&self, ino: Ino) -> io::Result<File> {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NOATIME)
-            .open(self.path(ino))
+        let path = self.path(ino);
+        let mut how = OpenOptions::new();
+        let how = how.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let how = how.custom_flags(libc::O_NOFOLLOW | libc::O_NOATIME);
+        match how.open(&path) {
+            Err(e) if thaw_after(&e, &path) => how.open(&path),
+            other => other,
+        }
     }
 
     /// The cache file of an inode, for reading only, when there is one.
@@ -155,35 +172,14 @@ impl CacheDir {
         std::fs::hard_link(self.path(from), self.path(to))
     }
 
-    /// Gives the cache file of an inode a new body with `kept` of the old one when somebody else can
-    /// still write to that: a program whose file an earlier daemon had passed through keeps
-    /// descriptors and mappings of it. True when that was so.
-    pub fn part_from_writers(&self, ino: Ino, kept: &[ByteRange]) -> io::Result<bool> {
-        let from = match self.read_only(ino) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-            other => other?,
-        };
-        // Where that cannot be asked, nothing is passed through.
-        if has_no_writers(&from).unwrap_or(true) {
-            return Ok(false);
-        }
-        let path = self.path(ino);
-        let new = path.with_extension("new");
-        let mut how = OpenOptions::new();
-        let to = how.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        to.set_len(from.metadata()?.len())?;
-        let copied = copy(&from, &to, kept).and_then(|()| to.sync_all());
-        if let Err(e) = copied.and_then(|()| std::fs::rename(&new, &path)) {
-            let _ = std::fs::remove_file(&new);
-            return Err(e);
-        }
-        self.sync_name(ino)?;
-        Ok(true)
-    }
-
     /// Gives up the cache file of an inode; open descriptors keep it alive.
     pub fn remove(&self, ino: Ino) -> io::Result<()> {
-        match std::fs::remove_file(self.path(ino)) {
+        let path = self.path(ino);
+        let removed = match std::fs::remove_file(&path) {
+            Err(e) if thaw_after(&e, &path) => std::fs::remove_file(&path),
+            other => other,
+        };
+        match removed {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
@@ -407,24 +403,6 @@ pub fn read_padded(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_that_somebody_can_write_to_gets_a_new_body() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let cache = CacheDir::open(dir.path()).expect("cache");
-        let theirs = cache.file(Ino(7)).expect("file");
-        theirs.write_all_at(&[1; 9000], 0).expect("write");
-        let kept = [ByteRange::new(10, 20), ByteRange::new(5000, 9000)];
-        assert!(cache.part_from_writers(Ino(7), &kept).expect("parted"));
-        theirs.write_all_at(&[2; 9000], 0).expect("write");
-        drop(theirs);
-        let mut want = vec![0; 9000];
-        kept.iter().for_each(|r| want[r.start() as usize..r.end() as usize].fill(1));
-        assert!(std::fs::read(cache.path(Ino(7))).expect("read") == want);
-        assert!(!cache.part_from_writers(Ino(7), &kept).expect("nobody writes any more"));
-        assert!(!cache.part_from_writers(Ino(8), &kept).expect("no such file"));
-        assert_eq!(cache.inos().expect("list"), [Ino(7)]);
-    }
 
     #[test]
     fn a_mapping_is_an_access_and_a_write_is_none() {

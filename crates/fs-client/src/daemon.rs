@@ -356,7 +356,7 @@ fn start(
         node.handles.outlive(Arc::clone(heir));
     }
     node.replicas.held.load(welcome.job).map_err(local("copies of other nodes"))?;
-    takeover::take_over(runtime, &node, &left, &welcome, inherited.as_ref())?;
+    takeover::take_over(runtime, &node, &mut left, &welcome, inherited.as_ref())?;
     // Before the flusher looks at files that only those have who have them open.
     if let (Some(heir), Some(inherited)) = (&heir, &inherited) {
         takeover::go_on(runtime, &node, heir, inherited)?;

@@ -4,6 +4,7 @@
 use crate::control::{Event, Outcome, Remaining};
 use crate::medium::LostBytes;
 use crate::node::Node;
+use crate::parting::Unheard;
 use crate::replica::Waiting;
 use ebb_flusher::{DrainReport, DrainScope, Engine};
 use ebb_types::units::Size;
@@ -128,7 +129,10 @@ impl Drain {
             // Names go after bytes: what is published by now needs nothing more.
             match self.materialize(deadline).await {
                 Ok(named) if named.published && is_flushed && round < ROUNDS_MORE => before = done,
-                Ok(named) => return outcome(done, &report, named, waiting, paths),
+                Ok(mut named) => {
+                    add_each_once(&mut named.left, unheard(&self.node).into_iter());
+                    return outcome(done, &report, named, waiting, paths);
+                }
                 Err(Errno::ETIMEDOUT) => return self.unreachable(),
                 Err(e) => return Outcome::Failed { text: format!("drain of names: {e}") },
             }
@@ -316,10 +320,21 @@ fn held_back(held: &pb::HeldBack) -> Remaining {
 /// Why bytes that the disk of the cache lost are not on the backing.
 const LOST: &str = "lost: the disk of the cache failed";
 
-/// What the disk of the cache has lost.
+/// What the disk of the cache has lost, and what nobody heard of.
 pub(crate) fn lost(node: &Node) -> Vec<Remaining> {
     let told = |lost: LostBytes| Remaining { path: lost.path, bytes: lost.bytes, why: LOST.into() };
-    node.lost().into_iter().map(told).collect()
+    let mut all: Vec<_> = node.lost().into_iter().map(told).collect();
+    add_each_once(&mut all, unheard(node).into_iter());
+    all
+}
+
+/// What programs wrote past their dead daemon when another one had taken the cache over.
+fn unheard(node: &Node) -> Vec<Remaining> {
+    let told = |(path, unheard): (String, Unheard)| {
+        let why = unheard.why();
+        Remaining { path, bytes: unheard.bytes, why }
+    };
+    node.unheard().into_iter().map(told).collect()
 }
 
 /// What came of the names.

@@ -113,10 +113,11 @@ pub(crate) fn leave(runtime: &Runtime, daemon: &Arc<Daemon>, result: &Result<(),
     }
     let _ = registry::leave(&config.mountpoint);
     let _ = std::fs::remove_file(config.cache.join("control.sock"));
-    if result.is_ok()
-        && let Err(e) = leftover::clear(&config.cache)
-    {
-        tracing::warn!(error = %e, "cannot clear the cache");
+    if result.is_ok() {
+        daemon.node.cache.forget_old();
+        if let Err(e) = leftover::clear(&config.cache) {
+            tracing::warn!(error = %e, "cannot clear the cache");
+        }
     }
     let outcome = match result {
         Ok(()) => Outcome::Ok { bytes: 0, files: 0 },

@@ -2,6 +2,7 @@
 //! a new daemon may take it over, and what to tell a user whose daemon is dead. Starts nothing
 //! and changes nothing but in [`clear`].
 
+use crate::cache::CacheDir;
 use crate::config::MountConfig;
 use crate::daemon::RunError;
 use crate::journal::{self, Found, Held, Kept, Life, Note};
@@ -11,7 +12,7 @@ use ebb_types::{ByteRange, FileKind, Ino, Time};
 use ebb_wire::pb::Welcome;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What is left of an earlier daemon.
 #[derive(Debug, Default)]
@@ -82,6 +83,25 @@ impl Leftover {
             }
         }
         self
+    }
+
+    /// Whoever could write past the dead daemon until now cannot any more, or it can be told by [`unheard`].
+    pub fn part_from_writers(&mut self, cache: &Path) -> io::Result<()> {
+        match self.0 {
+            Some(_) => crate::restore::part_from_writers(&CacheDir::open(cache)?, self, false),
+            None => Ok(()),
+        }
+    }
+
+    /// What is held of a file whose cache file has this length by now. `noted`: there is a note of all of it.
+    pub(crate) fn held_of(&mut self, ino: Ino, len: u64, noted: bool) -> Vec<ByteRange> {
+        let Some(found) = &mut self.0 else { return Vec::new() };
+        let Some(mut note) = found.image.file(ino).cloned() else { return Vec::new() };
+        if note.is_untold() && !noted && !found.rebooted {
+            note.fill_untold(len);
+            found.image.insert(ino, note.clone());
+        }
+        note.held().map(|(range, _)| range).collect()
     }
 
     /// The name of its node.
@@ -248,6 +268,15 @@ pub(crate) fn orphaned_text(config: &MountConfig, found: &Found) -> String {
     )
 }
 
+/// What programs wrote past a dead daemon after its cache was parted from them: where that is.
+pub fn unheard(cache: &Path) -> io::Result<Vec<PathBuf>> {
+    let cache = CacheDir::at(cache.join("data"));
+    cache.watch_old_again()?;
+    let found = cache.unheard().into_iter().map(|unheard| unheard.kept).collect();
+    cache.forget_old();
+    Ok(found)
+}
+
 /// The life that begins now.
 pub(crate) fn life(config: &MountConfig, welcome: &Welcome) -> Life {
     Life {
@@ -270,7 +299,15 @@ pub fn clear(cache: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    match std::fs::remove_dir_all(cache.join("data")) {
+    let data = cache.join("data");
+    let removed = match std::fs::remove_dir_all(&data) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            crate::parting::thaw_all(&data)?;
+            std::fs::remove_dir_all(&data)
+        }
+        other => other,
+    };
+    match removed {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }

@@ -41,6 +41,7 @@ mod node;
 mod notes;
 mod ops;
 mod overtaken;
+mod parting;
 mod passing;
 mod peer_source;
 mod quiet;

@@ -361,7 +361,10 @@ pub(crate) async fn watch(node: Weak<Node>) {
             inos.retain(|ino| node.file(*ino).is_some_and(|file| file.is_failing()));
         }
         let asked = Arc::clone(&node);
-        let ask = move || asked.hear_of(&inos);
+        let ask = move || {
+            asked.unheard();
+            asked.hear_of(&inos)
+        };
         let Ok(failing) = tokio::task::spawn_blocking(ask).await else { continue };
         for file in failing {
             node.look_through(&file).await;

@@ -32,10 +32,11 @@
 //! disk was found to have lost, and after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
 //! Owned zeros are bytes of an append that was never answered.
 
-use crate::cache;
+use crate::cache::{self, CacheDir};
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
 use crate::journal::{Found, Header, Held, Image, Kept, Note};
+use crate::leftover::Leftover;
 use crate::node::{Fate, Node};
 use crate::overtaken::{Silent, look_again};
 use ebb_consistency::{FileView, MapAnswer, Owned, QuietWrites};
@@ -186,6 +187,23 @@ pub(crate) struct Restored {
     pub aside: Vec<(String, u64)>,
     /// Nodes that did not answer when they were asked what they have.
     silent: Silent,
+}
+
+/// Programs that had files passed through by the dead daemon write to none of them any more; `left` has what
+/// they wrote before that. `noted`: of each write there is a note.
+pub(crate) fn part_from_writers(
+    cache: &CacheDir,
+    left: &mut Leftover,
+    noted: bool,
+) -> io::Result<()> {
+    if left.found().is_none() {
+        return Ok(());
+    }
+    cache.watch_old_again()?;
+    for ino in cache.inos()? {
+        cache.part_from_writers(ino, |len| left.held_of(ino, len, noted))?;
+    }
+    Ok(())
 }
 
 /// Puts a node's files together again. `same_job`: the service is the one (or has the journal of
@@ -424,9 +442,6 @@ async fn one(
     }
     let kept = ranges_of(&judged, |v| matches!(v, Verdict::Owned(_) | Verdict::Dirty));
     let end = owned.iter().map(|(r, _)| r.end()).max().unwrap_or(0);
-    if node.cache.part_from_writers(ino, &kept)? {
-        tracing::warn!(path = label, "a program of before could still write to this file");
-    }
     clear_the_rest(&node.cache.file(ino)?, &kept, end)?;
     done.files += 1;
     done.bytes += sum(&kept);
@@ -529,7 +544,7 @@ async fn ends_with(node: &Node, ino: Ino, seat: u64, on: bool) -> Result<bool, E
 /// Bytes that are neither published nor right any more: nobody reads them, but they were
 /// written here, and only their writer can say that they are worthless.
 fn keep_aside(node: &Node, ino: Ino, ranges: &[ByteRange]) -> io::Result<()> {
-    let dir = node.config.cache.join("aside");
+    let dir = node.cache.aside();
     std::fs::create_dir_all(&dir)?;
     let name = format!("{:016x}-{}", ino.0, std::process::id());
     let to = File::create(dir.join(name))?;

@@ -323,6 +323,13 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         text: format!("{} bytes are lost: the disk of the cache failed", lost.bytes),
         since: lost.since,
     }));
+    errors.extend(node.unheard().into_iter().map(|(path, unheard)| StatusError {
+        path,
+        operation: "write".into(),
+        errno: libc::EIO,
+        text: unheard.why(),
+        since: unheard.since,
+    }));
     Status {
         medium: medium(node),
         names_noted: node.journal.get().map_or(0, |journal| journal.facts()),

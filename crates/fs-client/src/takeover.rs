@@ -48,11 +48,14 @@ fn may_pass(cause: &ConnectError, waited: Duration, patience: Duration) -> bool 
 pub(crate) fn take_over(
     runtime: &tokio::runtime::Runtime,
     node: &Arc<Node>,
-    left: &Leftover,
+    left: &mut Leftover,
     welcome: &Welcome,
     inherited: Option<&Inheritance>,
 ) -> Result<(), RunError> {
     let cache = &node.config.cache;
+    restore::part_from_writers(&node.cache, left, inherited.is_some())
+        .map_err(local("cannot part the cache from programs of before"))?;
+    let left = &*left;
     let mut image = Image::default();
     let open: Option<HashSet<Ino>> = inherited.map(|i| i.opened.iter().map(|o| o.ino).collect());
     let failed = local("cannot tell the service what an earlier daemon knew");

@@ -42,6 +42,11 @@ pub enum Step {
         offset: u64,
         data: Vec<u8>,
     },
+    /// Stores through the mapping that the last `Store` left, which may end the process.
+    StoreAgain {
+        offset: u64,
+        data: Vec<u8>,
+    },
     Truncate {
         file: u32,
         len: u64,
@@ -91,9 +96,10 @@ pub enum Answer {
 /// Carries out steps until the input ends.
 pub fn serve(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut files = BTreeMap::new();
+    let mut map = None;
     for line in input.lines() {
         let step: Step = serde_json::from_str(&line?)?;
-        let answer = carry_out(step, &mut files)
+        let answer = carry_out(step, &mut files, &mut map)
             .unwrap_or_else(|e| Answer::Errno(e.raw_os_error().unwrap_or(libc::EIO)));
         serde_json::to_writer(&mut output, &answer)?;
         output.write_all(b"\n")?;
@@ -102,7 +108,11 @@ pub fn serve(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     Ok(())
 }
 
-fn carry_out(step: Step, files: &mut BTreeMap<u32, File>) -> io::Result<Answer> {
+fn carry_out(
+    step: Step,
+    files: &mut BTreeMap<u32, File>,
+    map: &mut Option<Map>,
+) -> io::Result<Answer> {
     let bad = || io::Error::from_raw_os_error(libc::EBADF);
     let get = |number: u32| files.get(&number).ok_or_else(bad);
     match step {
@@ -114,7 +124,13 @@ fn carry_out(step: Step, files: &mut BTreeMap<u32, File>) -> io::Result<Answer> 
         Step::Write { file, offset, data } => get(file)?.write_all_at(&data, offset)?,
         Step::Read { file, offset, len } => return read(get(file)?, offset, len),
         Step::Fsync { file } => get(file)?.sync_all()?,
-        Step::Store { file, offset, data } => store(get(file)?, offset, &data)?,
+        Step::Store { file, offset, data } => {
+            let new = Map::of(get(file)?, offset as usize + data.len())?;
+            new.store(offset, &data)?;
+            new.sync()?;
+            *map = Some(new);
+        }
+        Step::StoreAgain { offset, data } => map.as_ref().ok_or_else(bad)?.store(offset, &data)?,
         Step::Truncate { file, len } => get(file)?.set_len(len)?,
         Step::Close { file } => close(files.remove(&file).ok_or_else(bad)?)?,
         Step::Rename { from, to } => std::fs::rename(from, to)?,
@@ -144,28 +160,41 @@ fn read(file: &File, offset: u64, len: usize) -> io::Result<Answer> {
     Ok(Answer::Data(data))
 }
 
-fn store(file: &File, offset: u64, data: &[u8]) -> io::Result<()> {
-    let (at, len) = (offset as usize, offset as usize + data.len());
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping, which nobody takes away; the file is as long as what is stored there.
-    unsafe {
-        let map = libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            protection,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        );
-        if map == libc::MAP_FAILED {
+/// A shared mapping of a file from its beginning, which nobody takes away.
+struct Map {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Map {
+    fn of(file: &File, len: usize) -> io::Result<Map> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let (shared, fd) = (libc::MAP_SHARED, file.as_raw_fd());
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, shared, fd, 0) };
+        if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        std::ptr::copy_nonoverlapping(data.as_ptr(), map.cast::<u8>().add(at), data.len());
-        if libc::msync(map, len, libc::MS_SYNC) != 0 {
-            return Err(io::Error::last_os_error());
+        Ok(Map { at: at.cast(), len })
+    }
+
+    fn store(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let at = offset as usize;
+        if at + data.len() > self.len {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        // SAFETY: it is within the mapping; the file is as long as what is stored there.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.at.add(at), data.len()) };
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // SAFETY: the mapping is there.
+        match unsafe { libc::msync(self.at.cast(), self.len, libc::MS_SYNC) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
     }
-    Ok(())
 }
 
 /// Closes and tells the error, which dropping would hide.
@@ -246,6 +275,21 @@ impl Steps {
     pub fn step(&mut self, step: Step) -> Answer {
         self.begin(&step);
         self.answer()
+    }
+
+    /// Does a step that ends the process: the signal that it ends with.
+    ///
+    /// # Panics
+    /// When it goes on, or ends by itself.
+    #[must_use]
+    pub fn killed_by(mut self, step: &Step) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        self.begin(step);
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("the end of its output");
+        assert_eq!(line, "", "it goes on");
+        let ended = self.child.wait().expect("it is a child");
+        ended.signal().unwrap_or_else(|| panic!("it ends with {ended}"))
     }
 
     /// Does a step that must succeed.

@@ -65,6 +65,22 @@ impl Args {
         cachedir::refuse_others(&cache)?;
         let _lock = Lock::take(&cache, "ebb recover")?;
         let left = self.look(&cache)?;
+        let dry_run = self.dry_run;
+        self.recover(left, &cache, &backing, &what)?;
+        let unheard =
+            if dry_run { Vec::new() } else { leftover::unheard(&cache).or_failed(&what)? };
+        if unheard.is_empty() {
+            return Ok(());
+        }
+        let kept: Vec<_> = unheard.iter().map(|kept| format!("\n  {}", kept.display())).collect();
+        let text = format!(
+            "{what}: programs went on writing after their daemon was dead, and that is lost; it is in{}",
+            kept.concat()
+        );
+        Err(Failure::new(Code::Incomplete, text))
+    }
+
+    fn recover(self, left: Left, cache: &Path, backing: &Path, what: &str) -> Result<(), Failure> {
         let alone = left.service.is_none();
         if left.is_empty() && (self.dry_run || !alone || left.bytes.is_silent()) {
             println!("{what}: nothing that the backing lacks");
@@ -77,8 +93,8 @@ impl Args {
             let text = format!("{what}: not on the backing (dry run: nothing was changed)");
             return Err(Failure::new(Code::Incomplete, text));
         }
-        let config = self.config_for(&left, &cache, &backing)?;
-        self.drain(left, config, &what)
+        let config = self.config_for(&left, cache, backing)?;
+        self.drain(left, config, what)
     }
 
     /// What there is, or why that cannot be told.
@@ -88,7 +104,10 @@ impl Args {
             true => leftover::read_past_damage(cache),
             false => leftover::read(cache),
         };
-        let bytes = bytes.map_err(|e| Failure::failed(e.to_string()))?;
+        let mut bytes = bytes.map_err(|e| Failure::failed(e.to_string()))?;
+        if !self.dry_run {
+            bytes.part_from_writers(cache).or_failed(&shown)?;
+        }
         if bytes.found().is_none() {
             cachedir::refuse_unknown(cache)?;
         }
