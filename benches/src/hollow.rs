@@ -158,7 +158,9 @@ fn empty(done: Result<(), Errno>, reply: ReplyEmpty) {
 impl Files {
     fn lookup(&self, parent: INodeNo, name: &[u8], reply: ReplyEntry) {
         let wanted = OsStr::from_bytes(name).to_owned();
-        let op = || Op::Lookup(pb::Lookup { parent: parent.0, name: name.to_vec(), lease: 0, tell: false });
+        let op = || {
+            Op::Lookup(pb::Lookup { parent: parent.0, name: name.to_vec(), lease: 0, tell: false })
+        };
         self.after(true, op, move |tree, _| match tree.named(parent.0, &wanted) {
             Ok(a) => reply.entry(TTL, &a),
             Err(e) => reply.error(e),

@@ -305,6 +305,31 @@ fn a_dead_seat_loses_no_byte_silently() {
     }
 }
 
+/// A connection that broke with the daemon before is no reason to fail: nothing was sent on it.
+#[test]
+fn an_append_goes_to_the_next_daemon_of_a_seat() {
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let mut want = Vec::new();
+    for round in 0..4u8 {
+        let file = seated(a, || open(&a.path("f")));
+        let mut theirs = append(&b.path("f"));
+        let before = at_seats(b);
+        for more in [&[round; 500][..], &[round + 100; 7]] {
+            theirs.write_all(more).unwrap_or_else(|e| panic!("round {round}: append: {e}"));
+            want.extend_from_slice(more);
+        }
+        assert!(at_seats(b) > before, "it did not sit there");
+        a.kill9();
+        drop(file);
+        let _ = a.ebb("umount", &[], &[]);
+        a.mount();
+        drop(theirs);
+    }
+    same("at last", &read(&a.path("f")), &want);
+    cluster.umount_all();
+}
+
 /// What the next daemon of a seat has published is published, also to the daemon after that.
 #[test]
 fn a_seat_that_ended_publishes_nothing_a_second_time() {

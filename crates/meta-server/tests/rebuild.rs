@@ -72,8 +72,9 @@ async fn who_may_tell_is_a_node_of_before() {
     // It joins, is asked nothing, and has a number that no node of before can have.
     let mut new = Node::join_as(s.address, new, None).await.unwrap();
     assert!(!new.welcome.reassert && new.welcome.node_id >= 1 << 20, "{:?}", new.welcome);
-    let asked =
-        new.send(Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".to_vec(), ..Default::default() })).await;
+    let asked = new
+        .send(Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".to_vec(), ..Default::default() }))
+        .await;
     a.send(named()).await;
     a.send(done()).await;
     assert!(new.is_quiet(asked).await, "one of two has told");
@@ -115,8 +116,9 @@ async fn what_was_heard_later_than_now_is_refused_and_nothing_is_answered() {
     let later = pb::Facts { at: 1 << 62, ..pb::Facts::default() };
     let told = tell(Reassert { names: vec![later], ..Reassert::default() });
     assert_eq!(a.ask(told).await.err(), Some(Errno::ESTALE));
-    let asked =
-        a.send(Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".to_vec(), ..Default::default() })).await;
+    let asked = a
+        .send(Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".to_vec(), ..Default::default() }))
+        .await;
     assert!(a.is_quiet(asked).await);
 }
 

@@ -41,6 +41,9 @@ pub enum CopyError {
     /// It does not answer, or not in time.
     #[error("the partner does not answer: {0}")]
     Silent(String),
+    /// The same, before it was asked to do anything.
+    #[error("the partner is not reached: {0}")]
+    Unreached(String),
     /// The bytes cannot be read here.
     #[error("reading the bytes to copy: {0}")]
     Local(Errno),
@@ -137,15 +140,21 @@ impl CopyLink {
     /// Writes bytes, at most [`KEEP_BYTES_MAX`], behind the end of a file that sits there. When this
     /// fails with [`CopyError::Silent`] nobody knows whether it was done.
     pub async fn append_at_seat(&self, ino: Ino, data: &[u8]) -> Result<(), CopyError> {
+        let unreached = |e| match e {
+            CopyError::Silent(why) => CopyError::Unreached(why),
+            other => other,
+        };
+        let mut line = self.line().await.map_err(unreached)?;
         // A connection that is broken is found out before it matters.
-        self.ask(ino, Vec::new(), CopyWork::AtSeat(SeatWork::Look)).await?;
+        let look = CopyWork::AtSeat(SeatWork::Look);
+        self.ask_on(&mut line, ino, Vec::new(), look).await.map_err(unreached)?;
         let total = data.len() as u64;
         let what = |total, crc| CopyWork::AtSeat(SeatWork::Append { total, crc });
         let read = |range: ByteRange, into: &mut [u8]| {
             into.copy_from_slice(&data[range.start() as usize..range.end() as usize]);
             Ok(())
         };
-        self.bring(ino, &[ByteRange::new(0, total)], what, read).await
+        self.bring_on(&mut line, ino, &[ByteRange::new(0, total)], what, read).await
     }
 
     /// Cuts or extends a file that sits there.
@@ -173,12 +182,7 @@ impl CopyLink {
         read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
     ) -> Result<(), CopyError> {
         let mut line = self.line().await?;
-        let done = self.bring_on(&mut line, ino, ranges, what, read).await;
-        if done.is_err() {
-            // Answers that are still to come would be taken for those of others.
-            *line = None;
-        }
-        done
+        self.bring_on(&mut line, ino, ranges, what, read).await
     }
 
     async fn bring_on(
@@ -189,7 +193,23 @@ impl CopyLink {
         what: impl Fn(u64, u32) -> CopyWork + Send,
         read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
     ) -> Result<(), CopyError> {
-        let line = line.as_mut().ok_or(CopyError::Silent("not connected".into()))?;
+        let open = line.as_mut().ok_or(CopyError::Silent("not connected".into()))?;
+        let done = self.send_all(open, ino, ranges, what, read).await;
+        if done.is_err() {
+            // Answers that are still to come would be taken for those of others.
+            *line = None;
+        }
+        done
+    }
+
+    async fn send_all(
+        &self,
+        line: &mut Line,
+        ino: Ino,
+        ranges: &[ByteRange],
+        what: impl Fn(u64, u32) -> CopyWork + Send,
+        read: impl Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send,
+    ) -> Result<(), CopyError> {
         let mut waiting = 0u64;
         for part in in_steps(ranges, KEEP_BYTES_MAX, RANGES_MAX) {
             let total: u64 = part.iter().map(|r| r.len()).sum();
@@ -216,15 +236,25 @@ impl CopyLink {
     }
 
     async fn ask(&self, ino: Ino, ranges: Vec<ByteRange>, what: CopyWork) -> Result<(), CopyError> {
-        let mut guard = self.line().await?;
-        let line = guard.as_mut().ok_or(CopyError::Silent("not connected".into()))?;
+        let mut line = self.line().await?;
+        self.ask_on(&mut line, ino, ranges, what).await
+    }
+
+    async fn ask_on(
+        &self,
+        line: &mut Option<Line>,
+        ino: Ino,
+        ranges: Vec<ByteRange>,
+        what: CopyWork,
+    ) -> Result<(), CopyError> {
+        let open = line.as_mut().ok_or(CopyError::Silent("not connected".into()))?;
         let asked = async {
-            self.send(line, ino, ranges, what, &[]).await?;
-            self.answer(line, 1).await
+            self.send(open, ino, ranges, what, &[]).await?;
+            self.answer(open, 1).await
         };
         let done = asked.await;
         if done.is_err() {
-            *guard = None;
+            *line = None;
         }
         done
     }

@@ -162,12 +162,10 @@ impl Subjects {
     /// False for what no service is asked about.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let xattr = |(ino, name): &(Ino, Box<[u8]>)| {
-            ino.0 != 0 && !name.is_empty() && !name.contains(&0)
-        };
-        let name = |(parent, name): &(Ino, Name)| {
-            parent.0 != 0 && Name::new(name.as_bytes()).is_ok()
-        };
+        let xattr =
+            |(ino, name): &(Ino, Box<[u8]>)| ino.0 != 0 && !name.is_empty() && !name.contains(&0);
+        let name =
+            |(parent, name): &(Ino, Name)| parent.0 != 0 && Name::new(name.as_bytes()).is_ok();
         self.names.iter().all(name)
             && self.inos.iter().all(|ino| ino.0 != 0)
             && self.xattrs.iter().all(xattr)

@@ -211,10 +211,8 @@ impl Node {
             }
             match self.append_in_turn(file, data).await? {
                 Ok(n) => return Ok(n),
-                // Of a broken connection nobody knows whether it was done.
                 Err(seat) => match self.append_at_seat(file.ino, seat, data).await {
                     Ok(()) => return Ok(data.len() as u32),
-                    Err(Errno::EHOSTUNREACH) => return Err(Errno::EIO),
                     Err(e) => self.seat_again(&mut again, e).await?,
                 },
             }

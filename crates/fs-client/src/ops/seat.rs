@@ -284,7 +284,7 @@ impl Node {
     fn seat_fails(&self, node: NodeId, e: &CopyError) -> Errno {
         match e {
             CopyError::Refused(errno) | CopyError::Local(errno) => *errno,
-            CopyError::Silent(why) => {
+            CopyError::Silent(why) | CopyError::Unreached(why) => {
                 // It may be elsewhere by now.
                 self.seats.links.lock().remove(&node);
                 self.addresses.lock().remove(&node);
@@ -311,7 +311,7 @@ impl Node {
         done.map_err(|e| self.seat_fails(node, &e))
     }
 
-    /// The same of bytes that go behind the end.
+    /// The same of bytes that go behind the end. EIO: it may have been done.
     pub(crate) async fn append_at_seat(
         &self,
         ino: Ino,
@@ -319,7 +319,10 @@ impl Node {
         data: &[u8],
     ) -> Result<(), Errno> {
         let link = self.seat_link(node).await?;
-        link.append_at_seat(ino, data).await.map_err(|e| self.seat_fails(node, &e))
+        link.append_at_seat(ino, data).await.map_err(|e| match self.seat_fails(node, &e) {
+            Errno::EHOSTUNREACH if matches!(e, CopyError::Silent(_)) => Errno::EIO,
+            errno => errno,
+        })
     }
 
     /// The same of a cut.

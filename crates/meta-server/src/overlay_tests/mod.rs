@@ -101,7 +101,8 @@ impl Overlay {
     }
 
     async fn lookup(&mut self, parent: u64, name: &str) -> Result<pb::Attr, Errno> {
-        let op = Op::Lookup(pb::Lookup { parent, name: name.into(), lease: 0, ..Default::default() });
+        let op =
+            Op::Lookup(pb::Lookup { parent, name: name.into(), lease: 0, ..Default::default() });
         match self.ask(op).await.map_err(|e| e.errno)? {
             Some(Body::Entry(e)) => Ok(e.attr.unwrap()),
             other => panic!("{other:?}"),
