@@ -78,7 +78,7 @@ fn afterwards(record: &Record) -> String {
     let cache = record.cache.display();
     if matches!(mounts::at(&record.mountpoint), Ok(Some(_))) {
         return format!(
-            "\n{point} stays mounted, nothing is lost; try again, or `ebb umount --no-drain {point}` \
+            "\n{point} stays mounted and keeps what it has; try again, or `ebb umount --no-drain {point}` \
              leaves the rest in {cache}"
         );
     }
