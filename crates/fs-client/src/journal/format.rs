@@ -18,7 +18,8 @@
 //!   block and not an earlier one, of what was not synced. It is damage when a valid record
 //!   behind says that the bad one had been synced ([`Record::Synced`]), a torn tail otherwise.
 
-use super::image::{Image, Record};
+use super::image::Image;
+use super::record::Record;
 pub use ebb_journal::boot_id;
 use ebb_journal::{Directory, Storage, u32_at};
 use std::io;

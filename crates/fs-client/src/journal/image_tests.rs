@@ -1,8 +1,9 @@
 //! The image against an array of bytes, and its snapshots.
 
+use super::super::record::{Header, Home, Kept};
 use super::*;
-use ebb_types::FileKind;
 use ebb_types::facts::Shape;
+use ebb_types::{FileKind, Time, Version};
 use proptest::prelude::*;
 
 const N: u64 = 24;

@@ -1,6 +1,6 @@
 //! The node journal: what of this node's cache is not on the backing, so that a daemon that takes
-//! the cache over, or `ebb recover`, knows it again. Records and what they add up to are in
-//! [`image`], the bytes on disk in [`format`]; this is the file that is appended to.
+//! the cache over, or `ebb recover`, knows it again. Records are in
+//! [`record`], what they add up to in [`image`], the bytes on disk in [`format`]; this is the file that is appended to.
 //!
 //! # Consistency
 //! A record is *pushed* under the lock of the file state that it tells of, so the order of
@@ -23,11 +23,15 @@
 
 pub mod format;
 pub mod image;
+mod note;
+mod record;
 
 pub(crate) use format::records;
 pub use format::{Found, JournalError, boot_id, path_in, read};
-pub(crate) use image::remember_cut;
-pub use image::{Header, Held, Home, Image, Kept, Life, Note, Record, Seen};
+pub use image::Image;
+pub use note::Note;
+pub(crate) use note::remember_cut;
+pub use record::{Header, Held, Home, Kept, Life, Record, Seen};
 
 use crate::heir::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
