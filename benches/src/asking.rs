@@ -157,7 +157,7 @@ impl Asker {
         let id = self.next.fetch_add(1, Relaxed);
         let mut grpc = Grpc::new(self.channel.clone());
         grpc.ready().await.expect("a connection");
-        let request = tonic::Request::new(pb::Request { id, op: Some(op) });
+        let request = tonic::Request::new(pb::Request { id, op: Some(op), ..Default::default() });
         let path = http::uri::PathAndQuery::from_static(PATH);
         let answer = grpc.unary(request, path, ProstCodec::<pb::Request, pb::Reply>::default());
         answer.await.expect("an answer").into_inner().body

@@ -4,7 +4,8 @@
 //! tell writes, these say SKIPPED (EBB_REQUIRE_TRACKER=1: fail).
 
 use ebb_testkit::random::generator;
-use ebb_testkit::{Cluster, Node};
+use ebb_testkit::steps::Step;
+use ebb_testkit::{Cluster, Node, Steps};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{self, append, open, requests, unasked};
 use ebb_tests::turns::Turns;
@@ -328,6 +329,41 @@ fn an_append_goes_to_the_next_daemon_of_a_seat() {
     }
     same("at last", &read(&a.path("f")), &want);
     cluster.umount_all();
+}
+
+/// A daemon that takes over bytes of a file needs nothing of the node at which the file sits by now.
+#[test]
+fn a_cache_is_taken_over_while_a_seat_does_not_answer() {
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    std::fs::write(b.path("f"), bytes(7, 0, 0, 10 * RECORD)).expect("write");
+    same("there", &read(&a.path("f")), &bytes(7, 0, 0, 10 * RECORD));
+    drop(seated(a, || open(&a.path("f"))));
+    // Another process: one that starts programs must not have files open on a mount that stands still.
+    let (before, mut theirs) = (seats(a), Steps::spawn(a.mountpoint()));
+    theirs.must(Step::Open { file: 1, path: a.path("f") });
+    theirs.must(Step::Write { file: 1, offset: 0, data: record(99) });
+    assert!(seats(a) > before, "it does not sit there");
+    a.signal(Signal::STOP);
+    b.kill9();
+    let _ = b.ebb("umount", &[], &[]);
+    let start = Instant::now();
+    let mounted = b.mount_command(&[]).output().expect("ebb can be started");
+    let took = start.elapsed();
+    a.signal(Signal::CONT);
+    assert!(mounted.status.success(), "{}", ebb_testkit::describe(&mounted));
+    println!("mounted after {took:?}");
+    // What it may trust is waited for, and not until it counts as gone.
+    assert!(took < Duration::from_secs(9), "{took:?}");
+    let mut want = bytes(7, 0, 0, 10 * RECORD);
+    want[..RECORD as usize].copy_from_slice(&record(99));
+    for node in [a, b] {
+        same(node.name(), &read(&node.path("f")), &want);
+    }
+    theirs.must(Step::Close { file: 1 });
+    drop(theirs);
+    cluster.umount_all();
+    same("on the backing", &read(&cluster.backing().join("f")), &want);
 }
 
 /// What the next daemon of a seat has published is published, also to the daemon after that.

@@ -67,7 +67,7 @@ impl Node {
     /// Asks how the names are about which requests were not answered.
     pub(crate) async fn ask_doubts(&self, journal: &Journal) -> Result<(), Errno> {
         for (number, about) in journal.doubts() {
-            self.meta.tell(&about).await?;
+            self.meta.beside_seats().tell(&about).await?;
             journal.answered(number);
         }
         Ok(())

@@ -215,6 +215,7 @@ pub(crate) async fn take_over(
     same_job: bool,
     open: Option<&HashSet<Ino>>,
 ) -> Result<Restored, Errno> {
+    let meta = node.meta.beside_seats();
     let mut done = Restored::default();
     done.image.life.clone_from(&found.image.life);
     if !same_job {
@@ -235,7 +236,7 @@ pub(crate) async fn take_over(
                 continue;
             }
             let known = found.image.file(ino).map_or(Version::ZERO, |n| n.known);
-            let meta = node.meta.clone();
+            let meta = meta.clone();
             asked.spawn(async move { (ino, meta.query_changes(ino, known).await) });
         }
         while let Some(answer) = asked.join_next().await {
@@ -333,7 +334,8 @@ async fn one(
     open: Option<&HashSet<Ino>>,
     done: &mut Restored,
 ) -> Result<(), Errno> {
-    let place = node.meta.describe(ino).await?;
+    let meta = node.meta.beside_seats();
+    let place = meta.describe(ino).await?;
     let nameless = place.path.is_empty();
     if nameless && !open.is_some_and(|open| open.contains(&ino)) {
         return node.cache.remove(ino).map_err(Errno::from);
@@ -353,8 +355,8 @@ async fn one(
             path = label,
             "written without a word when the node went down: what was not synced is lost"
         );
-        node.meta.tell_quiet(ino).await?;
-        since = Cow::Owned(node.meta.query_changes(ino, note.known).await?);
+        meta.tell_quiet(ino).await?;
+        since = Cow::Owned(meta.query_changes(ino, note.known).await?);
     }
     // Of a file that sat here nobody else has changed a byte: the cache file is what it is.
     let seat = note.as_ref().map_or(0, |n| n.seat);
@@ -373,10 +375,10 @@ async fn one(
     let again = ranges_of(&judged, |v| v == Verdict::Again);
     let mut renewed = match here.is_empty() {
         true => None,
-        false => Some(node.meta.renew(ino, &here).await?),
+        false => Some(meta.renew(ino, &here).await?),
     };
     if !again.is_empty() {
-        renewed = Some(node.meta.attach_again(ino, &again).await?);
+        renewed = Some(meta.attach_again(ino, &again).await?);
     }
     let answer = renewed.as_ref().unwrap_or(answer);
     if renewed.is_some() {
@@ -398,8 +400,8 @@ async fn one(
             if let Some(note) = note.as_mut() {
                 back.iter().for_each(|range| note.flush(*range, answer.version));
             }
-            node.meta.detach_anew(ino, &back).await?;
-            Some(node.meta.query_whole(ino).await?)
+            meta.detach_anew(ino, &back).await?;
+            Some(meta.query_whole(ino).await?)
         }
     };
     let answer = given_back.as_ref().unwrap_or(answer);
@@ -425,7 +427,7 @@ async fn one(
     let dirty = ranges_of(&judged, |v| v == Verdict::Dirty);
     if owned.is_empty() && dirty.is_empty() {
         if window.is_some() {
-            node.meta.tell_quiet(ino).await?;
+            meta.tell_quiet(ino).await?;
         }
         if seated {
             ends_with(node, ino, seat, false).await?;
@@ -446,7 +448,7 @@ async fn one(
     done.files += 1;
     done.bytes += sum(&kept);
     done.untold += sum(&dirty);
-    let attr = node.meta.getattr(ino).await?;
+    let attr = meta.getattr(ino).await?;
     let file = CachedFile::new(ino, node.me, node.rules.of(&place.path, &place.model));
     {
         let mut state = file.state.write();

@@ -140,8 +140,10 @@ fn client_frames() {
         }),
         Op::Published(pb::Published { ino: 9, seat: 77, seq: 1 << 50, seated: true }),
     ];
-    let requests: Vec<_> =
-        (1..).zip(ops).map(|(id, op)| pb::Request { id, op: Some(op) }).collect();
+    let requests: Vec<_> = (1..)
+        .zip(ops)
+        .map(|(id, op)| pb::Request { id, op: Some(op), ..Default::default() })
+        .collect();
     let alone =
         requests.iter().map(|r| pb::ClientFrame { requests: vec![r.clone()] }.encode_to_vec());
     let mut seeds: Vec<Vec<u8>> = alone.collect();

@@ -149,8 +149,17 @@ impl Inner {
         op: Op,
         patience: Patience,
     ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
+        self.submit_as(op, patience, false)
+    }
+
+    pub fn submit_as(
+        &self,
+        op: Op,
+        patience: Patience,
+        beside_seats: bool,
+    ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
         self.count(&op);
-        self.exchange.submit(op, patience)
+        self.exchange.submit_as(op, patience, beside_seats)
     }
 }
 
@@ -171,6 +180,7 @@ impl Drop for Tasks {
 pub struct MetaClient {
     pub(crate) inner: Arc<Inner>,
     timeout: Duration,
+    beside_seats: bool,
     _tasks: Arc<Tasks>,
 }
 
@@ -220,6 +230,7 @@ impl MetaClient {
         let tasks = tasks.iter().map(tokio::task::JoinHandle::abort_handle).collect();
         let client = MetaClient {
             timeout: inner.options.request_timeout,
+            beside_seats: false,
             _tasks: Arc::new(Tasks(tasks, inner.clone())),
             inner,
         };
@@ -236,7 +247,7 @@ impl MetaClient {
         // Those before it end by their deadlines, so the turn comes; nothing ever closes it.
         let _turn = self.inner.turns.acquire().await.map_err(|_| Errno::EIO)?;
         let asking = self.inner.asking(&op);
-        let (_, answer) = match self.inner.submit(op, self.patience()) {
+        let (_, answer) = match self.inner.submit_as(op, self.patience(), self.beside_seats) {
             Ok(sent) => sent,
             Err(e) => {
                 asking.into_iter().for_each(Asking::taken_back);
@@ -253,6 +264,13 @@ impl MetaClient {
     #[must_use]
     pub fn within(&self, timeout: Duration) -> MetaClient {
         MetaClient { timeout, ..self.clone() }
+    }
+
+    /// The same session for whoever takes a cache over: files that sit at other nodes are told as they were
+    /// published last, so that no other node need be there.
+    #[must_use]
+    pub fn beside_seats(&self) -> MetaClient {
+        MetaClient { beside_seats: true, ..self.clone() }
     }
 
     pub(crate) fn patience(&self) -> Patience {

@@ -34,6 +34,7 @@ pub(crate) enum Patience {
 
 struct Pending {
     op: Op,
+    beside_seats: bool,
     size: usize,
     patience: Patience,
     /// When it was taken in, among the others.
@@ -109,6 +110,16 @@ impl Exchange {
         op: Op,
         patience: Patience,
     ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
+        self.submit_as(op, patience, false)
+    }
+
+    /// The same; `beside_seats`: other nodes at which files sit are not asked for it.
+    pub fn submit_as(
+        &self,
+        op: Op,
+        patience: Patience,
+        beside_seats: bool,
+    ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
         let (done, answer) = oneshot::channel();
         // The id and the frame around it take less than 32 bytes more.
         let size = op.encoded_len() + 32;
@@ -125,7 +136,9 @@ impl Exchange {
         let id = made.unwrap_or_else(|| state.take_id());
         state.taken_in += 1;
         let order = state.taken_in;
-        state.pending.insert(id, Pending { op, size, patience, order, sent: false, done });
+        state
+            .pending
+            .insert(id, Pending { op, beside_seats, size, patience, order, sent: false, done });
         state.queue.push_back(id);
         let waker = if state.phase == Phase::Up { state.waker.take() } else { None };
         drop(state);
@@ -352,7 +365,8 @@ impl State {
                 }
                 bytes += pending.size;
                 pending.sent = true;
-                requests.push(pb::Request { id: *id, op: Some(pending.op.clone()) });
+                let (beside_seats, op) = (pending.beside_seats, Some(pending.op.clone()));
+                requests.push(pb::Request { id: *id, beside_seats, op });
             }
             self.queue.pop_front();
         }

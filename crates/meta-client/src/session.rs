@@ -320,7 +320,8 @@ async fn introduce(
         node_id: known.node,
     };
     let said = hello.encode_to_vec();
-    exchange.offer(number, pb::Request { id, op: Some(Op::Hello(hello)) });
+    let op = Some(Op::Hello(hello));
+    exchange.offer(number, pb::Request { id, op, ..Default::default() });
     let frames = Frames { exchange: exchange.clone(), session: number };
     let broken = |e: tonic::Status| {
         ConnectError::Unreachable(format!("{}: {}", options.address, e.message()))
@@ -402,7 +403,8 @@ impl Conversation<'_> {
         self.proven = true;
         self.id = self.exchange.handshake_id();
         let prove = pb::Prove { proof: handshake.node_proof(&token).to_vec() };
-        let request = pb::Request { id: self.id, op: Some(Op::Prove(prove)) };
+        let op = Some(Op::Prove(prove));
+        let request = pb::Request { id: self.id, op, ..Default::default() };
         self.exchange.offer(self.number, request);
         Ok(())
     }

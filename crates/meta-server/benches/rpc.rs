@@ -29,7 +29,8 @@ impl Node {
     async fn join(client: &mut MetadataClient<Channel>) -> Node {
         let (to, out) = mpsc::channel(64);
         let hello = pb::Hello { protocol: 1, node: "bench".into(), ..Default::default() };
-        let requests = vec![pb::Request { id: 1, op: Some(Op::Hello(hello)) }];
+        let requests =
+            vec![pb::Request { id: 1, op: Some(Op::Hello(hello)), ..Default::default() }];
         to.send(pb::ClientFrame { requests }).await.expect("the stream is open");
         let from = client.session(ReceiverStream::new(out)).await.expect("a session").into_inner();
         let mut node = Node { to, from, next: 1 };
@@ -50,7 +51,11 @@ impl Node {
     /// Several frames of requests at once, then all their answers.
     async fn burst(&mut self, frames: u64, per_frame: u64, op: impl Fn(u64) -> Op) {
         for _ in 0..frames {
-            let request = |i| pb::Request { id: self.next + i, op: Some(op(self.next + i)) };
+            let request = |i| pb::Request {
+                id: self.next + i,
+                op: Some(op(self.next + i)),
+                ..Default::default()
+            };
             let requests = (1..=per_frame).map(request).collect();
             self.next += per_frame;
             self.to.send(pb::ClientFrame { requests }).await.expect("the stream is open");
@@ -79,7 +84,7 @@ fn rpc(c: &mut Criterion) {
         let mut node = Node::join(&mut client).await;
         let make =
             pb::Make { parent: 1, name: b"f".to_vec(), mode: 0o100_644, ..Default::default() };
-        let requests = vec![pb::Request { id: 2, op: Some(Op::Make(make)) }];
+        let requests = vec![pb::Request { id: 2, op: Some(Op::Make(make)), ..Default::default() }];
         node.next = 2;
         node.to.send(pb::ClientFrame { requests }).await.expect("the stream is open");
         let file = match node.replies(1).await.remove(0).body {

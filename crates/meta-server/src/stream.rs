@@ -274,7 +274,8 @@ impl Stream {
             };
             self.core.stats.count(&op);
             let core = Arc::clone(&self.core);
-            let call = Call { core, who: self.who, stream: self.serial, id: request.id };
+            let (who, stream, id) = (self.who, self.serial, request.id);
+            let call = Call { core, who, stream, id, beside_seats: request.beside_seats };
             if Call::is_once(&op) {
                 self.once(call, op, &mut replies).await;
             } else {
@@ -325,7 +326,7 @@ impl Stream {
         if self.core.awaits_words(&op) {
             return self.after_words(call, op, tell);
         }
-        self.start_when(Settled::Nothing, call, op, tell, replies).await;
+        self.start_when(settled_for(&call), call, op, tell, replies).await;
     }
 
     async fn start_when(
@@ -412,7 +413,7 @@ impl Stream {
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             this.core.words_are_heard().await;
             let mut replies = Vec::new();
-            this.start_when(Settled::Nothing, call, op, tell, &mut replies).await;
+            this.start_when(settled_for(&call), call, op, tell, &mut replies).await;
             if !replies.is_empty() {
                 send(&this.core, &this.out, replies).await;
             }
@@ -481,6 +482,11 @@ impl Stream {
         });
         tokio::spawn(work);
     }
+}
+
+/// What need not be settled for a request.
+fn settled_for(call: &Call) -> Settled {
+    if call.beside_seats { Settled::Seats } else { Settled::Nothing }
 }
 
 /// Answers once every lease that must be returned for it is.

@@ -198,7 +198,9 @@ async fn who_does_not_say_hello_is_not_heard() {
     let s = Service::start().await;
     let (to, out) = tokio::sync::mpsc::channel(4);
     let op = Some(make(ROOT, "f", libc::S_IFREG));
-    to.send(pb::ClientFrame { requests: vec![pb::Request { id: 5, op }] }).await.unwrap();
+    to.send(pb::ClientFrame { requests: vec![pb::Request { id: 5, op, ..Default::default() }] })
+        .await
+        .unwrap();
     let stream = tokio_stream::wrappers::ReceiverStream::new(out);
     let mut from = connect(s.address).await.session(stream).await.unwrap().into_inner();
     let frame = from.message().await.unwrap().unwrap();

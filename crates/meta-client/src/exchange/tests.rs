@@ -73,7 +73,8 @@ fn nothing_flows_before_the_welcome_but_the_handshake() {
     let counter = Arc::new(Counter::default());
     let waker = Waker::from(counter.clone());
     assert_eq!(exchange.next(session, &waker), Next::Wait);
-    let request = pb::Request { id: hello, op: Some(Op::Hello(pb::Hello::default())) };
+    let request =
+        pb::Request { id: hello, op: Some(Op::Hello(pb::Hello::default())), ..Default::default() };
     exchange.offer(session, request.clone());
     assert_eq!(counter.0.load(SeqCst), 1);
     assert_eq!(frame(&exchange, session), [request]);
@@ -96,7 +97,7 @@ fn an_older_session_ends_and_changes_nothing() {
     let (new, hello) = exchange.begin();
     assert_eq!(counter.0.load(SeqCst), 1, "its stream is told");
     assert_eq!(exchange.next(old, Waker::noop()), Next::End);
-    exchange.offer(old, pb::Request { id: hello, op: None });
+    exchange.offer(old, pb::Request { id: hello, ..Default::default() });
     exchange.up(old);
     assert!(!exchange.is_up());
     assert_eq!(exchange.next(new, Waker::noop()), Next::Wait);

@@ -68,6 +68,8 @@ pub struct Call {
     pub(crate) who: Who,
     pub(crate) stream: StreamId,
     pub(crate) id: u64,
+    /// Nobody is asked at whose node a file sits.
+    pub(crate) beside_seats: bool,
 }
 
 /// More ranges than this in one request are not a file but an attack.

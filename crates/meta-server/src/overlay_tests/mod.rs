@@ -93,7 +93,8 @@ impl Overlay {
 
     fn call(&self) -> Call {
         let who = Who { node: NODE, incarnation: Incarnation(1) };
-        Call { core: Arc::clone(&self.core), who, stream: self.stream, id: self.next }
+        let (core, stream, id) = (Arc::clone(&self.core), self.stream, self.next);
+        Call { core, who, stream, id, beside_seats: false }
     }
 
     async fn ask_errno(&mut self, op: Op) -> Result<(), Errno> {

@@ -165,7 +165,9 @@ impl Node {
     ) -> Result<Node, pb::Reply> {
         let (to, out) = mpsc::channel(64);
         let first = Op::Hello(hello.clone());
-        let request = |id, op| pb::ClientFrame { requests: vec![pb::Request { id, op: Some(op) }] };
+        let request = |id, op| pb::ClientFrame {
+            requests: vec![pb::Request { id, op: Some(op), ..Default::default() }],
+        };
         to.send(request(1, first)).await.unwrap();
         let from = connect(address).await.session(ReceiverStream::new(out)).await.unwrap();
         let mut node = Node {
@@ -209,7 +211,9 @@ impl Node {
     }
 
     pub async fn send_as(&mut self, id: u64, op: Op) {
-        let frame = pb::ClientFrame { requests: vec![pb::Request { id, op: Some(op) }] };
+        let frame = pb::ClientFrame {
+            requests: vec![pb::Request { id, op: Some(op), ..Default::default() }],
+        };
         self.to.send(frame).await.unwrap();
     }
 
