@@ -10,10 +10,14 @@ use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{self, append, open, requests, unasked};
 use ebb_tests::turns::Turns;
 use rand::Rng;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::Signal;
 use std::fs::File;
-use std::io::Write;
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -328,6 +332,38 @@ fn an_append_goes_to_the_next_daemon_of_a_seat() {
         drop(theirs);
     }
     same("at last", &read(&a.path("f")), &want);
+    cluster.umount_all();
+}
+
+/// A file that was closed is released later: what was written before the close, and only noted between the two,
+/// is published with the release. (A descriptor in a socket that goes is released without being closed.)
+#[test]
+fn what_was_noted_since_the_close_is_published_with_the_release() {
+    let Some(cluster) = told("posix", 2, "end") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let mut sat = 0;
+    for round in 0..8 {
+        let path = a.path(&format!("f{round}"));
+        let before = seats(a);
+        let file = open(&path);
+        file.write_all_at(&record(round), 0).expect("write");
+        sat += seats(a) - before;
+        let ends = UnixStream::pair().expect("sockets");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut also = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        assert!(also.push(SendAncillaryMessage::ScmRights(&files)));
+        let some = [IoSlice::new(b"x")];
+        rustix::net::sendmsg(&ends.0, &some, &mut also, SendFlags::empty()).expect("sent");
+        // From then on its times tell whether it was written to.
+        std::thread::sleep(Duration::from_millis(100));
+        drop(file);
+        let mut noted = [0; 200];
+        rustix::fs::getxattr(&path, "user.ebb.state", &mut noted).expect("its state");
+        drop(ends);
+        same(&format!("round {round}"), &read(&b.path(&format!("f{round}"))), &record(round));
+    }
+    assert!(sat >= 8, "it sat here {sat} times");
     cluster.umount_all();
 }
 

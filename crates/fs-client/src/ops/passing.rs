@@ -7,6 +7,7 @@ use crate::handles::OpenFile;
 use crate::node::{Fate, Node};
 use crate::ops::fetch::{is_unknown, split};
 use crate::ops::room::Need;
+use crate::ops::sync::owes_publication;
 use crate::passing::{self, Door, MySeat, Opening, Passing, Stamp, Track};
 use ebb_consistency::path::{Access, Circumstances, decide, wants_seat};
 use ebb_consistency::{Beside, Changes, IoPath, Reason, Source};
@@ -507,8 +508,12 @@ impl Node {
     async fn end_passing(&self, file: &Arc<CachedFile>) -> bool {
         let tracked = file.is_tracked();
         if tracked {
-            let unseen = self.may_hold_unseen(file, &file.state.read());
-            if unseen && let Err(e) = self.attach(file, ByteRange::ALL, false, false).await {
+            let owed = {
+                let state = file.state.read();
+                // Somebody may have looked since the close, and only noted it.
+                self.may_hold_unseen(file, &state) || owes_publication(&state)
+            };
+            if owed && let Err(e) = self.attach(file, ByteRange::ALL, false, false).await {
                 tracing::warn!(ino = %file.ino, error = %e, "not published at the last close");
                 self.note_written_now(file);
                 // Nobody could tell later which own bytes were written again. Of a file that is

@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::ops::open::Again;
 use crate::ops::passing::Asked;
 use crate::ops::room::Need;
-use crate::ops::sync::is_gone;
+use crate::ops::sync::{is_gone, owes_publication};
 use crate::passing::{Door, MySeat};
 use ebb_consistency::path::{Access, wants_seat};
 use ebb_locks::Mutex;
@@ -194,7 +194,8 @@ impl Node {
         for file in self.files_written_past() {
             let unseen = {
                 let state = file.state.read();
-                state.seat().is_some() && self.shows_unseen(&file, &state)
+                let owed = self.shows_unseen(&file, &state) || owes_publication(&state);
+                state.seat().is_some() && owed
             };
             if unseen {
                 let _turn = file.turn.lock().await;

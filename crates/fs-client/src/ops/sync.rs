@@ -639,6 +639,6 @@ fn scoped(scope: Scope, range: ByteRange) -> ByteRange {
 
 /// True when something is unpublished although writes publish: the write failed, or its daemon died
 /// of it.
-fn owes_publication(state: &State) -> bool {
+pub(crate) fn owes_publication(state: &State) -> bool {
     state.model.writes_publish() && state.view.has_unattached()
 }
