@@ -343,7 +343,7 @@ fn what_was_noted_since_the_close_is_published_with_the_release() {
     let (a, b) = (cluster.node(0), cluster.node(1));
     let mut sat = 0;
     for round in 0..8 {
-        let path = a.path(&format!("f{round}"));
+        let path = a.path(format!("f{round}"));
         let before = seats(a);
         let file = open(&path);
         file.write_all_at(&record(round), 0).expect("write");
@@ -361,7 +361,7 @@ fn what_was_noted_since_the_close_is_published_with_the_release() {
         let mut noted = [0; 200];
         rustix::fs::getxattr(&path, "user.ebb.state", &mut noted).expect("its state");
         drop(ends);
-        same(&format!("round {round}"), &read(&b.path(&format!("f{round}"))), &record(round));
+        same(&format!("round {round}"), &read(&b.path(format!("f{round}"))), &record(round));
     }
     assert!(sat >= 8, "it sat here {sat} times");
     cluster.umount_all();
