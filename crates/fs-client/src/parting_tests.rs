@@ -1,3 +1,5 @@
+//! Bodies that programs of a dead daemon can still write to, on file systems that refuse and that do not.
+
 use super::*;
 
 /// A cache on the file system of the temporary directory, and one in memory, where nothing is refused.

@@ -1,3 +1,5 @@
+//! Sums against what a file holds, whatever is done to it.
+
 use super::*;
 use crate::cache::{extend, punch};
 use proptest::prelude::*;

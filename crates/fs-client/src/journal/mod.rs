@@ -268,7 +268,10 @@ impl Journal {
         let number = queue.asked;
         let kept = queue.push(&Record::Asked(number, Box::new(about))) && queue.ring.is_some();
         drop(queue);
-        self.write_unless(kept);
+        if !kept && let Err(e) = self.write() {
+            // On a full disk so at every change of a name; the look every second says it once.
+            tracing::debug!(error = %e, "a request is not noted yet");
+        }
         number
     }
 
