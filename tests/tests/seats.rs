@@ -335,6 +335,31 @@ fn an_append_goes_to_the_next_daemon_of_a_seat() {
     cluster.umount_all();
 }
 
+/// The same when somebody has looked at it before: what he found counts as seen, and is not published by that.
+#[test]
+fn what_was_noted_is_published_in_a_moment() {
+    let Some(cluster) = told("posix", 1, "end") else { return };
+    let path = cluster.node(0).path("f");
+    let file = seated(cluster.node(0), || open(&path));
+    let unpublished = || {
+        let mut state = [0; 200];
+        let n = rustix::fs::getxattr(&path, "user.ebb.state", &mut state).expect("its state");
+        let text = String::from_utf8_lossy(&state[..n]).into_owned();
+        let first = text.split([' ', '=']).nth(1).and_then(|n| n.parse::<u64>().ok());
+        first.unwrap_or_else(|| panic!("{text}"))
+    };
+    file.write_all_at(&record(1), 0).expect("write");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(unpublished(), RECORD, "it was just looked at");
+    let end = Instant::now() + Duration::from_secs(10);
+    while unpublished() > 0 {
+        assert!(Instant::now() < end, "nobody publishes it");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    drop(file);
+    cluster.umount_all();
+}
+
 /// A file that was closed is released later: what was written before the close, and only noted between the two,
 /// is published with the release. (A descriptor in a socket that goes is released without being closed.)
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::driver::{self, Event};
 pub(crate) use crate::exchange::Answer;
-use crate::exchange::{Exchange, Patience};
+use crate::exchange::{Ask, Exchange, Patience};
 use crate::facts::{Asking, NameNotes};
 use crate::ops::{NAMES, counter};
 use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
@@ -146,20 +146,12 @@ impl Inner {
 
     pub fn submit(
         &self,
-        op: Op,
+        ask: impl Into<Ask>,
         patience: Patience,
     ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
-        self.submit_as(op, patience, false)
-    }
-
-    pub fn submit_as(
-        &self,
-        op: Op,
-        patience: Patience,
-        beside_seats: bool,
-    ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
-        self.count(&op);
-        self.exchange.submit_as(op, patience, beside_seats)
+        let ask = ask.into();
+        self.count(&ask.op);
+        self.exchange.submit(ask, patience)
     }
 }
 
@@ -247,7 +239,8 @@ impl MetaClient {
         // Those before it end by their deadlines, so the turn comes; nothing ever closes it.
         let _turn = self.inner.turns.acquire().await.map_err(|_| Errno::EIO)?;
         let asking = self.inner.asking(&op);
-        let (_, answer) = match self.inner.submit_as(op, self.patience(), self.beside_seats) {
+        let ask = Ask { op, beside_seats: self.beside_seats };
+        let (_, answer) = match self.inner.submit(ask, self.patience()) {
             Ok(sent) => sent,
             Err(e) => {
                 asking.into_iter().for_each(Asking::taken_back);

@@ -32,9 +32,22 @@ pub(crate) enum Patience {
     Connection(Instant),
 }
 
+/// What is asked, and how.
+#[derive(Clone)]
+pub(crate) struct Ask {
+    pub op: Op,
+    /// Other nodes at which files sit are not asked for it.
+    pub beside_seats: bool,
+}
+
+impl From<Op> for Ask {
+    fn from(op: Op) -> Ask {
+        Ask { op, beside_seats: false }
+    }
+}
+
 struct Pending {
-    op: Op,
-    beside_seats: bool,
+    ask: Ask,
     size: usize,
     patience: Patience,
     /// When it was taken in, among the others.
@@ -107,22 +120,13 @@ impl Exchange {
     /// Takes a request in: its id, and where the answer will be.
     pub fn submit(
         &self,
-        op: Op,
+        ask: impl Into<Ask>,
         patience: Patience,
     ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
-        self.submit_as(op, patience, false)
-    }
-
-    /// The same; `beside_seats`: other nodes at which files sit are not asked for it.
-    pub fn submit_as(
-        &self,
-        op: Op,
-        patience: Patience,
-        beside_seats: bool,
-    ) -> Result<(u64, oneshot::Receiver<Answer>), Errno> {
+        let ask = ask.into();
         let (done, answer) = oneshot::channel();
         // The id and the frame around it take less than 32 bytes more.
-        let size = op.encoded_len() + 32;
+        let size = ask.op.encoded_len() + 32;
         if size > ebb_wire::MESSAGE_BYTES_MAX {
             return Err(Errno::E2BIG);
         }
@@ -132,13 +136,11 @@ impl Exchange {
             Phase::Refused => return Err(Errno::EIO),
             Phase::Down | Phase::Up => {}
         }
-        let made = crate::once::id(&op).filter(|id| !state.pending.contains_key(id));
+        let made = crate::once::id(&ask.op).filter(|id| !state.pending.contains_key(id));
         let id = made.unwrap_or_else(|| state.take_id());
         state.taken_in += 1;
         let order = state.taken_in;
-        state
-            .pending
-            .insert(id, Pending { op, beside_seats, size, patience, order, sent: false, done });
+        state.pending.insert(id, Pending { ask, size, patience, order, sent: false, done });
         state.queue.push_back(id);
         let waker = if state.phase == Phase::Up { state.waker.take() } else { None };
         drop(state);
@@ -290,7 +292,7 @@ impl Exchange {
                 n => Err(CallError::answer(checked_errno(n), &reply.text)),
             };
             if let Err(Ok(_)) = pending.done.send(answer) {
-                self.undo(pending.op);
+                self.undo(pending.ask.op);
             }
         }
         unknown
@@ -365,8 +367,8 @@ impl State {
                 }
                 bytes += pending.size;
                 pending.sent = true;
-                let (beside_seats, op) = (pending.beside_seats, Some(pending.op.clone()));
-                requests.push(pb::Request { id: *id, beside_seats, op });
+                let Ask { op, beside_seats } = pending.ask.clone();
+                requests.push(pb::Request { id: *id, beside_seats, op: Some(op) });
             }
             self.queue.pop_front();
         }

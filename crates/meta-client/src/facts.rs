@@ -3,7 +3,7 @@
 //! of every change, or which ones it has to ask about.
 
 use crate::client::{Answer, Inner, MetaClient};
-use ebb_types::{Errno, Facts, Ino, Name, Subjects};
+use ebb_types::{Errno, Facts, Subjects};
 use ebb_wire::pb::{self, request::Op};
 
 /// Who keeps what is heard of names.
@@ -53,29 +53,6 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// What a request may change.
-fn subjects(op: &Op) -> Option<Subjects> {
-    let mut about = Subjects::default();
-    let mut name = |parent: u64, name: &[u8]| {
-        about.names.extend(Name::new(name).ok().map(|name| (Ino(parent), name)));
-    };
-    match op {
-        Op::Make(m) => name(m.parent, &m.name),
-        Op::Link(l) => name(l.new_parent, &l.new_name),
-        Op::Unlink(u) => name(u.parent, &u.name),
-        Op::Rename(r) => {
-            name(r.parent, &r.name);
-            name(r.new_parent, &r.new_name);
-        }
-        Op::SetAttr(s) => about.inos.push(Ino(s.ino)),
-        Op::Open(o) if o.truncate => about.inos.push(Ino(o.ino)),
-        Op::SetXattr(x) => about.xattrs.push((Ino(x.ino), x.name.as_slice().into())),
-        Op::RemoveXattr(x) => about.xattrs.push((Ino(x.ino), x.name.as_slice().into())),
-        _ => return None,
-    }
-    Some(about)
-}
-
 impl Inner {
     pub fn hear_facts(&self, replies: &mut [pb::Reply]) {
         let Some(notes) = self.notes.get() else { return };
@@ -90,7 +67,7 @@ impl Inner {
     /// Notes what a request may change.
     pub fn asking(&self, op: &Op) -> Option<Asking<'_>> {
         let notes = self.notes.get()?.as_ref();
-        let number = notes.asking(subjects(op)?);
+        let number = notes.asking(ebb_wire::changed_by(op)?);
         Some(Asking { notes, number, answered: false })
     }
 }

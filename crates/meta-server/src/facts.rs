@@ -32,7 +32,7 @@ pub struct Settling {
 pub struct Subject {
     names: Vec<(Ino, Name)>,
     inos: BTreeSet<Ino>,
-    xattr: Option<(Ino, Vec<u8>)>,
+    xattr: Option<(Ino, Box<[u8]>)>,
     /// Nothing was changed: that it is not there is told, too, where that is known.
     asked: bool,
     /// Where this is.
@@ -62,22 +62,28 @@ impl Core {
     #[must_use]
     pub fn subject(&self, op: &Op) -> Option<Subject> {
         let mut subject = Subject::default();
-        let known = |parent: u64, name: &[u8]| Name::new(name).ok().map(|n| (Ino(parent), n));
-        match op {
-            Op::Make(m) => subject.names.extend(known(m.parent, &m.name)),
-            Op::Link(l) => subject.names.extend(known(l.new_parent, &l.new_name)),
-            Op::Unlink(u) => subject.names.extend(known(u.parent, &u.name)),
-            Op::Rename(r) => {
-                subject.names.extend(known(r.parent, &r.name));
-                subject.names.extend(known(r.new_parent, &r.new_name));
+        if let Some(about) = ebb_wire::changed_by(op) {
+            subject.names = about.names;
+            subject.inos.extend(about.inos);
+            subject.xattr = about.xattrs.into_iter().next();
+            if matches!(op, Op::Unlink(_) | Op::Rename(_)) {
+                let state = self.state();
+                for (parent, name) in &subject.names {
+                    let dentry = state.ns.dentry(*parent, name).ok().flatten();
+                    subject.inos.extend(dentry.map(|d| d.ino));
+                }
             }
-            Op::SetAttr(s) => drop(subject.inos.insert(Ino(s.ino))),
-            Op::Open(o) if o.truncate => drop(subject.inos.insert(Ino(o.ino))),
-            Op::SetXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
-            Op::RemoveXattr(x) => subject.xattr = Some((Ino(x.ino), x.name.clone())),
-            Op::Lookup(l) if l.tell => subject.names.extend(known(l.parent, &l.name)),
+            return Some(subject);
+        }
+        match op {
+            Op::Lookup(l) if l.tell => {
+                let name = Name::new(&l.name).ok();
+                subject.names.extend(name.map(|name| (Ino(l.parent), name)));
+            }
             Op::GetAttr(g) if g.tell => drop(subject.inos.insert(Ino(g.ino))),
-            Op::GetXattr(x) if x.tell => subject.xattr = Some((Ino(x.ino), x.name.clone())),
+            Op::GetXattr(x) if x.tell => {
+                subject.xattr = Some((Ino(x.ino), x.name.as_slice().into()));
+            }
             Op::Describe(d) => subject.place = Some(Ino(d.ino)),
             Op::Materialize(_) | Op::SyncMeta(_) => subject.look = true,
             Op::Heartbeat(_) => {}
@@ -87,13 +93,6 @@ impl Core {
             _ => return None,
         }
         subject.asked = matches!(op, Op::Lookup(_) | Op::GetAttr(_) | Op::GetXattr(_));
-        if matches!(op, Op::Unlink(_) | Op::Rename(_)) {
-            let state = self.state();
-            for (parent, name) in &subject.names {
-                let dentry = state.ns.dentry(*parent, name).ok().flatten();
-                subject.inos.extend(dentry.map(|d| d.ino));
-            }
-        }
         Some(subject)
     }
 

@@ -1,7 +1,8 @@
 //! Facts of names, checked: they end in a journal that a later recovery acts on.
 
+use crate::pb::request::Op;
 use crate::{pb, time_from_pb, time_to_pb};
-use ebb_types::facts::{Bound, Facts, InodeFact, NameFact, Shape, XattrFact};
+use ebb_types::facts::{Bound, Facts, InodeFact, NameFact, Shape, Subjects, XattrFact};
 use ebb_types::{Errno, FileKind, Ino, Name};
 
 /// Facts to an answer; more are an attack.
@@ -10,6 +11,31 @@ const FACTS_MAX: usize = 1 << 16;
 const TARGET_MAX: usize = 4095;
 /// As the kernel has it.
 const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// The names, inodes and attributes that a request may change: the node notes them before it asks, and the
+/// service tells of them with its answer.
+#[must_use]
+pub fn changed_by(op: &Op) -> Option<Subjects> {
+    let mut about = Subjects::default();
+    let mut name = |parent: u64, name: &[u8]| {
+        about.names.extend(Name::new(name).ok().map(|name| (Ino(parent), name)));
+    };
+    match op {
+        Op::Make(m) => name(m.parent, &m.name),
+        Op::Link(l) => name(l.new_parent, &l.new_name),
+        Op::Unlink(u) => name(u.parent, &u.name),
+        Op::Rename(r) => {
+            name(r.parent, &r.name);
+            name(r.new_parent, &r.new_name);
+        }
+        Op::SetAttr(s) => about.inos.push(Ino(s.ino)),
+        Op::Open(o) if o.truncate => about.inos.push(Ino(o.ino)),
+        Op::SetXattr(x) => about.xattrs.push((Ino(x.ino), x.name.as_slice().into())),
+        Op::RemoveXattr(x) => about.xattrs.push((Ino(x.ino), x.name.as_slice().into())),
+        _ => return None,
+    }
+    Some(about)
+}
 
 /// Facts of one moment, as sent.
 #[must_use]

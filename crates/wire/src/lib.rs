@@ -11,7 +11,7 @@ pub mod pb {
 mod convert;
 mod facts;
 pub use convert::{attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, time_from_pb, time_to_pb};
-pub use facts::{facts_from_pb, facts_to_pb};
+pub use facts::{changed_by, facts_from_pb, facts_to_pb};
 
 /// Version of the protocol in `Hello`.
 pub const PROTOCOL: u32 = 3;

@@ -43,6 +43,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// So much room is kept for the journal beyond its end: when the disk is full, what makes room
 /// must still be noted.
@@ -101,6 +102,8 @@ pub struct Journal {
     out: Mutex<Out>,
     /// Up to where it is synced, as `Queue::pushed` counts.
     sync_turn: Mutex<u64>,
+    /// The last write failed.
+    is_full: AtomicBool,
 }
 
 impl Journal {
@@ -118,6 +121,7 @@ impl Journal {
             queue: Mutex::new(Queue::new(image)),
             out: Mutex::new(out),
             sync_turn: Mutex::new(0),
+            is_full: AtomicBool::new(false),
         })
     }
 
@@ -268,9 +272,9 @@ impl Journal {
         let number = queue.asked;
         let kept = queue.push(&Record::Asked(number, Box::new(about))) && queue.ring.is_some();
         drop(queue);
-        if !kept && let Err(e) = self.write() {
-            // On a full disk so at every change of a name; the look every second says it once.
-            tracing::debug!(error = %e, "a request is not noted yet");
+        // On a full disk all that waits would be tried again with each: the look every second does that.
+        if !kept && !self.is_full.load(Relaxed) {
+            let _ = self.write();
         }
         number
     }
@@ -349,7 +353,9 @@ impl Journal {
         if bytes.is_empty() {
             return Ok(());
         }
-        match out.file.write_at(&bytes, out.len) {
+        let written = out.file.write_at(&bytes, out.len);
+        self.is_full.store(written.is_err(), Relaxed);
+        match written {
             Ok(()) => {
                 out.len += bytes.len() as u64;
                 self.queue.lock().written(mark);

@@ -456,6 +456,7 @@ impl Node {
 
 /// Something is not published that a close publishes.
 fn closes_publish(state: &State) -> bool {
-    let publishes = state.model.on(SyncEvent::Close).attach.is_some();
-    !state.orphan && state.view.has_unattached() && (publishes || state.model.writes_publish())
+    !state.orphan
+        && state.view.has_unattached()
+        && state.model.on(SyncEvent::Close).attach.is_some()
 }
