@@ -35,7 +35,7 @@
 use crate::cache::{self, CacheDir};
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
-use crate::journal::{Found, Header, Held, Image, Kept, Note};
+use crate::journal::{Found, Held, Image, Kept, Note};
 use crate::leftover::Leftover;
 use crate::node::{Fate, Node};
 use crate::overtaken::{Silent, look_again};
@@ -432,12 +432,8 @@ async fn one(
         if seated {
             ends_with(node, ino, seat, false).await?;
         }
-        let waits = since.base.replaces != 0;
-        let left = note.filter(|_| !nameless).and_then(|note| match note.waits() && waits {
-            true => Some(note),
-            false => note.overrides.then(|| of_cuts_alone(note, place.path)),
-        });
-        if let Some(left) = left {
+        let left = note.filter(|_| !nameless).map(|note| of_nothing_held(note, place.path));
+        if let Some(left) = left.filter(|n| n.has_bytes() || n.overrides) {
             done.image.insert(ino, left);
         }
         return node.cache.remove(ino).map_err(Errno::from);
@@ -490,11 +486,12 @@ async fn one(
     Ok(())
 }
 
-/// Nothing of the file is held any more, but others may have what this node had cut.
-fn of_cuts_alone(note: Note, path: Vec<u8>) -> Note {
-    let mut left = Note::new(Header { path, ..note.header });
-    (left.known, left.cuts, left.overrides) = (note.known, note.cuts, true);
-    left
+/// Nothing of the file is held any more, but others may have older bytes of what this node had flushed, or
+/// some of what it had cut.
+fn of_nothing_held(mut note: Note, path: Vec<u8>) -> Note {
+    note.set_held([]);
+    (note.header.path, note.window, note.seat, note.appending) = (path, None, 0, false);
+    note
 }
 
 /// What is here after that, for the node journal: some of what was dirty may be published by now. As long as

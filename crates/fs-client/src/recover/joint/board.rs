@@ -21,6 +21,7 @@ use super::names;
 use super::statement::{self, BYTES_MAX, Statement};
 use super::tick;
 use crate::hash;
+use crate::journal::Seen;
 use crate::recover::places::{At, Places, kind, open_dir, sync_dir};
 use ebb_namespace::Book;
 use ebb_types::{Ino, Lives, Name, name::PART_PREFIX};
@@ -42,6 +43,28 @@ pub(crate) struct Place {
     pub ino: u64,
     /// So many bytes it had before any recovery, of which nothing need be known.
     pub base: u64,
+    /// How it was before any recovery, when it was there by then.
+    pub was: Option<Seen>,
+}
+
+/// The same as recoveries of before said it.
+#[derive(Deserialize)]
+struct OlderPlace {
+    path: Vec<u8>,
+    ino: u64,
+    base: u64,
+}
+
+impl Place {
+    /// A file, or a directory, of which it does not matter how it was.
+    pub fn of(path: Vec<u8>, ino: u64) -> Place {
+        Place { path, ino, base: 0, was: None }
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Place> {
+        let older = |OlderPlace { path, ino, base }| Place { base, ..Place::of(path, ino) };
+        statement::decode(bytes).or_else(|| statement::decode(bytes).map(older))
+    }
 }
 
 /// All recoveries of a job.
@@ -384,7 +407,17 @@ impl Corner {
         let bad = || {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}/place is damaged", self.path))
         };
-        statement::decode(&bytes).map(Some).ok_or_else(bad)
+        Place::decode(&bytes).map(Some).ok_or_else(bad)
+    }
+
+    /// True for a file that no recovery has made: nodes may have flushed to it.
+    pub fn was_there(&self, place: &Place) -> bool {
+        let made = self.whole_path();
+        place.path != made
+    }
+
+    fn whole_path(&self) -> Vec<u8> {
+        format!("{}/{}", self.path, self.whole).into_bytes()
     }
 
     /// Decides where the bytes go, unless somebody else has done so: what counts.
@@ -426,8 +459,7 @@ impl Corner {
             file.sync_all()?;
             sync_dir(&self.dir)?;
         }
-        let path = format!("{}/{}", self.path, self.whole).into_bytes();
-        Ok(Place { path, ino: rustix::fs::fstat(&file)?.st_ino, base: 0 })
+        Ok(Place::of(self.whole_path(), rustix::fs::fstat(&file)?.st_ino))
     }
 }
 

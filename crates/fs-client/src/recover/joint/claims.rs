@@ -8,7 +8,7 @@ use crate::recover::places::Places;
 use ebb_types::{ByteRange, Extents, Ino, Version};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// Where a node has its bytes.
 pub(super) struct Sources {
@@ -31,6 +31,17 @@ impl Sources {
             home.read_exact_at(&mut buf[from..from + part.len() as usize], part.start())?;
         }
         Ok(())
+    }
+
+    /// True when what was flushed is in the file of that number.
+    pub fn is_home(&self, ino: u64) -> bool {
+        let meta = self.home.as_ref().and_then(|home| home.metadata().ok());
+        meta.is_some_and(|meta| meta.ino() == ino)
+    }
+
+    /// What this node had flushed already, as far as it is claimed so.
+    pub fn flushed(&self) -> &[ByteRange] {
+        &self.flushed
     }
 
     /// Pieces that come from one source each, and of which a buffer can hold one.

@@ -52,6 +52,10 @@ pub(super) struct Work {
     place: Place,
     /// This recovery knows from all journals which name it has.
     named: bool,
+    /// Other nodes may have flushed to the file what nobody has but the file itself, and what may be newer
+    /// than what this node has: until everybody has said what it flushed, nothing is written over what
+    /// is there.
+    careful: bool,
     /// It changes with everything that any node says of it.
     pub seen: u64,
 }
@@ -128,9 +132,16 @@ impl Work {
             copy_xattrs(&file, &new);
             statement.under = Some(old.clone());
         }
+        // What is in the file need not be written to it.
+        if sources.is_home(place.ino) {
+            statement.set(sources.flushed(), Fate::Written);
+        }
         corner.say(&statement)?;
         let named = site.named.contains(&ino);
-        Ok(Work { ino, statement, sources, corner, place, named, seen: 0 })
+        let seen = note.header.home.as_ref().and_then(|h| h.seen.filter(|_| !h.changing));
+        let unchanged = seen.is_some() && seen == place.was;
+        let careful = !note.alone && !site.force && corner.was_there(&place) && !unchanged;
+        Ok(Work { ino, statement, sources, corner, place, named, careful, seen: 0 })
     }
 
     /// Says which bytes of others this node has cut, of a file of which it holds nothing: whoever writes
@@ -192,22 +203,29 @@ impl Work {
         let Some((file, found_at)) = self.find(site, &all)? else {
             return Err(Stay::Conflict("the file that recoveries write to is gone".to_owned()));
         };
-        loop {
+        let doubtful = loop {
             let others: Vec<_> = all.iter().filter(|s| s.node != site.node).cloned().collect();
-            let decision = merge::decide(&self.statement, &others, site.force);
+            let mut decision = merge::decide(&self.statement, &others, site.force);
+            let doubtful = match self.careful && !everybody {
+                true => keep_off(&file, &mut decision.write)?,
+                false => Vec::new(),
+            };
             if decision.write.is_empty() && decision.overtaken.is_empty() {
-                break;
+                break doubtful;
             }
             self.write(&file, &decision.write)?;
             self.statement.set(&decision.write, Fate::Written);
             self.statement.set(&decision.overtaken, Fate::Overtaken);
             self.corner.say(&self.statement)?;
             all = self.statements()?;
-        }
+        };
         let mut missing = merge::missing(&all, self.place.base, everybody);
         if self.zeros(site, &all) == Some(merge::size(&all)) {
             (missing.holes, missing.silent) = (Vec::new(), false);
         }
+        let told = |r: &ByteRange| doubtful.iter().any(|d| d.overlaps(*r));
+        missing.waiting.retain(|(r, node)| node != site.node || !told(r));
+        missing.doubtful = doubtful;
         if !missing.is_empty() && !site.force {
             return Ok(Progress::Missing(missing));
         }
@@ -362,6 +380,17 @@ impl Work {
     }
 }
 
+/// Takes those off the list where something is in the file; which.
+fn keep_off(file: &File, write: &mut Vec<ByteRange>) -> io::Result<Vec<ByteRange>> {
+    let there = written_runs(file, write)?;
+    let mut free: Extents<()> = write.iter().map(|r| (*r, ())).collect();
+    for run in &there {
+        free.remove(*run);
+    }
+    *write = free.iter().map(|(r, ())| r).collect();
+    Ok(there)
+}
+
 /// The file that the bytes go into, under whatever name it has by now.
 fn find(
     site: &Site<'_>,
@@ -421,10 +450,13 @@ const OCCUPIED: &str = "something else has this name on the backing now";
 /// Where the bytes go when nobody has decided that yet.
 fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Result<Place, Stay> {
     let there = site.places.stat(&note.header.path)?;
-    let in_place = |t: &Stat, base| Place { path: note.header.path.clone(), ino: t.st_ino, base };
+    let in_place = |t: &Stat, base| {
+        let was = Some(Seen { size: len_of(t), mtime: mtime_of(t) });
+        Place { path: note.header.path.clone(), ino: t.st_ino, base, was }
+    };
     match (&note.header.home, there) {
         (Some(home), Some(there)) if home.ino == there.st_ino => {
-            let len = u64::try_from(there.st_size).unwrap_or(0);
+            let len = len_of(&there);
             // What grew since the look is a node's doing, and may have holes.
             let seen = home.seen.filter(|_| !home.is_part()).map_or(len, |s| s.size.min(len));
             return Ok(in_place(&there, seen));
@@ -432,7 +464,7 @@ fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Re
         (Some(home), _) if home.is_part() => {
             if let Some(file) = site.places.file(&home.path, home.ino)? {
                 check_own(&file)?;
-                return Ok(Place { path: home.path.clone(), ino: home.ino, base: 0 });
+                return Ok(Place::of(home.path.clone(), home.ino));
             }
         }
         _ => {}
@@ -448,7 +480,7 @@ fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Re
         }
         // By force: what lacks bytes cannot take the place of what is there.
         Some(t) if site.force && note.header.under.is_none() && !whole => {
-            Ok(in_place(&t, u64::try_from(t.st_size).unwrap_or(0)))
+            Ok(in_place(&t, len_of(&t)))
         }
         _ => Ok(corner.whole()?),
     }
@@ -485,7 +517,13 @@ fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
 }
 
 fn is_newer(there: &Stat, seen: Seen) -> bool {
-    let nsec = u32::try_from(there.st_mtime_nsec).unwrap_or(0);
-    let mtime = Time { sec: there.st_mtime, nsec };
-    mtime > seen.mtime || u64::try_from(there.st_size) != Ok(seen.size)
+    mtime_of(there) > seen.mtime || u64::try_from(there.st_size) != Ok(seen.size)
+}
+
+fn len_of(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+fn mtime_of(stat: &Stat) -> Time {
+    Time { sec: stat.st_mtime, nsec: u32::try_from(stat.st_mtime_nsec).unwrap_or(0) }
 }

@@ -43,7 +43,7 @@ pub(crate) fn say(backing: &Path, image: &Image) -> io::Result<()> {
     let Time { sec, nsec } = Time::now();
     let node = format!("{} (left at {sec}.{nsec:09})", life.node);
     for (ino, _, home) in waiting(&places, image)? {
-        let place = Place { path: home.path.clone(), ino: home.ino, base: 0 };
+        let place = Place::of(home.path.clone(), home.ino);
         board.corner(ino)?.settle(&node, &place)?;
     }
     let said = image.sayable().map(|(ino, note)| (ino, statement(&node, note).encode()));

@@ -40,6 +40,8 @@ pub struct Missing {
     pub lost: Vec<(ByteRange, String)>,
     /// Others had the file, too, and none of them has said anything: nobody knows where it ends.
     pub silent: bool,
+    /// This node has them, and what is there may be newer, of a node that has said nothing.
+    pub doubtful: Vec<ByteRange>,
 }
 
 impl Missing {
@@ -47,14 +49,14 @@ impl Missing {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let named = self.waiting.is_empty() && self.lost.is_empty();
-        self.holes.is_empty() && named && !self.silent
+        self.holes.is_empty() && named && !self.silent && self.doubtful.is_empty()
     }
 
     /// How many bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let named = self.waiting.iter().chain(&self.lost).map(|(r, _)| r);
-        self.holes.iter().chain(named).map(|r| r.len()).sum()
+        self.holes.iter().chain(&self.doubtful).chain(named).map(|r| r.len()).sum()
     }
 
     /// For people: which ranges, and whose.
@@ -81,6 +83,14 @@ impl Missing {
             said.push(format!(
                 "waiting for bytes of other nodes: nobody has said yet what is in {bytes} of them \
                  ({holes})"
+            ));
+        }
+        if !self.doubtful.is_empty() {
+            let (ranges, bytes) =
+                (list(&self.doubtful), self.doubtful.iter().map(|r| r.len()).sum::<u64>());
+            said.push(format!(
+                "waiting for other nodes: what the backing has of {bytes} of them ({ranges}) may be \
+                 newer, from a node that has not been recovered"
             ));
         }
         for (ranges, what) in

@@ -43,6 +43,8 @@ struct Node {
     done: bool,
     /// It had nothing but cuts to tell of, and has told; nobody runs it again.
     told: bool,
+    /// It has said what it has.
+    spoke: bool,
 }
 
 /// Per byte the newest version and its value; values are different for each version.
@@ -63,10 +65,13 @@ enum Mix {
     /// The same, and at some time everything is flushed: from then on the file is under its name, and
     /// whoever cuts it cuts it there.
     InPlace,
+    /// At some time everything is flushed, and from then on each node flushes now and then what it has by
+    /// then. Those who have older bytes there do not hear of it.
+    Flushes,
 }
 
 fn cluster(dice: &mut ChaCha8Rng, dir: &Path, mix: Mix) -> (Vec<Node>, Truth) {
-    let cuts = mix != Mix::Writes;
+    let cuts = matches!(mix, Mix::Cuts | Mix::InPlace);
     let named = dir.join("backing/d/f");
     let count = dice.random_range(2..5);
     let mut nodes: Vec<Node> = (0..count)
@@ -82,22 +87,31 @@ fn cluster(dice: &mut ChaCha8Rng, dir: &Path, mix: Mix) -> (Vec<Node>, Truth) {
                 work: None,
                 done: false,
                 told: false,
+                spoke: false,
             }
         })
         .collect();
     let mut truth = Truth(if cuts { Vec::new() } else { vec![(0, 0); SIZE as usize] });
     let mut held: Vec<Extents<Held>> = vec![Extents::new(); count];
     let writes = dice.random_range(4..40);
-    let flushed = if mix == Mix::InPlace { dice.random_range(1..=writes) } else { 0 };
+    let named_at = match mix {
+        Mix::InPlace => dice.random_range(1..=writes),
+        Mix::Flushes => dice.random_range(1..=writes / 2),
+        _ => 0,
+    };
     let often = if mix == Mix::InPlace { 0.5 } else { 0.2 };
     for version in 1..=writes {
         let mut who = dice.random_range(0..count);
-        if version == flushed {
+        if version == named_at {
             flush(&mut nodes, &mut held, &named, &truth);
             // One of them was told so, and does not hear of what others do later.
-            nodes[who].note.alone = true;
+            nodes[who].note.alone = mix == Mix::InPlace;
         }
-        if version > flushed && nodes[who].note.alone {
+        if mix == Mix::Flushes && version > named_at && dice.random_bool(0.3) {
+            let by = dice.random_range(0..count);
+            flush_of(&mut nodes[by], &mut held[by], &named, &truth);
+        }
+        if version > named_at && nodes[who].note.alone {
             who = (who + 1) % count;
         }
         if cuts && dice.random_bool(often) {
@@ -180,7 +194,22 @@ fn flush(nodes: &mut [Node], held: &mut [Extents<Held>], to: &Path, truth: &Trut
     }
 }
 
-fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
+/// One node flushes those of its bytes that nobody has written over.
+fn flush_of(node: &mut Node, held: &mut Extents<Held>, to: &Path, truth: &Truth) {
+    use std::os::unix::fs::FileExt;
+    node.note.set_held(held.iter().collect::<Vec<_>>());
+    let file = std::fs::File::options().write(true).open(to).unwrap();
+    for (range, had) in held.iter().collect::<Vec<_>>() {
+        let newest = |at: &u64| truth.0[*at as usize].0 == version(had).0;
+        for at in (range.start()..range.end()).filter(newest) {
+            file.write_all_at(&[truth.0[at as usize].1], at).unwrap();
+            node.note.flush(ByteRange::at(at, 1), version(had));
+            held.remove(ByteRange::at(at, 1));
+        }
+    }
+}
+
+fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board, everybody: bool) -> Site<'a> {
     let (cache, name) = (&node.cache, node.name.as_str());
     let is_part = node.note.header.home.as_ref().is_some_and(Home::is_part);
     let told = is_part.then_some(INO).into_iter().collect();
@@ -195,20 +224,22 @@ fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board) -> Site<'a> {
         told,
         named: std::collections::BTreeSet::new(),
         shaped: std::collections::BTreeSet::new(),
-        everybody: false.into(),
+        everybody: everybody.into(),
         zeros: Mutex::default(),
     }
 }
 
 /// Goes on with one node for a while. It is killed when `effects` are done.
-fn go_on(node: &mut Node, places: &Places, board: &Board, effects: u64) {
+fn go_on(nodes: &mut [Node], at: usize, places: &Places, board: &Board, effects: u64) {
+    let everybody = nodes.iter().all(|n| n.spoke || !n.note.has_bytes() && !n.note.overrides);
+    let node = &mut nodes[at];
     if node.told {
         return;
     }
     tick::allow(effects);
     let mut work = node.work.take();
     let ended = {
-        let site = site(node, places, board);
+        let site = site(node, places, board, everybody);
         match &mut work {
             None if !node.note.has_bytes() && node.note.overrides => {
                 let begun = Work::begin_of_cuts(&site, INO, &node.note);
@@ -223,6 +254,7 @@ fn go_on(node: &mut Node, places: &Places, board: &Board, effects: u64) {
     };
     tick::allow(u64::MAX);
     node.work = work.filter(|_| ended.is_ok());
+    node.spoke |= node.work.is_some() || node.told;
 }
 
 /// A node that was told that the file is whole finds nothing older than its own bytes there. Where it is not
@@ -230,13 +262,14 @@ fn go_on(node: &mut Node, places: &Places, board: &Board, effects: u64) {
 /// those of its bytes are there that nobody has changed since.
 fn check_done(node: &Node, root: &Path, seed: u64, (truth, mix): (&Truth, Mix)) {
     let content = std::fs::read(root.join("d/f")).unwrap();
-    let filled = mix == Mix::InPlace || content.iter().all(|b| *b != 0);
+    let in_place = matches!(mix, Mix::InPlace | Mix::Flushes);
+    let filled = in_place || content.iter().all(|b| *b != 0);
     assert!(filled, "seed {seed}: a hole in a file that is whole");
     for (range, version) in &node.held {
         // Somebody may have cut it.
         let [start, end] = [range.start(), range.end()].map(|at| content.len().min(at as usize));
         let newest = |at: usize| truth.0.get(at).is_some_and(|b| b.0 == version.0);
-        let counts = |at: &usize| mix != Mix::InPlace || newest(*at);
+        let counts = |at: &usize| !in_place || newest(*at);
         let older = (start..end).filter(counts).find(|at| u64::from(content[*at]) < version.0);
         assert_eq!(older, None, "seed {seed}: {}", node.name);
     }
@@ -259,9 +292,11 @@ fn run(seed: u64, mix: Mix) -> (u64, u64, bool) {
     let board = Board::open(&places, "1").unwrap();
     let mut killed = 0;
     for _ in 0..dice.random_range(0..60) {
-        let node = &mut nodes[dice.random_range(0..2)];
+        let who = dice.random_range(0..2);
         let at = dice.random_range(0..12);
-        go_on(node, &places, &board, if dice.random_bool(0.4) { at } else { u64::MAX });
+        let effects = if dice.random_bool(0.4) { at } else { u64::MAX };
+        go_on(&mut nodes, who, &places, &board, effects);
+        let node = &mut nodes[who];
         killed += u64::from(node.work.is_none());
         if std::mem::take(&mut node.done) {
             check_done(node, &root, seed, (&truth, mix));
@@ -269,14 +304,13 @@ fn run(seed: u64, mix: Mix) -> (u64, u64, bool) {
     }
     for _ in 0..3 {
         for at in (0..nodes.len()).rev() {
-            let node = &mut nodes[at];
-            (0..2).for_each(|_| go_on(node, &places, &board, u64::MAX));
+            (0..2).for_each(|_| go_on(&mut nodes, at, &places, &board, u64::MAX));
         }
     }
     let wanted: Vec<u8> = truth.0.iter().map(|b| b.1).collect();
     let somebody = nodes.iter().any(|n| !n.held.is_empty());
     // A file without bytes is made for its name's sake: see `names`.
-    let content = if somebody || mix == Mix::InPlace {
+    let content = if somebody || matches!(mix, Mix::InPlace | Mix::Flushes) {
         std::fs::read(root.join("d/f")).unwrap()
     } else {
         wanted.clone()
@@ -313,6 +347,14 @@ fn what_is_under_its_name_is_as_long_as_it_was_cut_in_any_order() {
     assert!(stale > runs / 20, "hardly anything was cut that a node did not hear of: {stale}");
 }
 
+/// What is flushed is in the file alone, and older bytes in the caches of others.
+#[test]
+fn what_was_flushed_is_not_written_over_by_who_has_not_heard_of_it() {
+    let runs = std::env::var("EBB_RECOVERY_RUNS").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
+    let killed: u64 = (0..runs).map(|seed| run(seed, Mix::Flushes).0).sum();
+    assert!(killed > runs / 2, "hardly anything was killed");
+}
+
 /// Another node knew an older object and an older name only, and has chosen a new one: that takes the place of
 /// the object under the name that it has by now, and what users keep with the file goes along.
 #[test]
@@ -331,7 +373,16 @@ fn replaced_by_the_chosen(effects: u64) {
         std::fs::create_dir(&root).unwrap();
         let (cache, note) = (CacheDir::open(&root).unwrap(), Note::new(header(100)));
         let (held, name) = (Vec::new(), name.to_owned());
-        nodes.push(Node { name, cache, note, held, work: None, done: false, told: false });
+        nodes.push(Node {
+            name,
+            cache,
+            note,
+            held,
+            work: None,
+            done: false,
+            told: false,
+            spoke: false,
+        });
     }
     let place = dir.path().join("backing/d/f");
     flush(&mut nodes[1..], &mut [Extents::new()], &place, &truth);
@@ -352,10 +403,10 @@ fn replaced_by_the_chosen(effects: u64) {
     let root = dir.path().join("backing");
     let (places, board) =
         (Places::open(&root).unwrap(), Board::open(&Places::open(&root).unwrap(), "1").unwrap());
-    go_on(&mut nodes[0], &places, &board, u64::MAX);
+    go_on(&mut nodes, 0, &places, &board, u64::MAX);
     for limit in [u64::MAX, effects, u64::MAX, u64::MAX, u64::MAX] {
-        go_on(&mut nodes[1], &places, &board, limit);
-        go_on(&mut nodes[0], &places, &board, u64::MAX);
+        go_on(&mut nodes, 1, &places, &board, limit);
+        go_on(&mut nodes, 0, &places, &board, u64::MAX);
     }
     assert!(nodes.iter().all(|node| node.done), "it is whole");
     assert!(!root.join("d/old").exists() && std::fs::read(&place).unwrap() == [3; 100]);

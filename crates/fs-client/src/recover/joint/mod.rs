@@ -107,6 +107,11 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         .map_err(|e| RunError::Config(e.to_string()))?;
     let node = job.left.node().unwrap_or_default();
     let names = Names::gather(&board, node, &found.image, job.patience).map_err(failed)?;
+    // Of a journal that lost its end, or was read past a damage, nobody knows whether that is all.
+    let whole = !found.rebooted && found.damaged_at.is_none();
+    let lives = &found.image.lives;
+    let only_one = whole && Lives::are_all(std::iter::once(lives));
+    let everybody = only_one || board.has_everybody().map_err(failed)?;
     let site = Site {
         places: &places,
         board: &board,
@@ -118,18 +123,15 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         told: names.told(),
         named: names.named(),
         shaped: names.shaped(),
-        everybody: board.has_everybody().map_err(failed)?.into(),
+        everybody: everybody.into(),
         zeros: Mutex::new(names.zeros()),
     };
     let image = corrected(&found.image, &names);
     let mut left = names.directories(&site).map_err(failed)?;
-    // Of a journal that lost its end, or was read past a damage, nobody knows whether that is all.
-    let lives = &found.image.lives;
-    let whole = !found.rebooted && found.damaged_at.is_none() && lives.has_others();
     let recovery = Recovery {
         job,
         site,
-        lives: whole.then(|| lives.clone()),
+        lives: (whole && lives.has_others()).then(|| lives.clone()),
         notes,
         began: Instant::now(),
         done: Mutex::default(),
@@ -395,7 +397,8 @@ fn may_change(state: &Open<'_>) -> bool {
         Open::Not(note, _) | Open::Begun(_, note, _) if !note.is_unpublished() => false,
         Open::Not(note, Stay::Conflict(_)) => !note.alone,
         Open::Begun(_, note, Ok(Progress::Missing(missing))) => {
-            let others = !missing.holes.is_empty() || missing.silent;
+            let others =
+                !missing.holes.is_empty() || missing.silent || !missing.doubtful.is_empty();
             others && !note.alone || !missing.waiting.is_empty()
         }
         _ => false,

@@ -106,7 +106,7 @@ pub(super) fn directory(
         if site.shared {
             let ino = rustix::fs::fstat(&dir)?.st_ino;
             let path = missing.path.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b'/');
-            site.board.corner(missing.ino)?.settle(site.node, &Place { path, ino, base: 0 })?;
+            site.board.corner(missing.ino)?.settle(site.node, &Place::of(path, ino))?;
         }
     } else if is_ours(site, missing.ino, &dir)? {
         let mode = (rustix::fs::fstat(&dir)?.st_mode & 0o7777) | 0o700;
