@@ -367,6 +367,14 @@ enum Last {
     Cuts,
 }
 
+/// The first node is the last one of the job.
+fn first_and_service_die(cluster: &mut Cluster) {
+    cluster.node(0).kill9();
+    cluster.kill_meta();
+    std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
+    let _ = cluster.node(0).ebb("umount", &[], &[]);
+}
+
 fn left_before(last: Last, model: &str) {
     let Some(mut cluster) = cluster(2, model) else { return };
     let (first, second) = (cluster.node(0), cluster.node(1));
@@ -387,12 +395,8 @@ fn left_before(last: Last, model: &str) {
     assert!(board(&cluster).is_some(), "{last:?}, {model}: the other one has not heard of it");
     std::thread::sleep(Duration::from_millis(1_500));
     drop(held);
-    first.kill9();
-    cluster.kill_meta();
-    std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
-    let first = cluster.node(0);
-    let _ = first.ebb("umount", &[], &[]);
-    ended_with(&recover(&cluster, first, &[]), 0, &[]);
+    first_and_service_die(&mut cluster);
+    ended_with(&recover(&cluster, cluster.node(0), &[]), 0, &[]);
     let wanted = match last {
         Last::Waits => [vec![1; 2_000], vec![2; 2_000]].concat(),
         Last::InPlace => [vec![1; 2_000], vec![2; 2_000], vec![9; 1_000]].concat(),
@@ -466,6 +470,40 @@ fn what_a_node_had_flushed_is_known_to_the_daemon_after_the_killed_one() {
             mounted_again_after(Last::InPlace, model, way);
         }
         mounted_again_after(Last::Cuts, "session", way);
+    }
+}
+
+/// A file without a name of its own yet goes along into another directory, and who flushed to it need not hear.
+#[test]
+fn what_was_flushed_to_a_part_file_is_found_when_the_file_was_moved() {
+    for (gone, model) in [(false, "session"), (false, "posix"), (true, "session")] {
+        let Some(mut cluster) = cluster(2, model) else { return };
+        let (first, second) = (cluster.node(0), cluster.node(1));
+        std::fs::create_dir(first.path("d")).expect("mkdir");
+        let files = [open(first, "f"), open(second, "f")];
+        files[0].write_all_at(&[1; 10_000], 0).expect("write");
+        files[1].write_all_at(&[2; 10_000], 10_000).expect("write");
+        drop(files);
+        let _ = second.ebb("drain", &[], &[]);
+        std::fs::rename(first.path("f"), first.path("d/g")).expect("rename");
+        if gone {
+            second.umount();
+        }
+        std::thread::sleep(Duration::from_millis(1_500));
+        let nodes: Vec<&Node> = if gone {
+            first_and_service_die(&mut cluster);
+            vec![cluster.node(0)]
+        } else {
+            all_die(&mut cluster);
+            cluster.nodes().iter().collect()
+        };
+        nodes.iter().for_each(|node| drop(recover(&cluster, node, &["--wait", "0s"])));
+        nodes.iter().for_each(|node| ended_with(&recover(&cluster, node, &[]), 0, &[]));
+        let wanted = [[1; 10_000], [2; 10_000]].concat();
+        let got = std::fs::read(cluster.backing().join("d/g")).expect("the file");
+        same(&format!("{model}, {gone}"), &got, &wanted);
+        let there = [names(cluster.backing()), names(&cluster.backing().join("d"))];
+        assert_eq!(there, [["d"], ["g"]], "no part file is left");
     }
 }
 

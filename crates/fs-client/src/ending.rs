@@ -53,7 +53,7 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
         left = runtime.block_on(node.held_back());
     }
     if left.is_empty() && waiting.bytes == 0 {
-        left = say_what_others_need(node);
+        left = runtime.block_on(say_what_others_need(node));
     }
     if left.is_empty() && waiting.bytes == 0 {
         runtime.block_on(node.tell_everything());
@@ -73,9 +73,18 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
 
 /// Says on the backing what recoveries of other caches would need of this node's journal, when the service
 /// is lost later. What could not be said and nobody but the service would know.
-fn say_what_others_need(node: &Node) -> Vec<Remaining> {
+async fn say_what_others_need(node: &Node) -> Vec<Remaining> {
     let Some(journal) = node.journal() else { return Vec::new() };
-    let (backing, image) = (&node.config.backing, journal.image());
+    let (backing, mut image) = (&node.config.backing, journal.image());
+    // Others may have moved what waits for its name.
+    for ino in image.sayable().filter(|(_, n)| n.waits()).map(|(ino, _)| ino).collect::<Vec<_>>() {
+        if let Ok(place) = node.meta.describe(ino).await
+            && let Some(mut note) = image.file(ino).cloned()
+        {
+            note.header.path = place.path;
+            image.insert(ino, note);
+        }
+    }
     let Err(e) = leaving::say(backing, &image) else { return Vec::new() };
     tracing::warn!(error = %e, "what recoveries would need of this node is not noted on the backing");
     // Where nothing can be made below the root, no recovery can be run without the service.

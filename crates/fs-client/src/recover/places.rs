@@ -1,6 +1,7 @@
 //! The backing as a recovery without a service changes it: directories, names, attributes. Every
 //! path is walked from the root one component at a time, and no symbolic link is followed.
 
+use crate::journal::Home;
 use ebb_types::{Name, Time};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, XattrFlags,
@@ -92,6 +93,25 @@ impl Places {
         };
         let same = rustix::fs::fstat(&file)?.st_ino == ino;
         Ok(same.then_some(file))
+    }
+}
+
+impl Places {
+    /// The file that bytes go into, and where it is: where it was, or under this path that it may have got, or
+    /// beside it: a file without a name of its own yet goes along into another directory.
+    pub fn home(&self, home: &Home, path: &[u8]) -> io::Result<Option<(Vec<u8>, File)>> {
+        let mut paths = vec![home.path.clone()];
+        if home.is_part() && !path.is_empty() {
+            let dir = |path: &[u8]| path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+            paths.push(path.to_vec());
+            paths.push([&path[..dir(path)], &home.path[dir(&home.path)..]].concat());
+        }
+        for path in paths {
+            if let Some(file) = self.file(&path, home.ino)? {
+                return Ok(Some((path, file)));
+            }
+        }
+        Ok(None)
     }
 }
 

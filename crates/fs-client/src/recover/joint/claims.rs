@@ -84,7 +84,7 @@ pub(super) fn claims(
         exact.into_iter().for_each(|r| claims.insert(r, claim(version, kind, Fate::Pending)));
     }
     let home = match &note.header.home {
-        Some(home) => places.file(&home.path, home.ino)?.or(published(&note, places)?),
+        Some(home) => places.home(home, &note.header.path)?.map(|(_, file)| file),
         None => None,
     };
     let mut flushed = Vec::new();
@@ -97,14 +97,6 @@ pub(super) fn claims(
     }
     let statement = Statement { claims, ..Statement::of(node, &note) };
     Ok((statement, Sources { cache: file, flushed, home }))
-}
-
-/// A part file keeps its number when it gets its name.
-fn published(note: &Note, places: &Places) -> io::Result<Option<File>> {
-    match &note.header.home {
-        Some(home) if !note.header.path.is_empty() => places.file(&note.header.path, home.ino),
-        _ => Ok(None),
-    }
 }
 
 fn version_of(held: &Held, note: &Note) -> (Version, Kind) {

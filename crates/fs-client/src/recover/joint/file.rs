@@ -290,19 +290,18 @@ impl Work {
     pub fn tidy(&self, site: &Site<'_>, note: &Note) {
         let old = note.header.home.as_ref().filter(|h| h.is_part() && h.ino != self.place.ino);
         let Some(old) = old else { return };
-        let removed = self.is_used_up(site, old).and_then(|used_up| match used_up {
-            true => site.places.at(&old.path, false)?.remove(),
-            false => Ok(()),
+        let removed = site.places.home(old, &note.header.path).and_then(|found| match found {
+            Some((path, file)) if self.is_used_up(&file)? => site.places.at(&path, false)?.remove(),
+            _ => Ok(()),
         });
         if let Err(e) = removed {
             tracing::debug!(error = %e, "an old part file stays");
         }
     }
 
-    fn is_used_up(&self, site: &Site<'_>, old: &Home) -> io::Result<bool> {
-        let Some(file) = site.places.file(&old.path, old.ino)? else { return Ok(false) };
-        check_own(&file)?;
-        let data = written_runs(&file, &[ByteRange::new(0, file.metadata()?.len())])?;
+    fn is_used_up(&self, file: &File) -> io::Result<bool> {
+        check_own(file)?;
+        let data = written_runs(file, &[ByteRange::new(0, file.metadata()?.len())])?;
         let all = self.corner.statements()?;
         let mut claimed: Extents<()> = Extents::new();
         all.iter().flat_map(|s| s.claims.iter()).for_each(|(r, _)| claimed.insert(r, ()));
@@ -398,14 +397,15 @@ fn find(
     place: &Place,
     all: &[Statement],
 ) -> io::Result<Option<(File, Vec<u8>)>> {
-    let paths = all.iter().map(|s| &s.shape.path);
     let ready = corner.ready();
-    let mut paths: Vec<&Vec<u8>> = [&place.path, &ready].into_iter().chain(paths).collect();
+    let mut paths: Vec<&[u8]> = all.iter().map(|s| &s.shape.path[..]).collect();
+    paths.insert(0, &ready);
     paths.dedup();
+    let home = Home { path: place.path.clone(), ino: place.ino, seen: None, changing: false };
     // Between the looks at two names it may get the second one.
     for path in paths.iter().chain(&paths.clone()) {
-        if let Some(file) = site.places.file(path, place.ino)? {
-            return Ok(Some((file, (*path).clone())));
+        if let Some((path, file)) = site.places.home(&home, path)? {
+            return Ok(Some((file, path)));
         }
     }
     Ok(None)
@@ -462,9 +462,9 @@ fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Re
             return Ok(in_place(&there, seen));
         }
         (Some(home), _) if home.is_part() => {
-            if let Some(file) = site.places.file(&home.path, home.ino)? {
+            if let Some((path, file)) = site.places.home(home, &note.header.path)? {
                 check_own(&file)?;
-                return Ok(Place::of(home.path.clone(), home.ino));
+                return Ok(Place::of(path, home.ino));
             }
         }
         _ => {}

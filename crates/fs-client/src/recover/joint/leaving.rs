@@ -16,18 +16,18 @@ use ebb_types::{Ino, Time};
 use std::io;
 use std::path::Path;
 
-/// Files that have no name yet, and of which this node has flushed bytes.
+/// Files that have no name yet, and of which this node has flushed bytes; and where they are.
 pub(crate) fn waiting<'a>(
     places: &Places,
     image: &'a Image,
-) -> io::Result<Vec<(Ino, &'a Note, &'a Home)>> {
+) -> io::Result<Vec<(Ino, &'a Note, Home)>> {
     let mut waiting = Vec::new();
     for (ino, note) in image.sayable().filter(|(_, note)| note.waits()) {
         let Some(home) = note.header.home.as_ref() else { continue };
         // What has got its name meanwhile, or was deleted, this node need not have heard of.
-        if places.file(&home.path, home.ino)?.is_some() {
-            waiting.push((ino, note, home));
-        }
+        let found = places.home(home, &note.header.path)?;
+        let found = found.map(|(path, _)| Home { path, ..home.clone() });
+        waiting.extend(found.filter(Home::is_part).map(|home| (ino, note, home)));
     }
     Ok(waiting)
 }
@@ -43,7 +43,7 @@ pub(crate) fn say(backing: &Path, image: &Image) -> io::Result<()> {
     let Time { sec, nsec } = Time::now();
     let node = format!("{} (left at {sec}.{nsec:09})", life.node);
     for (ino, _, home) in waiting(&places, image)? {
-        let place = Place::of(home.path.clone(), home.ino);
+        let place = Place::of(home.path, home.ino);
         board.corner(ino)?.settle(&node, &place)?;
     }
     let said = image.sayable().map(|(ino, note)| (ino, statement(&node, note).encode()));
