@@ -197,7 +197,7 @@ impl Node {
     }
 
     /// From now on it is looked after whether the file has something to tell.
-    fn look_after_quiet(&self, file: &Arc<CachedFile>) {
+    pub(crate) fn look_after_quiet(&self, file: &Arc<CachedFile>) {
         self.quiet_files.files.lock().insert(file.ino, Arc::downgrade(file));
     }
 

@@ -44,7 +44,9 @@ pub struct QuietWrites {
     right: Right,
     /// Written quietly and not told.
     untold: RangeSet<u64>,
-    /// Some of it is on its way.
+    /// Their writes have failed, because they could not be told. Nobody waits for these.
+    failed: RangeSet<u64>,
+    /// Some of what was written quietly is on its way.
     telling: bool,
     /// The version of the answer that allowed these.
     since: Version,
@@ -57,8 +59,10 @@ pub struct QuietWrites {
 /// What is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Untold {
-    /// These bytes were written quietly.
+    /// These bytes were written quietly, or the writing of them has failed.
     pub ranges: Vec<ByteRange>,
+    /// The latter.
+    pub failed: Vec<ByteRange>,
     /// After the answer with this version.
     pub since: Version,
 }
@@ -100,7 +104,7 @@ impl QuietWrites {
     /// True when the service may count on this node, or bytes are not told.
     #[must_use]
     pub fn is_some(&self) -> bool {
-        self.right != Right::None || !self.untold.is_empty()
+        self.right != Right::None || !self.untold.is_empty() || !self.failed.is_empty()
     }
 
     /// True when what was written must be told before anything else is done with the file.
@@ -120,22 +124,26 @@ impl QuietWrites {
     /// `range` was written without telling.
     pub fn wrote(&mut self, range: ByteRange) {
         self.untold.insert(range.to_std());
+        self.failed.remove(range.to_std());
     }
 
     /// `range` was written and is told as every write is.
     pub fn wrote_aloud(&mut self, range: ByteRange) {
-        if !range.is_empty() && !self.untold.is_empty() {
+        if !range.is_empty() {
             self.untold.remove(range.to_std());
+            self.failed.remove(range.to_std());
         }
     }
 
     /// All that is not told is going to be told. Until that is answered nothing is written quietly.
     pub fn tell(&mut self) -> Untold {
         self.right = Right::Owed;
-        let untold = std::mem::take(&mut self.untold);
+        let mut untold = std::mem::take(&mut self.untold);
         self.telling = !untold.is_empty();
-        let ranges = untold.iter().map(|r| ByteRange::new(r.start, r.end)).collect();
-        Untold { ranges, since: self.since }
+        let failed = std::mem::take(&mut self.failed);
+        untold.extend(failed.iter().cloned());
+        let list = |set: RangeSet<u64>| set.iter().map(|r| ByteRange::new(r.start, r.end)).collect();
+        Untold { ranges: list(untold), failed: list(failed), since: self.since }
     }
 
     /// It was answered. Unless more is said, the service may count on this node still.
@@ -161,6 +169,20 @@ impl QuietWrites {
         self.telling = false;
         let some = untold.ranges.iter().filter(|r| !r.is_empty());
         some.for_each(|r| self.untold.insert(r.to_std()));
+        for range in &untold.failed {
+            self.untold.remove(range.to_std());
+            self.failed.insert(range.to_std());
+        }
+    }
+
+    /// The write of these bytes has failed, because they could not be told; `known` is the newest version
+    /// that this node had heard of. From now on they are told as if they were written quietly: nothing
+    /// of them replaces what others have written since.
+    pub fn failed(&mut self, ranges: &[ByteRange], known: Version) {
+        let first = self.untold.is_empty() && self.failed.is_empty();
+        self.since = if first { known } else { self.since.min(known) };
+        let some = ranges.iter().filter(|r| !r.is_empty());
+        some.for_each(|r| self.failed.insert(r.to_std()));
     }
 
     /// The service wants the lease back that the right came with.
@@ -208,6 +230,7 @@ impl QuietWrites {
     /// The file was cut.
     pub fn cut(&mut self, len: u64) {
         self.untold.remove(len..u64::MAX);
+        self.failed.remove(len..u64::MAX);
     }
 
     /// These bytes are going to be flushed.

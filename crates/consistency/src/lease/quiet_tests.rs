@@ -494,3 +494,24 @@ fn every_planted_bug_is_caught() {
     ];
     every_one_is_caught(&bugs, 30_000, run);
 }
+
+/// Nobody waits for what was never acknowledged; and it is told with the older of two versions.
+#[test]
+fn what_failed_is_told_as_what_was_written_quietly() {
+    let mut quiet = QuietWrites::default();
+    let (first, second) = (ByteRange::new(0, 10), ByteRange::new(20, 30));
+    quiet.failed(&[first], Version(7));
+    quiet.failed(&[second], Version(5));
+    assert!(quiet.must_tell(None) && !quiet.has_untold());
+    let untold = quiet.tell();
+    assert_eq!((untold.ranges.as_slice(), untold.since), (&[first, second][..], Version(5)));
+    assert!(!quiet.has_untold() && untold.failed == untold.ranges);
+    quiet.not_told(&untold);
+    // It is written again, and that succeeds; the rest is cut off.
+    quiet.wrote_aloud(first);
+    assert_eq!(quiet.tell().ranges, [second]);
+    quiet.failed(&[second], Version(9));
+    quiet.cut(0);
+    quiet.told();
+    assert!(!quiet.is_some());
+}
