@@ -137,14 +137,21 @@ impl Core {
             subject.inos.extend(fact.bound.map(|b| b.ino));
             facts.names.push(fact);
         }
-        // What begins anew is to replace what the backing has under its name.
+        // What begins anew is to replace what the backing has under its name, and keeps what users have put
+        // beside the bytes of that.
         for ino in &subject.inos {
-            let renewed = state.ns.get(*ino).filter(|_| state.ns.replaces(*ino) != 0);
-            for link in renewed.into_iter().flat_map(|i| &i.links) {
+            let Some(renewed) = state.ns.get(*ino).filter(|_| state.ns.replaces(*ino) != 0) else {
+                continue;
+            };
+            for link in &renewed.links {
                 if !subject.names.iter().any(|(p, n)| *p == link.parent && *n == link.name) {
                     facts.names.push(state.ns.name_fact(at, link.parent, &link.name));
                 }
             }
+            let told =
+                |name: &[u8]| subject.xattr.as_ref().is_some_and(|x| x.0 == *ino && *x.1 == *name);
+            let rest = renewed.xattrs.keys().filter(|name| !told(name));
+            facts.xattrs.extend(rest.map(|name| state.ns.xattr_fact(at, *ino, name)));
         }
         let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(ino)));
         facts.inodes.extend(inodes);

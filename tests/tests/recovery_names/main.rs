@@ -2,6 +2,7 @@
 //! what nodes did to names (directories, empty files, links of both kinds, special files, modes, renames,
 //! removals), whichever of them did it, in whatever order the recoveries run.
 
+mod attributes;
 mod doubts;
 mod zeros;
 

@@ -142,7 +142,8 @@ impl QuietWrites {
         self.telling = !untold.is_empty();
         let failed = std::mem::take(&mut self.failed);
         untold.extend(failed.iter().cloned());
-        let list = |set: RangeSet<u64>| set.iter().map(|r| ByteRange::new(r.start, r.end)).collect();
+        let list =
+            |set: RangeSet<u64>| set.iter().map(|r| ByteRange::new(r.start, r.end)).collect();
         Untold { ranges: list(untold), failed: list(failed), since: self.since }
     }
 

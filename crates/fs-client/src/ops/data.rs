@@ -8,6 +8,7 @@ use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use crate::ops::open::Again;
 use crate::ops::room::Need;
+use crate::ops::sync::is_gone;
 use crate::quiet::Stored;
 use bytes::Bytes;
 use ebb_consistency::{Scope, Source, SyncEvent};
@@ -143,26 +144,37 @@ impl Node {
 
     /// Does what a write left to do.
     pub async fn finish_write(&self, handle: &OpenFile, rest: Rest) -> Result<u32, Errno> {
+        self.finish(handle, rest, true).await
+    }
+
+    /// `told`: an error is told to who wrote, and the bytes have not been written then.
+    async fn finish(&self, handle: &OpenFile, rest: Rest, told: bool) -> Result<u32, Errno> {
         match rest {
             Rest::Publish(range) => {
-                self.event(&handle.file, SyncEvent::Write, range, false).await?;
+                let published = self.event(&handle.file, SyncEvent::Write, range, false).await;
+                if let Err(e) = published {
+                    if told && !is_gone(e) {
+                        self.write_failed(&handle.file, range);
+                    }
+                    return Err(e);
+                }
                 Ok(range.len() as u32)
             }
             Rest::Append(data) => self.append(handle, &data).await,
             Rest::AskEnd(data) => {
                 self.ask(&handle.file, ByteRange::ALL).await?;
                 let written = self.write_at(&handle.file, Place::End, &data)?;
-                self.finish_written(handle, written).await
+                self.finish_written(handle, written, told).await
             }
             Rest::KillPriv(offset, append, data) => {
                 self.kill_priv(handle.file.ino).await?;
                 let written = self.write_local(handle, offset, append, false, &data)?;
-                self.finish_written(handle, written).await
+                self.finish_written(handle, written, told).await
             }
             Rest::NoRoom(need, place, data) => {
                 self.make_room(need).await?;
                 let written = self.write_at(&handle.file, place, &data)?;
-                self.finish_written(handle, written).await
+                self.finish_written(handle, written, told).await
             }
         }
     }
@@ -177,7 +189,7 @@ impl Node {
     ) -> Result<u32, Errno> {
         let (mut written, mut done) = (begun, 0);
         loop {
-            match self.finish_written(handle, written).await? {
+            match self.finish_written(handle, written, false).await? {
                 0 => return Err(Errno::ENOSPC),
                 n => done += n as usize,
             }
@@ -188,11 +200,26 @@ impl Node {
         }
     }
 
-    async fn finish_written(&self, handle: &OpenFile, written: Written) -> Result<u32, Errno> {
+    async fn finish_written(
+        &self,
+        handle: &OpenFile,
+        written: Written,
+        told: bool,
+    ) -> Result<u32, Errno> {
         match written {
             Written::Done(n) => Ok(n),
-            Written::Then(rest) => Box::pin(self.finish_write(handle, rest)).await,
+            Written::Then(rest) => Box::pin(self.finish(handle, rest, told)).await,
         }
+    }
+
+    /// A write that could not be published has failed: its bytes must not come later, over what others have
+    /// written meanwhile.
+    fn write_failed(&self, file: &Arc<CachedFile>, range: ByteRange) {
+        let mut state = file.state.write();
+        let (failed, known) = (state.view.unattached(range), state.view.known_version());
+        state.quiet.failed(&failed, known);
+        drop(state);
+        self.look_after_quiet(file);
     }
 
     /// Appends where the service says the end is, in one step with publishing. A reader that
@@ -403,7 +430,7 @@ impl Node {
                 break;
             }
             let written = self.write_local(to, offset_to + done, false, false, &bytes)?;
-            let n = self.finish_written(to, written).await?;
+            let n = self.finish_written(to, written, true).await?;
             done += u64::from(n);
         }
         Ok(done as u32)

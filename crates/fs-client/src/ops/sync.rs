@@ -285,7 +285,7 @@ impl Node {
 
     async fn send_attach(
         &self,
-        file: &Arc<CachedFile>,
+        file: &CachedFile,
         sending: &Sending,
         durable: bool,
         then_query: bool,
@@ -340,24 +340,12 @@ impl Node {
                     Some((untold, _)) => state.quiet.not_told(untold),
                     None => {}
                 }
-                if !is_gone(*e) {
-                    self.write_failed(file, &mut state, sending);
-                }
                 if !sending.again.is_empty() {
                     self.again_failed(&mut state);
                 }
             }
         }
         done
-    }
-
-    /// Where writes publish, one that cannot publish has failed: its bytes must not come later, over what
-    /// others write meanwhile.
-    fn write_failed(&self, file: &Arc<CachedFile>, state: &mut State, sending: &Sending) {
-        if state.model.writes_publish() && !sending.exact.is_empty() {
-            state.quiet.failed(&sending.exact, sending.known);
-            self.look_after_quiet(file);
-        }
     }
 
     /// The file sits at another node: what was to be attached is brought there, and is here no more.
@@ -382,7 +370,6 @@ impl Node {
         let mut state = file.state.write();
         if let Err(e) = brought {
             state.view.attach_failed(&sending.taken);
-            self.write_failed(file, &mut state, sending);
             return Err(e);
         }
         state.view.attach_failed(&sending.guessed);

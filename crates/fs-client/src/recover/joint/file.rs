@@ -140,7 +140,7 @@ impl Work {
         let named = site.named.contains(&ino);
         let seen = note.header.home.as_ref().and_then(|h| h.seen.filter(|_| !h.changing));
         let unchanged = seen.is_some() && seen == place.was;
-        let careful = !note.alone && !site.force && corner.was_there(&place) && !unchanged;
+        let careful = !is_alone(note) && !site.force && corner.was_there(&place) && !unchanged;
         Ok(Work { ino, statement, sources, corner, place, named, careful, seen: 0 })
     }
 
@@ -486,6 +486,11 @@ fn choose(site: &Site<'_>, note: &Note, mine: &Statement, corner: &Corner) -> Re
     }
 }
 
+/// Nobody else of the job has, or had, bytes of it to flush.
+fn is_alone(note: &Note) -> bool {
+    note.alone && !note.header.shared
+}
+
 /// Why the backing is not as the journal knew it, if it is not.
 fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
     let header = &note.header;
@@ -509,7 +514,7 @@ fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
         (Some(there), Some(home)) => {
             let seen = home.seen.filter(|_| !home.changing);
             // What others of the job may have changed shows no stranger.
-            let changed = seen.is_some_and(|seen| is_newer(&there, seen)) && note.alone;
+            let changed = seen.is_some_and(|seen| is_newer(&there, seen)) && is_alone(note);
             changed.then_some("the file on the backing was changed since")
         }
     };
