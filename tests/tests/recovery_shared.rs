@@ -249,6 +249,10 @@ enum Fate {
     Returned,
     /// The second node comes back without its cache.
     CacheLost,
+    /// Before all that a third node was there, did nothing and left.
+    Visited,
+    /// Before all that everybody had left and come back.
+    AllReturned,
 }
 
 const LATER: u64 = 20_000;
@@ -256,9 +260,14 @@ const LATER: u64 = 20_000;
 /// A file of holes that two nodes have written, when both are recovered: the status of the last recovery, and
 /// whether nobody has to be asked any more.
 fn recovered_with_holes(fate: Fate, way: Way) {
-    let Some(mut cluster) = cluster(if fate == Fate::Third { 3 } else { 2 }, "session") else {
-        return;
-    };
+    let third = matches!(fate, Fate::Third | Fate::Visited);
+    let Some(mut cluster) = cluster(if third { 3 } else { 2 }, "session") else { return };
+    if fate == Fate::AllReturned {
+        // Each in another life than it was in before.
+        open(cluster.node(0), "before").write_all_at(&[1; 100], 0).expect("write");
+        cluster.umount_all();
+        cluster.nodes().iter().for_each(Node::mount);
+    }
     let write = |node: usize, byte: u8, at: u64| {
         let file = open(cluster.node(node), "f");
         file.write_all_at(&[byte; 1_000], at).expect("write");
@@ -269,7 +278,8 @@ fn recovered_with_holes(fate: Fate, way: Way) {
     write(1, 2, 9_000);
     drop(held);
     match fate {
-        Fate::Nothing => {}
+        Fate::Nothing | Fate::AllReturned => {}
+        Fate::Visited => cluster.node(2).umount(),
         Fate::DaemonBack => {
             cluster.node(1).kill9();
             let _ = cluster.node(1).ebb("umount", &[], &[]);
@@ -294,7 +304,10 @@ fn recovered_with_holes(fate: Fate, way: Way) {
     }
     // What is younger than a second may not be in the journals yet.
     std::thread::sleep(Duration::from_millis(2_500));
-    all_die(&mut cluster);
+    match fate {
+        Fate::Visited => these_die(&mut cluster, &[0, 1]),
+        _ => all_die(&mut cluster),
+    }
     let mut wanted = vec![0; 10_000];
     wanted[5_000..6_000].fill(1);
     wanted[9_000..].fill(2);
@@ -342,7 +355,8 @@ fn board(cluster: &Cluster) -> Option<std::path::PathBuf> {
 
 #[test]
 fn a_file_with_holes_is_whole_when_every_node_of_the_job_has_spoken() {
-    for fate in [Fate::Nothing, Fate::DaemonBack, Fate::ServiceBack, Fate::Returned] {
+    let fates = [Fate::Nothing, Fate::DaemonBack, Fate::ServiceBack, Fate::Returned];
+    for fate in fates.into_iter().chain([Fate::Visited, Fate::AllReturned]) {
         recovered_with_holes(fate, Way::AtOnce);
     }
     recovered_with_holes(Fate::Nothing, Way::InTurn);
@@ -367,12 +381,14 @@ enum Last {
     Cuts,
 }
 
-/// The first node is the last one of the job.
-fn first_and_service_die(cluster: &mut Cluster) {
-    cluster.node(0).kill9();
+/// These are the last ones of the job.
+fn these_die(cluster: &mut Cluster, nodes: &[usize]) {
+    nodes.iter().for_each(|node| cluster.node(*node).kill9());
     cluster.kill_meta();
     std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
-    let _ = cluster.node(0).ebb("umount", &[], &[]);
+    for node in nodes {
+        let _ = cluster.node(*node).ebb("umount", &[], &[]);
+    }
 }
 
 fn left_before(last: Last, model: &str) {
@@ -395,7 +411,7 @@ fn left_before(last: Last, model: &str) {
     assert!(board(&cluster).is_some(), "{last:?}, {model}: the other one has not heard of it");
     std::thread::sleep(Duration::from_millis(1_500));
     drop(held);
-    first_and_service_die(&mut cluster);
+    these_die(&mut cluster, &[0]);
     ended_with(&recover(&cluster, cluster.node(0), &[]), 0, &[]);
     let wanted = match last {
         Last::Waits => [vec![1; 2_000], vec![2; 2_000]].concat(),
@@ -491,7 +507,7 @@ fn what_was_flushed_to_a_part_file_is_found_when_the_file_was_moved() {
         }
         std::thread::sleep(Duration::from_millis(1_500));
         let nodes: Vec<&Node> = if gone {
-            first_and_service_die(&mut cluster);
+            these_die(&mut cluster, &[0]);
             vec![cluster.node(0)]
         } else {
             all_die(&mut cluster);

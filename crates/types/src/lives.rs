@@ -3,9 +3,10 @@
 //!
 //! The service gives each daemon that joins with a cache of its own, or again after an end that left
 //! something, the next number: a *life*. A daemon that takes over a cache answers for the lives of
-//! the daemons before it on that cache, too. A node that left with its cache empty, or that came back
-//! without its cache, leaves a life behind for which nobody answers: then no recovery takes a gap for
-//! a hole.
+//! the daemons before it on that cache, too. A node that leaves says so on the backing, where recoveries
+//! tell each other what they have; when all have left, with nothing in any cache, the numbers begin
+//! anew. A node that came back without its cache leaves a life behind for which nobody answers: then no
+//! recovery takes a gap for a hole.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@
 use super::{Call, OpError, OpResult, ranges};
 use crate::core::Core;
 use crate::state::{Entry, FileOp, NodeRecord, Orphaned, Outcome, Pair, State};
-use ebb_types::{ByteRange, Errno, Incarnation, Ino, NodeId, Version};
+use ebb_types::{ByteRange, Errno, Incarnation, Ino, NodeId, Version, lives};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::collections::{HashMap, VecDeque};
@@ -131,6 +131,8 @@ impl Call {
             let more = state.orphaned.iter().any(|(e, o)| *e != held.epoch && o.owner == owner);
             if !more && state.nodes.get(&owner).is_some_and(is_ghost) {
                 entries.push(Entry::NodeLeft(owner));
+                // Nobody answers for it any more, unless its cache comes to light.
+                entries.push(Entry::Lives(lives::UNKNOWN));
             }
             self.core.commit(state, &entries);
             reply.drop.push(held.epoch);

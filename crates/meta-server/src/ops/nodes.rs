@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::state::{Entry, State};
 use ebb_consistency::StreamId;
 use ebb_namespace::Record;
-use ebb_types::{Errno, Ino, NodeId};
+use ebb_types::{Errno, Ino, NodeId, lives};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::time::Duration;
@@ -54,11 +54,16 @@ impl Core {
     /// for recoveries is of no use any more.
     async fn remove_board(&self) {
         let over = {
-            let state = self.state();
+            let mut state = self.state();
             let clean = || state.files.values().all(ebb_consistency::FileState::is_clean);
             // Nodes without which this state was rebuilt have something to recover.
             let whole = state.rebuild.as_ref().is_none_or(|r| r.done && !r.lacks_nodes());
-            state.nodes.is_empty() && whole && clean()
+            let over = state.nodes.is_empty() && whole && clean();
+            // Nobody need answer for those that were: whoever joins now begins anew.
+            if over && state.lives() != lives::UNKNOWN {
+                self.commit(&mut state, &[Entry::Lives(0)]);
+            }
+            over
         };
         if !over {
             return;

@@ -3,7 +3,8 @@
 //! of files that others have, too, it has flushed, and what it cut. So nobody writes older bytes over
 //! them, or looks for them in vain.
 //!
-//! All of it is in one file, for this happens at every orderly end of a job whose nodes share files.
+//! All of it is in one file, for this happens at every orderly end of a job of several nodes; also when it
+//! has nothing to say but that it has gone, so that nobody waits for it.
 //! Only of a file that has no name yet, because others have not flushed theirs, it is also decided that
 //! the bytes go into its part file, of which nobody else need know. The service takes everything away
 //! when its last node has left.
@@ -34,8 +35,8 @@ pub(crate) fn waiting<'a>(
 
 /// Says what there is to say.
 pub(crate) fn say(backing: &Path, image: &Image) -> io::Result<()> {
-    // Who is the last leaves nothing to anybody.
-    let others = image.book.nodes() > 1 && image.sayable().next().is_some();
+    // Who is the last leaves nothing to anybody. Whoever is not says at least that it has gone.
+    let others = image.book.nodes() > 1;
     let Some(life) = image.life.as_ref().filter(|_| others) else { return Ok(()) };
     let places = Places::open(backing)?;
     let board = Board::open(&places, &super::job_label(Some(life)))?;
