@@ -435,8 +435,12 @@ fn what_a_node_did_before_it_left_is_not_lost_with_the_service() {
 
 /// What a node had done to a file that another one has unflushed bytes of, before its daemon was killed and
 /// mounted again: of these it holds nothing any more.
-fn mounted_again_after(last: Last, model: &str, way: Way) {
-    let Some(mut cluster) = cluster(2, model) else { return };
+fn mounted_again_after(last: Last, model: &str, way: Way, supervised: bool) {
+    if skip_reason().is_some() {
+        return;
+    }
+    let builder = Cluster::builder().nodes(2).separate_meta().flush("end").consistency(model);
+    let mut cluster = if supervised { builder.supervised().start() } else { builder.start() };
     let (first, second) = (cluster.node(0), cluster.node(1));
     if last != Last::Waits {
         std::fs::write(first.path("f"), [9; 5_000]).expect("write");
@@ -452,9 +456,13 @@ fn mounted_again_after(last: Last, model: &str, way: Way) {
     drop(theirs);
     let drained = second.ebb("drain", &[], &[]);
     assert_eq!(second.status()["dirty_bytes"], 0, "{last:?}, {model}: {}", describe(&drained));
-    second.kill9();
-    let _ = second.ebb("umount", &[], &[]);
-    second.mount();
+    if supervised {
+        assert!(second.kill_daemon(), "no other daemon");
+    } else {
+        second.kill9();
+        let _ = second.ebb("umount", &[], &[]);
+        second.mount();
+    }
     std::thread::sleep(Duration::from_millis(1_500));
     drop(held);
     all_die(&mut cluster);
@@ -481,11 +489,12 @@ fn mounted_again_after(last: Last, model: &str, way: Way) {
 #[test]
 fn what_a_node_had_flushed_is_known_to_the_daemon_after_the_killed_one() {
     for way in [Way::AtOnce, Way::InTurn] {
-        for model in ["session", "commit", "posix"] {
-            mounted_again_after(Last::Waits, model, way);
-            mounted_again_after(Last::InPlace, model, way);
+        let models = ["session", "commit", "mpiio", "posix"].map(|model| (model, false));
+        for (model, supervised) in models.into_iter().chain([("session", true), ("posix", true)]) {
+            mounted_again_after(Last::Waits, model, way, supervised);
+            mounted_again_after(Last::InPlace, model, way, supervised);
         }
-        mounted_again_after(Last::Cuts, "session", way);
+        mounted_again_after(Last::Cuts, "session", way, false);
     }
 }
 
