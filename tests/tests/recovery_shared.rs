@@ -391,8 +391,9 @@ fn these_die(cluster: &mut Cluster, nodes: &[usize]) {
     }
 }
 
-fn left_before(last: Last, model: &str) {
-    let Some(mut cluster) = cluster(2, model) else { return };
+/// The first node writes to a file; then the second one does its part, of which the first one need not hear.
+/// What holds the file open for the first one.
+fn both_write(cluster: &Cluster, last: Last) -> File {
     let (first, second) = (cluster.node(0), cluster.node(1));
     if last != Last::Waits {
         std::fs::write(first.path("f"), [9; 5_000]).expect("write");
@@ -406,21 +407,32 @@ fn left_before(last: Last, model: &str) {
         Last::Cuts => theirs.set_len(100).expect("cut"),
         _ => theirs.write_all_at(&[2; 2_000], 2_000).expect("write"),
     }
-    drop(theirs);
-    second.umount();
-    assert!(board(&cluster).is_some(), "{last:?}, {model}: the other one has not heard of it");
-    std::thread::sleep(Duration::from_millis(1_500));
-    drop(held);
-    these_die(&mut cluster, &[0]);
-    ended_with(&recover(&cluster, cluster.node(0), &[]), 0, &[]);
+    held
+}
+
+/// What is in the file when both of them are recovered.
+fn both_are_there(cluster: &Cluster, last: Last, what: &str) {
     let wanted = match last {
         Last::Waits => [vec![1; 2_000], vec![2; 2_000]].concat(),
         Last::InPlace => [vec![1; 2_000], vec![2; 2_000], vec![9; 1_000]].concat(),
         Last::Cuts => vec![1; 100],
     };
     let got = std::fs::read(cluster.backing().join("f")).expect("the file");
-    same(&format!("{last:?}, {model}"), &got, &wanted);
-    assert!(board(&cluster).is_none(), "nobody needs to be told anything any more");
+    same(&format!("{last:?}, {what}"), &got, &wanted);
+    assert_eq!(names(cluster.backing()), ["f"], "nothing is left beside it");
+    assert!(board(cluster).is_none(), "nobody needs to be told anything any more");
+}
+
+fn left_before(last: Last, model: &str) {
+    let Some(mut cluster) = cluster(2, model) else { return };
+    let held = both_write(&cluster, last);
+    cluster.node(1).umount();
+    assert!(board(&cluster).is_some(), "{last:?}, {model}: the other one has not heard of it");
+    std::thread::sleep(Duration::from_millis(1_500));
+    drop(held);
+    these_die(&mut cluster, &[0]);
+    ended_with(&recover(&cluster, cluster.node(0), &[]), 0, &[]);
+    both_are_there(&cluster, last, model);
 }
 
 /// The service knew what the node had done, and that is gone; the other node has not heard of it.
@@ -441,21 +453,18 @@ fn mounted_again_after(last: Last, model: &str, way: Way, supervised: bool) {
     }
     let builder = Cluster::builder().nodes(2).separate_meta().flush("end").consistency(model);
     let mut cluster = if supervised { builder.supervised().start() } else { builder.start() };
-    let (first, second) = (cluster.node(0), cluster.node(1));
-    if last != Last::Waits {
-        std::fs::write(first.path("f"), [9; 5_000]).expect("write");
-        first.drain();
-    }
-    let held = open(first, "f");
-    open(first, "f").write_all_at(&[1; 3_000], 0).expect("write");
-    let theirs = open(second, "f");
-    match last {
-        Last::Cuts => theirs.set_len(100).expect("cut"),
-        _ => theirs.write_all_at(&[2; 2_000], 2_000).expect("write"),
-    }
-    drop(theirs);
+    let held = both_write(&cluster, last);
+    let second = cluster.node(1);
     let drained = second.ebb("drain", &[], &[]);
     assert_eq!(second.status()["dirty_bytes"], 0, "{last:?}, {model}: {}", describe(&drained));
+    // It went where the name of this says.
+    let there = std::fs::read(cluster.backing().join("f"));
+    let there = there.map(|bytes| (bytes.len(), bytes.get(3_000).copied()));
+    match last {
+        Last::Waits => assert!(there.is_err(), "it has no name yet"),
+        Last::InPlace => assert_eq!(there.expect("the file"), (5_000, Some(2)), "flushed"),
+        Last::Cuts => {}
+    }
     if supervised {
         assert!(second.kill_daemon(), "no other daemon");
     } else {
@@ -476,14 +485,7 @@ fn mounted_again_after(last: Last, model: &str, way: Way, supervised: bool) {
     for node in [second, first] {
         ended_with(&recover(&cluster, node, &["--wait", "0s"]), 0, &[]);
     }
-    let wanted = match last {
-        Last::Waits => [vec![1; 2_000], vec![2; 2_000]].concat(),
-        Last::InPlace => [vec![1; 2_000], vec![2; 2_000], vec![9; 1_000]].concat(),
-        Last::Cuts => vec![1; 100],
-    };
-    let got = std::fs::read(cluster.backing().join("f")).expect("the file");
-    same(&format!("{last:?}, {model}, {way:?}"), &got, &wanted);
-    assert_eq!(names(cluster.backing()), ["f"], "nothing is left beside it");
+    both_are_there(&cluster, last, &format!("{model}, {way:?}"));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::daemon::{Daemon, RunError};
 use crate::drain::{self, Drain};
 use crate::leftover::{self, label};
 use crate::node::Node;
+use crate::ops::sync::is_gone;
 use crate::recover::joint::leaving;
 use crate::recover::places::Places;
 use crate::registry;
@@ -78,9 +79,13 @@ async fn say_what_others_need(node: &Node) -> Vec<Remaining> {
     let (backing, mut image) = (&node.config.backing, journal.image());
     // Others may have moved what waits for its name.
     for ino in image.sayable().filter(|(_, n)| n.waits()).map(|(ino, _)| ino).collect::<Vec<_>>() {
-        if let Ok(place) = node.meta.describe(ino).await
-            && let Some(mut note) = image.file(ino).cloned()
-        {
+        let place = match node.meta.describe(ino).await {
+            Ok(place) => place,
+            Err(e) if is_gone(e) => continue,
+            // It would be waited for with each.
+            Err(_) => break,
+        };
+        if let Some(mut note) = image.file(ino).cloned() {
             note.header.path = place.path;
             image.insert(ino, note);
         }

@@ -39,6 +39,7 @@ fn what_is_written_over_keeps_its_extended_attributes() {
             node.shell("sync f");
             assert_eq!(attributes(&node.path("f")), wanted, "{what}: on the mount");
             sync(node);
+            assert_eq!(std::fs::read(&file).expect("read"), b"older", "{what}: it begins anew");
             all_die(&mut cluster);
             for node in cluster.nodes() {
                 let _ = recover(&cluster, node, &["--wait", "0s"]);

@@ -49,34 +49,38 @@ impl Call {
     }
 }
 
+/// No node is there, and nothing is in any cache.
+fn is_over(state: &State) -> bool {
+    let clean = || state.files.values().all(ebb_consistency::FileState::is_clean);
+    // Nodes without which this state was rebuilt have something to recover.
+    let whole = state.rebuild.as_ref().is_none_or(|r| r.done && !r.lacks_nodes());
+    state.nodes.is_empty() && whole && clean()
+}
+
 impl Core {
     /// The last node has left, and nothing is in any cache: what those that left before have said on the backing
     /// for recoveries is of no use any more.
     async fn remove_board(&self) {
-        let over = {
-            let mut state = self.state();
-            let clean = || state.files.values().all(ebb_consistency::FileState::is_clean);
-            // Nodes without which this state was rebuilt have something to recover.
-            let whole = state.rebuild.as_ref().is_none_or(|r| r.done && !r.lacks_nodes());
-            let over = state.nodes.is_empty() && whole && clean();
-            // Nobody need answer for those that were: whoever joins now begins anew.
-            if over && state.lives() != lives::UNKNOWN {
-                self.commit(&mut state, &[Entry::Lives(0)]);
-            }
-            over
-        };
-        if !over {
+        if !is_over(&self.state()) {
             return;
         }
         let board = self.backing.path().join(ebb_types::name::board_of(self.job()));
         let removing = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&board) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 tracing::debug!(error = %e, board = %board.display(), "stays");
+                false
             }
-            _ => {}
+            _ => true,
         });
         // Not that the node waits for a backing that hangs.
-        let _ = tokio::time::timeout(BOARD_GOES_WITHIN, removing).await;
+        let removed = tokio::time::timeout(BOARD_GOES_WITHIN, removing).await;
+        let mut state = self.state();
+        // Nobody need answer for those that were: whoever joins now begins anew. Not while words of theirs are
+        // still there: these would be taken for words of others, who have the same numbers then.
+        let gone = matches!(removed, Ok(Ok(true))) && is_over(&state);
+        if gone && state.lives() != lives::UNKNOWN {
+            self.commit(&mut state, &[Entry::Lives(0)]);
+        }
     }
 
     /// Locks, opens and grants of a node go.
