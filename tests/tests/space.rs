@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the job has written.
 type Written = Vec<(String, Vec<u8>)>;
@@ -261,6 +261,33 @@ fn a_cache_with_no_room_at_all_is_told_and_made_good_later() {
         drop(cluster);
         let _ = fs::remove_dir_all(disk.path().join("node0"));
     }
+}
+
+/// The service's journal is on the same disk: what it cannot write down is refused with the reason.
+#[test]
+fn names_and_modes_without_room_for_the_services_journal_are_refused_with_enospc() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = with_cache_on(&disk, "posix", "end");
+    let node = cluster.node(0);
+    let dir = node.path("dir");
+    fs::create_dir(&dir).expect("mkdir");
+    disk.fill();
+    let change = |i: u32| -> io::Result<()> {
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700 + i % 8))?;
+        let name = dir.join(format!("{}-{i}", "long".repeat(60)));
+        std::os::unix::fs::symlink("x".repeat(4000), &name)?;
+        fs::remove_file(&name)
+    };
+    let refusal = (0..200_000).find_map(|i| change(i).err()).expect("no room for so much");
+    assert_eq!(refusal.raw_os_error(), Some(libc::ENOSPC), "{refusal}");
+    disk.unfill();
+    let end = Instant::now() + Duration::from_secs(20);
+    while let Err(e) = fs::create_dir(node.path("later")) {
+        assert!(Instant::now() < end, "goes on when there is room: {e}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    node.umount();
+    assert!(cluster.backing().join("later").is_dir());
 }
 
 /// A file that is open and has no name any more is never flushed: its bytes cannot make room, and

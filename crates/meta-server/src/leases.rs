@@ -371,15 +371,21 @@ impl Core {
     /// What the answer to an operation waits for; `None`: nothing. `tells`: it settles what its stream owes.
     pub fn owed(
         &self,
-        (by, tells): (StreamId, bool),
+        (node, by, tells): (NodeId, StreamId, bool),
         mut inos: Vec<Ino>,
         subjects: &[Ino],
         result: &OpResult,
     ) -> Option<Owed> {
-        let leases = self.desk.leases.lock();
-        if leases.owing() == 0 {
+        if self.desk.leases.lock().owing() == 0 {
             return None;
         }
+        // A node that writes quietly may tell of it only after this answer: both would wait for the
+        // other. Nothing that it may not know has happened to the file.
+        let tells = tells || {
+            let state = self.state();
+            subjects.iter().any(|ino| state.quiet_node(*ino) == Some(node))
+        };
+        let leases = self.desk.leases.lock();
         inos.extend_from_slice(subjects);
         inos.extend(told(result));
         let to = (tells || leases.believes_nothing(by)).then_some(by);

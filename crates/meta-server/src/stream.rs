@@ -350,7 +350,7 @@ impl Stream {
         let again = can_be_repeated(&op).then(|| op.clone());
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
-        let by = (self.serial, tells_first(&op));
+        let by = (call.who.node, self.serial, tells_first(&op));
         let asking = Asking::new(self.serial, &op);
         let subject = self.core.subject(&op);
         let (fast, changed) = asking.at_once(|| call.fast(op));
@@ -513,10 +513,13 @@ fn finish(call: &Call, tell: Option<watch::Sender<Option<pb::Reply>>>, answer: &
 
 /// Sends answers once what they tell is in the journal; without a journal they are failures.
 async fn send(core: &Core, out: &mpsc::Sender<Out>, mut replies: Vec<pb::Reply>) {
-    if core.settled().await.is_err() {
-        let text = "the journal of the metadata service cannot be written";
+    if let Err(errno) = core.settled().await {
+        let text = match errno {
+            Errno::ENOSPC => "the metadata service has no room for its journal",
+            _ => "the journal of the metadata service cannot be written",
+        };
         for answer in &mut replies {
-            *answer = reply(answer.id, Err(OpError::new(Errno::EIO, text)));
+            *answer = reply(answer.id, Err(OpError::new(errno, text)));
         }
     }
     // The stream may have ended; the node asks again when it is back.

@@ -282,6 +282,52 @@ async fn an_answer_that_is_given_again_brings_no_lease() {
     assert_eq!((again.lease, again.dir), (None, None));
 }
 
+/// The node tells of the first bytes, and may write up to 100 without telling.
+async fn writes_quietly(node: &mut Node, ino: u64) {
+    let attach = pb::Attach {
+        ino,
+        ranges: vec![pb::Range { start: 0, end: 10 }],
+        lease: 2,
+        settles: true,
+        quiet_wish: 100,
+        ..Default::default()
+    };
+    match node.ask(Op::Attach(attach)).await {
+        Ok(Some(Body::Attached(done))) => assert_eq!(done.quiet_end, 100, "it may write quietly"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A node has begun to open, cut or ask about a file when it is asked to tell what it wrote: it tells
+/// after that, and is answered before.
+#[tokio::test]
+async fn who_must_tell_is_answered_what_it_had_asked_before() {
+    let open = |ino| Op::Open(pb::Open { ino, lease: 2, ..Default::default() });
+    let cut = |ino| Op::SetAttr(pb::SetAttr { ino, size: Some(5), ..Default::default() });
+    let query = |ino| Op::Query(pb::Query { ino, lease: 2, ..Default::default() });
+    let ops: [&dyn Fn(u64) -> Op; 3] = [&open, &cut, &query];
+    let service = service().await;
+    let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
+    for (i, op) in ops.into_iter().enumerate() {
+        let ino = a.create(ROOT, &i.to_string()).await;
+        a.open(ino).await.unwrap();
+        writes_quietly(&mut a, ino).await;
+        let asked = b.send(Op::GetAttr(pb::GetAttr { ino, ..Default::default() })).await;
+        assert!(b.is_quiet(asked).await, "{i}: a has not told");
+        let start = Instant::now();
+        a.ask(op(ino)).await.unwrap();
+        assert!(start.elapsed() < TRUST / 4, "{i}: waited for what the node itself owes");
+        let tell = pb::Attach { ino, settles: true, ..Default::default() };
+        a.ask(Op::Attach(tell)).await.unwrap();
+        while let Some(notice) = a.notices.pop() {
+            if let Some(What::Recall(r)) = notice.what {
+                a.ask(Op::Returned(pb::Returned { ino: r.ino, seq: r.seq })).await.unwrap();
+            }
+        }
+        assert_eq!(b.wait(asked).await.errno, 0, "{i}");
+    }
+}
+
 /// A node that may write quietly is given up in the middle of a flush: what was flushed counts as
 /// unflushed, and the node hears so.
 #[tokio::test]
@@ -293,18 +339,7 @@ async fn what_is_flushed_when_its_node_is_given_up_is_flushed_again() {
     // It has its place on the backing already.
     a.attach(ino, 0, 10).await;
     a.flush(&service.backing(), ino, 6).await;
-    let attach = pb::Attach {
-        ino,
-        ranges: vec![pb::Range { start: 0, end: 10 }],
-        lease: 2,
-        settles: true,
-        quiet_wish: 100,
-        ..Default::default()
-    };
-    match a.ask(Op::Attach(attach)).await {
-        Ok(Some(Body::Attached(done))) => assert_eq!(done.quiet_end, 100, "it may write quietly"),
-        other => panic!("{other:?}"),
-    }
+    writes_quietly(&mut a, ino).await;
     let grant = a.begin(ino, 0, 10).await.unwrap();
     write_granted(&service.backing(), &grant, 7);
     // It is asked to tell, and says nothing.
