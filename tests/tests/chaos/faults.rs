@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const DELAY: Duration = Duration::from_millis(60);
 const LOST_PERCENT: u32 = 10;
 const FLAP: Duration = Duration::from_millis(150);
+/// The lease of a service, less what a test machine takes; shorter ones are for silences alone.
+const ABOUT_A_LEASE: Duration = Duration::from_secs(9);
 /// Until every unflushed byte has a copy.
 const WHOLE_MAX: Duration = Duration::from_secs(60);
 
@@ -28,6 +30,8 @@ pub struct Hit {
     pub was_cut: bool,
     /// Nodes that were silent for longer than the service waits for them.
     pub silent: BTreeSet<usize>,
+    /// Nodes and the service did not hear each other for about a lease, or longer.
+    pub was_unheard: bool,
     /// Something else answered in the place of the service.
     pub was_refused: bool,
     /// What took place, and how often.
@@ -101,6 +105,9 @@ impl<'a> Hand<'a> {
                 self.hit.silent.insert(node);
             }
             Fault::While(what, time, victim) => {
+                let unheard =
+                    matches!(what, Lasting::Cut(_) | Lasting::StopDaemon(_) | Lasting::StopService);
+                self.hit.was_unheard |= unheard && time > ABOUT_A_LEASE;
                 self.switch(what, true);
                 self.wait(what, time, victim);
                 self.switch(what, false);

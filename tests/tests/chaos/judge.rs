@@ -2,9 +2,9 @@
 //!
 //! An operation may fail when its own daemon was killed; with ENOSPC or EDQUOT while a disk was full; with
 //! EIO while something else answered in the place of the service; and, where a node was silent for so long
-//! that it lost its locks, with EIO on what is locked, and on files that sit at the silent node. Bytes of
-//! other nodes may be out of reach while a daemon is dead, a link is broken or a node is silent. Nothing may
-//! ever be wrong, and every operation ends in time.
+//! that it lost its locks, with EIO on what is locked, and, from one lease on, on files that sit there. Bytes
+//! of other nodes may be out of reach while a daemon is dead, a link is broken or a node is silent. Nothing
+//! may ever be wrong, and every operation ends in time.
 
 use crate::faults::Hit;
 use ebb_tests::load::{Failure, Work};
@@ -43,7 +43,7 @@ fn may_fail(failure: &Failure, node: usize, hit: &Hit) -> bool {
     hit.killed.contains(&node)
         || is_for_space(failure, hit)
         || hit.was_refused && [libc::EIO, libc::EFAULT].contains(&failure.errno)
-        || !hit.silent.is_empty() && common && failure.errno == libc::EIO
+        || (hit.was_unheard || !hit.silent.is_empty()) && common && failure.errno == libc::EIO
 }
 
 fn may_be_out_of_reach(hit: &Hit) -> bool {
