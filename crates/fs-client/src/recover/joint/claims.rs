@@ -61,6 +61,7 @@ pub(super) fn claims(
 ) -> io::Result<(Statement, Sources)> {
     let mut note = note.clone();
     let had: Vec<_> = note.held().collect();
+    let nothing_held = had.is_empty();
     note.trim(cache.len(ino)?);
     let file = if note.is_empty() { None } else { Some(cache.read_only(ino)?) };
     // An error of write-back that nobody was told of.
@@ -87,15 +88,22 @@ pub(super) fn claims(
         Some(home) => places.home(home, &note.header.path)?.map(|(_, file)| file),
         None => None,
     };
+    // Whoever cut the file after the flush need not have noted it: the file itself says how far it goes.
+    let len = home.as_ref().map(|home| home.metadata().map(|meta| meta.len())).transpose()?;
     let mut flushed = Vec::new();
     for (range, version) in note.flushed() {
-        for gap in claims.gaps(range).collect::<Vec<_>>() {
+        let there = range.intersect(ByteRange::new(0, len.unwrap_or(u64::MAX)));
+        for gap in claims.gaps(there).collect::<Vec<_>>() {
             let fate = if home.is_some() { Fate::Pending } else { Fate::Lost };
             claims.insert(gap, claim(version, Kind::Published, fate));
             flushed.push(gap);
         }
     }
-    let statement = Statement { claims, ..Statement::of(node, &note) };
+    let mut statement = Statement { claims, ..Statement::of(node, &note) };
+    let set_here = note.cuts.iter().any(|(set, _)| *set == statement.size);
+    if let Some(len) = len.filter(|_| nothing_held && !set_here) {
+        statement.size = statement.size.min(len);
+    }
     Ok((statement, Sources { cache: file, flushed, home }))
 }
 
@@ -103,5 +111,54 @@ fn version_of(held: &Held, note: &Note) -> (Version, Kind) {
     match held.kept {
         Kept::Owned(version) | Kept::Again(version) => (version, Kind::Published),
         Kept::Written | Kept::Attaching => (note.known, Kind::Written),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Header, Home};
+    use ebb_types::Time;
+
+    fn note(home: &std::path::Path, size: u64) -> Note {
+        let ino = std::fs::metadata(home).unwrap().ino();
+        let time = Time { sec: 1, nsec: 0 };
+        Note::new(Header {
+            path: b"f".to_vec(),
+            perm: 0o644,
+            uid: 0,
+            gid: 0,
+            atime: time,
+            mtime: time,
+            size,
+            home: Some(Home { path: b"f".to_vec(), ino, seen: None, changing: false }),
+            under: None,
+            shared: true,
+        })
+    }
+
+    /// Another node was the only one that used the file when it cut it, and noted nothing of that.
+    #[test]
+    fn what_was_flushed_ends_where_the_file_was_cut_since() {
+        let backing = tempfile::tempdir().unwrap();
+        let cache = tempfile::tempdir().unwrap();
+        let home = backing.path().join("f");
+        std::fs::write(&home, [1; 80]).unwrap();
+        let cache = CacheDir::open(cache.path()).unwrap();
+        let places = Places::open(backing.path()).unwrap();
+        let said = |note: &Note| {
+            let (said, sources) = claims("a", Ino(7), note, false, &cache, &places).unwrap();
+            let end = said.claims.iter().map(|(r, _)| r.end()).max();
+            assert_eq!(sources.flushed().iter().map(|r| r.end()).max(), end);
+            (said.size, end)
+        };
+        let mut note = note(&home, 550);
+        let ranges = [ByteRange::new(60, 100), ByteRange::new(360, 410)];
+        note.set_held(ranges.map(|range| (range, Held::new(Kept::Owned(Version(3))))));
+        ranges.iter().for_each(|range| note.flush(*range, Version(3)));
+        assert_eq!(said(&note), (80, Some(80)));
+        // It was this node that made it so long, of zeros.
+        note.cuts.push((550, Version(4)));
+        assert_eq!(said(&note), (550, Some(80)));
     }
 }
