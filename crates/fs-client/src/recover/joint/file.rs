@@ -140,7 +140,7 @@ impl Work {
         let named = site.named.contains(&ino);
         let seen = note.header.home.as_ref().and_then(|h| h.seen.filter(|_| !h.changing));
         let unchanged = seen.is_some() && seen == place.was;
-        let careful = !is_alone(note) && !site.force && corner.was_there(&place) && !unchanged;
+        let careful = !alone && !site.force && corner.was_there(&place) && !unchanged;
         Ok(Work { ino, statement, sources, corner, place, named, careful, seen: 0 })
     }
 

@@ -7,7 +7,7 @@ use super::statement::{Claim, Fate, Key, Kind, Shape, Statement};
 use super::{merge, tick};
 use crate::cache::CacheDir;
 use crate::journal::remember_cut;
-use crate::journal::{Header, Held, Home, Kept, Note};
+use crate::journal::{Header, Held, Home, Kept, Note, Seen};
 use crate::recover::places::Places;
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Extents, Ino, Time, Version};
@@ -70,27 +70,26 @@ enum Mix {
     Flushes,
 }
 
+fn node(dir: &Path, number: usize) -> Node {
+    let root = dir.join(format!("cache{number}"));
+    std::fs::create_dir(&root).unwrap();
+    Node {
+        name: format!("n{number}"),
+        cache: CacheDir::open(&root).unwrap(),
+        note: Note::new(header(0)),
+        held: Vec::new(),
+        work: None,
+        done: false,
+        told: false,
+        spoke: false,
+    }
+}
+
 fn cluster(dice: &mut ChaCha8Rng, dir: &Path, mix: Mix) -> (Vec<Node>, Truth) {
     let cuts = matches!(mix, Mix::Cuts | Mix::InPlace);
     let named = dir.join("backing/d/f");
     let count = dice.random_range(2..5);
-    let mut nodes: Vec<Node> = (0..count)
-        .map(|i| {
-            let root = dir.join(format!("cache{i}"));
-            std::fs::create_dir(&root).unwrap();
-            let (cache, note) = (CacheDir::open(&root).unwrap(), Note::new(header(0)));
-            Node {
-                name: format!("n{i}"),
-                cache,
-                note,
-                held: Vec::new(),
-                work: None,
-                done: false,
-                told: false,
-                spoke: false,
-            }
-        })
-        .collect();
+    let mut nodes: Vec<Node> = (0..count).map(|i| node(dir, i)).collect();
     let mut truth = Truth(if cuts { Vec::new() } else { vec![(0, 0); SIZE as usize] });
     let mut held: Vec<Extents<Held>> = vec![Extents::new(); count];
     let writes = dice.random_range(4..40);
@@ -345,6 +344,44 @@ fn what_is_under_its_name_is_as_long_as_it_was_cut_in_any_order() {
     assert!(killed > runs / 2, "hardly anything was killed");
     let stale = all.iter().filter(|r| r.2).count() as u64;
     assert!(stale > runs / 20, "hardly anything was cut that a node did not hear of: {stale}");
+}
+
+/// It has a byte of a file of its own, as far as it has heard, and another one, which has flushed there since,
+/// is just going to say so.
+#[test]
+fn who_believes_to_be_alone_while_another_one_begins_to_speak_writes_over_nothing() {
+    use std::os::unix::fs::MetadataExt;
+    for effects in 0..12 {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("backing/d/f");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, [9; 50]).unwrap();
+        let looked = std::fs::metadata(&file).unwrap();
+        let mut nodes = [node(dir.path(), 0), node(dir.path(), 1)];
+        let mut truth = Truth(vec![(1, 9); 50]);
+        for (at, range) in [ByteRange::new(0, 30), ByteRange::new(20, 40)].into_iter().enumerate() {
+            let (node, mut held) = (&mut nodes[at], Extents::new());
+            let seen = Seen { size: 50, mtime: Time { sec: looked.mtime(), nsec: 0 } };
+            let seen = (at == 0).then_some(seen);
+            let home = Home { path: b"d/f".to_vec(), ino: looked.ino(), seen, changing: at == 1 };
+            (node.note.alone, node.note.header.shared) = (at == 0, at == 1);
+            node.note.header.home = Some(home);
+            write(node, &mut held, range, at as u64 + 2, &mut truth);
+            node.held = held.iter().map(|(range, held)| (range, version(held))).collect();
+            match at {
+                0 => node.note.set_held(held.iter().collect::<Vec<_>>()),
+                _ => flush_of(node, &mut held, &file, &truth),
+            }
+        }
+        let places = Places::open(&dir.path().join("backing")).unwrap();
+        let board = Board::open(&places, "1").unwrap();
+        go_on(&mut nodes, 1, &places, &board, effects);
+        for at in [0, 0, 1, 1, 0, 0, 1, 1] {
+            go_on(&mut nodes, at, &places, &board, u64::MAX);
+        }
+        let wanted: Vec<u8> = truth.0.iter().map(|b| b.1).collect();
+        assert_eq!(std::fs::read(&file).unwrap(), wanted, "{effects} effects");
+    }
 }
 
 /// What is flushed is in the file alone, and older bytes in the caches of others.
