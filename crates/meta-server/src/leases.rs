@@ -368,27 +368,22 @@ impl Core {
         self.sessions.notify(recall.node, recall.stream, notice);
     }
 
-    /// What the answer to an operation waits for; `None`: nothing. `tells`: it settles what its stream owes.
+    /// What the answer to an operation waits for; `None`: nothing. `first`: its stream can return what it
+    /// owes only after that.
     pub fn owed(
         &self,
-        (node, by, tells): (NodeId, StreamId, bool),
+        (by, first): (StreamId, bool),
         mut inos: Vec<Ino>,
         subjects: &[Ino],
         result: &OpResult,
     ) -> Option<Owed> {
-        if self.desk.leases.lock().owing() == 0 {
+        let leases = self.desk.leases.lock();
+        if leases.owing() == 0 {
             return None;
         }
-        // A node that writes quietly may tell of it only after this answer: both would wait for the
-        // other. Nothing that it may not know has happened to the file.
-        let tells = tells || {
-            let state = self.state();
-            subjects.iter().any(|ino| state.quiet_node(*ino) == Some(node))
-        };
-        let leases = self.desk.leases.lock();
         inos.extend_from_slice(subjects);
         inos.extend(told(result));
-        let to = (tells || leases.believes_nothing(by)).then_some(by);
+        let to = (first || leases.believes_nothing(by)).then_some(by);
         let owed = Owed { inos, upto: leases.last(), to };
         let now = now_ms();
         let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();

@@ -278,6 +278,13 @@ pub fn tells_first(op: &Op) -> bool {
     matches!(op, Op::Attach(a) if a.settles)
 }
 
+/// What a node asks while nothing else can happen to the file there: what it has written without telling it
+/// can only tell after that, and so return the lease of the inode. (It has been called back before the
+/// answer, and is not believed any more.)
+pub fn comes_first(op: &Op) -> bool {
+    matches!(op, Op::Attach(_) | Op::Append(_) | Op::Open(_) | Op::SetAttr(_) | Op::Query(_))
+}
+
 /// What can be done again when its answer would tell too little.
 pub fn can_be_repeated(op: &Op) -> bool {
     matches!(op, Op::Lookup(_) | Op::ReadDir(_))

@@ -14,7 +14,7 @@ use crate::joining::{check_hello, join};
 use crate::leases::{self, Asking, Owed};
 use crate::ops::locking::publishes;
 use crate::ops::{Call, Fast, OpError, OpResult};
-use crate::quiet::{Settled, can_be_repeated, tells_first};
+use crate::quiet::{Settled, can_be_repeated, comes_first};
 use crate::seats::goes_on_without;
 use crate::sessions::{Out, Turnout, Who};
 use ebb_consistency::StreamId;
@@ -350,7 +350,7 @@ impl Stream {
         let again = can_be_repeated(&op).then(|| op.clone());
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
-        let by = (call.who.node, self.serial, tells_first(&op));
+        let by = (self.serial, comes_first(&op));
         let asking = Asking::new(self.serial, &op);
         let subject = self.core.subject(&op);
         let (fast, changed) = asking.at_once(|| call.fast(op));

@@ -319,6 +319,10 @@ async fn who_must_tell_is_answered_what_it_had_asked_before() {
         assert!(start.elapsed() < TRUST / 4, "{i}: waited for what the node itself owes");
         let tell = pb::Attach { ino, settles: true, ..Default::default() };
         a.ask(Op::Attach(tell)).await.unwrap();
+        // It has told, and goes on before it returns the lease.
+        let append = pb::Append { ino, len: 3, ..Default::default() };
+        a.ask(Op::Append(append)).await.unwrap();
+        assert!(start.elapsed() < TRUST / 4, "{i}: an append waited for what the node itself owes");
         while let Some(notice) = a.notices.pop() {
             if let Some(What::Recall(r)) = notice.what {
                 a.ask(Op::Returned(pb::Returned { ino: r.ino, seq: r.seq })).await.unwrap();
