@@ -498,7 +498,10 @@ fn mounted_again_after(
 
 #[test]
 fn what_a_node_had_flushed_is_known_to_the_daemon_after_the_killed_one() {
-    for way in [(Way::AtOnce, false), (Way::InTurn, false), (Way::InTurn, true)] {
+    for model in ["session", "posix"] {
+        mounted_again_after(Last::InPlace, model, (Way::InTurn, true), false);
+    }
+    for way in [(Way::AtOnce, false), (Way::InTurn, false)] {
         let models = ["session", "commit", "mpiio", "posix"].map(|model| (model, false));
         for (model, supervised) in models.into_iter().chain([("session", true), ("posix", true)]) {
             mounted_again_after(Last::Waits, model, way, supervised);
