@@ -6,12 +6,12 @@ use ebb_testkit::environment::wrapped;
 use ebb_testkit::{Cluster, Disk, Node, describe, skip_reason};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::model::close;
-use ebb_tests::tools::{available, within};
+use ebb_tests::tools::{available, wait_until, within};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What the job has written.
 type Written = Vec<(String, Vec<u8>)>;
@@ -281,11 +281,8 @@ fn names_and_modes_without_room_for_the_services_journal_are_refused_with_enospc
     let refusal = (0..200_000).find_map(|i| change(i).err()).expect("no room for so much");
     assert_eq!(refusal.raw_os_error(), Some(libc::ENOSPC), "{refusal}");
     disk.unfill();
-    let end = Instant::now() + Duration::from_secs(20);
-    while let Err(e) = fs::create_dir(node.path("later")) {
-        assert!(Instant::now() < end, "goes on when there is room: {e}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let made = || fs::create_dir(node.path("later")).is_ok();
+    wait_until(Duration::from_secs(20), "it goes on when there is room", made);
     node.umount();
     assert!(cluster.backing().join("later").is_dir());
 }

@@ -10,8 +10,10 @@
 //! | an fsync has looked, and the file has changed since they were read | before it is answered |
 //! | a lock is granted | before it is answered |
 //!
-//! (Opens drop them in the kernel.) Waiting for the kernel is bounded, for whoever changes the file may be
-//! waiting for this. Pages that are just being read are dropped when they are read.
+//! (Opens drop them in the kernel.) What this node asks about a file meanwhile does not wait for its own
+//! pages: of a change that is not acknowledged yet read(2) here can show more than they do. Waiting for the
+//! kernel is bounded, for whoever changes the file may be waiting for this. Pages that are just being read
+//! are dropped when they are read.
 //!
 //! To drop a page that holds stores of a mapping the kernel first writes it, by a request to this daemon, and
 //! waits for the answer such that nothing can end it: a daemon that is killed in that moment would not go. So
