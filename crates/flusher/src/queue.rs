@@ -13,7 +13,7 @@ use crate::source::FlushError;
 use ebb_types::Ino;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Whose threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub(crate) struct Ended {
 
 /// A failed grant may be bad luck of one place in the file; after so many the pass ends.
 const FAILED_GRANTS_PER_PASS: u32 = 3;
+
+/// Lost grants of one file after which a drain believes that the service will keep none.
+const LOST_GRANTS: u32 = 50;
 
 struct Pass {
     number: u64,
@@ -117,6 +120,8 @@ pub(crate) struct Drain {
 pub(crate) struct Pending {
     bytes: u64,
     attempts: u32,
+    /// Grants that ended with the service's life or with a lease: no failure of anybody.
+    lost_grants: u32,
     pub(crate) last_error: Option<FlushError>,
     /// It is in `ready` or `later`.
     queued: bool,
@@ -186,7 +191,7 @@ impl Queue {
     /// Registers a drain of these files.
     pub(crate) fn begin_drain(&mut self, files: &[Listed], everything: bool) -> DrainId {
         self.clock += 1;
-        let pending = |bytes| Pending { bytes, attempts: 0, last_error: None, queued: true };
+        let pending = |bytes| Pending::new(bytes);
         let drain = Drain {
             since: self.clock,
             everything,
@@ -451,6 +456,23 @@ impl Queue {
     }
 }
 
+impl Pending {
+    fn new(bytes: u64) -> Pending {
+        Pending { bytes, attempts: 0, lost_grants: 0, last_error: None, queued: true }
+    }
+
+    /// How long it waits for the next attempt; `None`: there is none.
+    fn failed(&mut self, error: &FlushError, options: &Options) -> Option<Duration> {
+        self.last_error = Some(error.clone());
+        let (count, most) = match error.is_lost_grant() {
+            true => (&mut self.lost_grants, LOST_GRANTS),
+            false => (&mut self.attempts, options.drain_attempts),
+        };
+        *count += 1;
+        (*count < most).then(|| options.drain_backoff(*count))
+    }
+}
+
 impl Drain {
     fn next(&mut self, now: Instant, passes: &HashMap<Ino, Pass>) -> Option<Listed> {
         while let Some(Reverse((due, ino))) = self.later.peek().copied() {
@@ -480,17 +502,16 @@ impl Drain {
                 self.pending.remove(&ino);
                 self.files_done += 1;
             }
-            Some(error) if ours => {
-                file.attempts += 1;
-                file.last_error = Some(error.clone());
-                if file.attempts >= options.drain_attempts {
+            Some(error) if ours => match file.failed(error, options) {
+                None => {
                     self.pending.remove(&ino);
                     self.given_up.push((ino, error.clone()));
-                } else {
-                    file.queued = true;
-                    self.later.push(Reverse((now + options.drain_backoff(file.attempts), ino)));
                 }
-            }
+                Some(pause) => {
+                    file.queued = true;
+                    self.later.push(Reverse((now + pause, ino)));
+                }
+            },
             _ if !file.queued => {
                 file.queued = true;
                 self.ready.push_front(ino);

@@ -120,6 +120,10 @@ pub enum Fate {
     GivenBack,
 }
 
+/// How the report of a grant is called where an error says what was tried. With ESTALE: there is no
+/// such grant any more.
+pub const FLUSH_END: &str = "flush_end";
+
 /// Why bytes did not reach the backing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlushError {
@@ -207,6 +211,12 @@ impl FlushError {
             FlushError::Hanging { .. } => Errno::ETIMEDOUT,
             FlushError::BadGrant { .. } => Errno::EPROTO,
         }
+    }
+
+    /// A grant ended before it was reported as done, with the service's life or with a lease. Nothing is
+    /// wrong: its bytes are dirty, and are flushed again.
+    pub(crate) fn is_lost_grant(&self) -> bool {
+        self.operation() == FLUSH_END && self.errno() == Errno::ESTALE
     }
 
     /// True when other bytes of the same file will not fare better now.

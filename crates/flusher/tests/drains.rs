@@ -128,6 +128,25 @@ fn passing_failures_are_retried_until_everything_arrived() {
     }
 }
 
+/// A service that restarts forgets its grants, and a drain must not fail for that, however often it
+/// happens in a bad second. (One that keeps none at all must not make it run for ever.)
+#[test]
+fn grants_that_the_service_forgot_are_no_failures() {
+    let world = World::new(1);
+    let engine = world.start(Options { drain_attempts: 2, ..quick() }, end());
+    world.write(Ino(2), 0, &pattern(1, 1000));
+    world.lose_grant.store(12, Ordering::Relaxed);
+    let report = world.drain(&engine);
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(world.lose_grant.load(Ordering::Relaxed), 0, "so many were lost");
+    world.assert_all_arrived();
+    world.write(Ino(2), 0, &pattern(2, 1000));
+    world.lose_grant.store(u64::MAX, Ordering::Relaxed);
+    let report = world.drain(&engine);
+    assert_eq!((report.failures.len(), report.timed_out), (1, false), "{report:?}");
+    assert!(report.failures[0].text.contains("no such grant"), "{report:?}");
+}
+
 #[test]
 fn a_lying_backing_is_found_out() {
     let world = World::new(1);

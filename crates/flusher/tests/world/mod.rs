@@ -7,8 +7,8 @@
 
 use ebb_backend::{Backend, Faulty, PosixDir};
 use ebb_flusher::{
-    Activity, DirtyFile, DrainReport, DrainScope, Engine, Fate, FileUse, FlushError, FlushSource,
-    Grant, Options, Policy, Want,
+    Activity, DirtyFile, DrainReport, DrainScope, Engine, FLUSH_END, Fate, FileUse, FlushError,
+    FlushSource, Grant, Options, Policy, Want,
 };
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Errno, Ino, Version};
@@ -34,6 +34,8 @@ pub struct World {
     pub refuse_begin: AtomicU64,
     /// The service loses this many successful ends.
     pub lose_end: AtomicU64,
+    /// The service has forgotten the grant this many times when it is reported as done.
+    pub lose_grant: AtomicU64,
     pub begins: AtomicU64,
     pub activity: Arc<Activity>,
     pub faulty: Arc<Faulty>,
@@ -63,6 +65,7 @@ impl World {
             capacity: AtomicU64::new(1 << 40),
             refuse_begin: AtomicU64::new(0),
             lose_end: AtomicU64::new(0),
+            lose_grant: AtomicU64::new(0),
             begins: AtomicU64::new(0),
             activity: Activity::new(),
         })
@@ -175,15 +178,19 @@ impl World {
     }
 
     fn refusal(counter: &AtomicU64, operation: &'static str) -> Result<(), FlushError> {
-        let one_less = |n: u64| n.checked_sub(1);
-        match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
-            Ok(_) => Err(FlushError::Service {
+        match World::is_due(counter) {
+            true => Err(FlushError::Service {
                 operation,
                 errno: Errno::EHOSTUNREACH,
                 text: "the service is away".to_owned(),
             }),
-            Err(_) => Ok(()),
+            false => Ok(()),
         }
+    }
+
+    fn is_due(counter: &AtomicU64) -> bool {
+        let one_less = |n: u64| n.checked_sub(1);
+        counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 }
 
@@ -265,7 +272,8 @@ impl World {
     }
 
     fn end_one(&self, grant: Grant, done: bool) -> Result<(), FlushError> {
-        let lost = done && World::refusal(&self.lose_end, "flush end").is_err();
+        let forgotten = done && World::is_due(&self.lose_grant);
+        let lost = forgotten || done && World::is_due(&self.lose_end);
         let mut files = self.files.lock();
         let (ino, ranges) = self.grants.lock().remove(&grant.id).expect("ended once");
         if let Some(file) = files.get_mut(&ino)
@@ -274,11 +282,12 @@ impl World {
             file.dirty.extend(ranges);
         }
         if lost {
-            return Err(FlushError::Service {
-                operation: "flush end",
-                errno: Errno::ETIMEDOUT,
-                text: "no answer".to_owned(),
-            });
+            let (errno, text) = match forgotten {
+                true => (Errno::ESTALE, "no such grant"),
+                false => (Errno::ETIMEDOUT, "no answer"),
+            };
+            let text = text.to_owned();
+            return Err(FlushError::Service { operation: FLUSH_END, errno, text });
         }
         Ok(())
     }

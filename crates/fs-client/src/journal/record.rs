@@ -47,8 +47,13 @@ impl Home {
     /// True for a file that has not got its own name yet.
     #[must_use]
     pub fn is_part(&self) -> bool {
-        let last = self.path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-        last.starts_with(ebb_types::name::PART_PREFIX)
+        self.last().starts_with(ebb_types::name::PART_PREFIX)
+    }
+
+    /// The last name of its path.
+    #[must_use]
+    pub fn last(&self) -> &[u8] {
+        self.path.rsplit(|b| *b == b'/').next().unwrap_or_default()
     }
 }
 

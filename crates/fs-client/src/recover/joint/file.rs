@@ -8,7 +8,7 @@ use super::tick;
 use crate::cache::CacheDir;
 use crate::journal::{Home, Note, Seen};
 use crate::passing::written_runs;
-use crate::recover::places::{Places, copy_xattrs, dress, kind};
+use crate::recover::places::{Parts, Places, copy_xattrs, dress, kind};
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Extents, Ino, Time};
 use rustix::fs::{FileType, Stat};
@@ -41,6 +41,20 @@ pub(super) struct Site<'a> {
     pub everybody: AtomicBool,
     /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
     pub zeros: Mutex<BTreeMap<Ino, u64>>,
+    /// All part files below the backing, when they have been looked for.
+    pub parts: Mutex<Option<Parts>>,
+}
+
+impl Site<'_> {
+    /// True when a part file of this name and number is anywhere on the backing.
+    fn has_part(&self, home: &Home) -> io::Result<bool> {
+        let mut parts = self.parts.lock();
+        let found = match parts.take() {
+            Some(found) => found,
+            None => self.places.parts()?,
+        };
+        Ok(parts.insert(found).contains(&(home.last().to_vec(), home.ino)))
+    }
 }
 
 /// A file on its way.
@@ -65,6 +79,9 @@ pub(super) struct Work {
 pub(super) enum Stay {
     /// What is on the backing is not what was known.
     Conflict(String),
+    /// Nothing is held of it, what was flushed is not where it was, and is in no part file: the job has
+    /// published or deleted it, and this node did not hear of that. It is said what was flushed.
+    Over,
     Io(io::Error),
 }
 
@@ -78,6 +95,7 @@ impl Stay {
     pub fn text(&self) -> String {
         match self {
             Stay::Conflict(why) => why.clone(),
+            Stay::Over => "published or deleted by the job".to_owned(),
             Stay::Io(e) => match e.raw_os_error() {
                 Some(code) => ebb_types::Errno(code).to_string(),
                 None => e.to_string(),
@@ -100,13 +118,24 @@ impl Work {
     pub fn begin(site: &Site<'_>, ino: Ino, note: &Note) -> Result<Work, Stay> {
         let (mut statement, sources) =
             claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
-        if note.header.path.is_empty() {
-            let text = "deleted or moved, as far as is known, and nobody has said where to";
-            return Err(Stay::Conflict(text.to_owned()));
-        }
-        let known = site.board.has(ino);
-        if !known && let Some(why) = conflict(site, note)?.filter(|_| !site.force) {
-            return Err(Stay::Conflict(why));
+        // Who has nothing to write decides nothing.
+        let known = match is_flushed(note) {
+            true => site.board.place(ino)?.is_some(),
+            false => site.board.has(ino),
+        };
+        let why = match note.header.path.is_empty() {
+            true => {
+                Some("deleted or moved, as far as is known, and nobody has said where to".into())
+            }
+            false if known || site.force => None,
+            false => conflict(site, note)?,
+        };
+        if let Some(why) = why {
+            if !is_over(site, note)? {
+                return Err(Stay::Conflict(why));
+            }
+            site.board.corner(ino)?.say(&statement)?;
+            return Err(Stay::Over);
         }
         // Nobody else has anything to say of it. Who shared it once may have heard last that it was alone.
         let told = known || note.overrides || note.header.shared || site.told.contains(&ino);
@@ -519,6 +548,22 @@ fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
         }
     };
     Ok(why.map(str::to_owned))
+}
+
+/// True when nothing of the file can be brought by this node, and none of it waits anywhere. Of a file
+/// that only this node had, the job cannot have published or deleted anything without its knowing.
+fn is_over(site: &Site<'_>, note: &Note) -> io::Result<bool> {
+    match note.header.home.as_ref() {
+        Some(home) if is_flushed(note) && !is_alone(note) => {
+            Ok(!home.is_part() || !site.has_part(home)?)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Nothing of it is in the cache, and something was flushed.
+fn is_flushed(note: &Note) -> bool {
+    note.is_empty() && note.has_bytes()
 }
 
 fn is_newer(there: &Stat, seen: Seen) -> bool {

@@ -225,6 +225,7 @@ fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board, everybody: boo
         shaped: std::collections::BTreeSet::new(),
         everybody: everybody.into(),
         zeros: Mutex::default(),
+        parts: Mutex::default(),
     }
 }
 

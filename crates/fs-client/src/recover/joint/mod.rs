@@ -125,6 +125,7 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         shaped: names.shaped(),
         everybody: everybody.into(),
         zeros: Mutex::new(names.zeros()),
+        parts: Mutex::default(),
     };
     let image = corrected(&found.image, &names);
     let mut left = names.directories(&site).map_err(failed)?;
@@ -236,7 +237,11 @@ impl Recovery<'_> {
         if *said && self.site.everybody.load(Ordering::Acquire) {
             return false;
         }
-        let silent = open.iter().any(|(_, state)| matches!(state, Open::Not(..)));
+        let is_silent = |state: &Open<'_>| match state {
+            Open::Not(_, stay) => !matches!(stay, Stay::Over),
+            _ => false,
+        };
+        let silent = open.iter().any(|(_, state)| is_silent(state));
         let late = ends.values().any(|end| matches!(end, End::Late));
         let looked = match &self.lives {
             Some(lives) if !*said && !silent && !late => {
@@ -340,6 +345,9 @@ impl Recovery<'_> {
                 Open::Begun(work, note, progress)
             }
             Open::Not(note, Stay::Conflict(_)) if !note.alone => self.begin(ino, note),
+            Open::Not(note, Stay::Over) if matches!(self.site.board.place(ino), Ok(Some(_))) => {
+                self.begin(ino, note)
+            }
             other => other,
         }
     }
@@ -409,6 +417,7 @@ fn stays(state: &Open<'_>) -> End {
     match state {
         // All of it is there already; others had to know.
         Open::Not(note, _) | Open::Begun(_, note, _) if !note.is_unpublished() => End::Done(0),
+        Open::Not(_, Stay::Over) => End::Done(0),
         Open::Not(note, stay) | Open::Begun(_, note, Err(stay)) => {
             End::Stays { bytes: note.len(), why: stay.text() }
         }
@@ -449,3 +458,6 @@ fn outcome(image: &Image, ends: &BTreeMap<Ino, End>, left: Vec<Left>) -> Outcome
 #[cfg(test)]
 #[path = "merge_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod over_tests;

@@ -37,7 +37,7 @@ impl From<Stay> for Trouble {
     fn from(stay: Stay) -> Trouble {
         match stay {
             Stay::Io(e) => Trouble::Io(e),
-            Stay::Conflict(why) => Trouble::Other(why),
+            stay => Trouble::Other(stay.text()),
         }
     }
 }
