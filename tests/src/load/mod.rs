@@ -145,6 +145,8 @@ pub struct Work {
     pub missed: Vec<Failure>,
     /// How long the longest operation took.
     pub longest_ms: u64,
+    /// Which one that was.
+    pub longest: String,
     /// What made it stop early.
     pub failure: Option<Failure>,
 }

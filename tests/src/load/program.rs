@@ -138,7 +138,9 @@ impl Program {
             self.recent.pop_front();
         }
         self.recent.push_back(format!("round {}: {what}: {done:?}, {ms} ms", self.round));
-        self.work.longest_ms = self.work.longest_ms.max(ms);
+        if ms > self.work.longest_ms {
+            (self.work.longest_ms, self.work.longest) = (ms, what.clone());
+        }
         match done {
             Ok(()) => self.work.operations += 1,
             Err(e) if self.work.failure.is_none() => {

@@ -18,8 +18,8 @@ const COMMON: [&str; 4] = ["count", "hand over", "tell of", "shared"];
 /// # Panics
 /// When something happened that nothing in the round explains.
 pub fn judge(what: &str, node: usize, work: &Work, hit: &Hit) {
-    let longest = work.longest_ms;
-    assert!(longest <= OPERATION_MS_MAX, "{what}: node {node}: an operation took {longest} ms");
+    let (ms, longest) = (work.longest_ms, &work.longest);
+    assert!(ms <= OPERATION_MS_MAX, "{what}: node {node}: '{longest}' took {ms} ms");
     if let Some(failure) = &work.failure {
         assert!(may_fail(failure, node, hit), "{what}: node {node}: {failure:?}");
     }
