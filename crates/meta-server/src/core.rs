@@ -13,6 +13,7 @@ use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, Read, StateDir};
 use crate::leases::Desk;
 use crate::lineage::{Start, first_ino};
+use crate::ops::OpError;
 use crate::ops::copies::Appends;
 use crate::publishing::Publishing;
 use crate::reassert::Waiting;
@@ -304,6 +305,15 @@ impl Core {
             self.journal.written(lsn).await?;
         }
         Ok(lsn)
+    }
+
+    /// The same for an answer: why there cannot be one.
+    pub async fn noted(&self) -> Result<(), OpError> {
+        let why = |errno| match errno {
+            Errno::ENOSPC => "the metadata service has no room for its journal",
+            _ => "the journal of the metadata service cannot be written",
+        };
+        self.settled().await.map(drop).map_err(|errno| OpError::new(errno, why(errno)))
     }
 
     /// Replaces the journal by a snapshot when that pays (or when told to).

@@ -19,6 +19,8 @@ mod effects;
 mod engine;
 mod facts;
 mod forgetting;
+#[cfg(test)]
+mod full_tests;
 mod grants;
 mod halves;
 mod joining;

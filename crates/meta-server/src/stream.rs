@@ -511,17 +511,18 @@ fn finish(call: &Call, tell: Option<watch::Sender<Option<pb::Reply>>>, answer: &
     }
 }
 
-/// Sends answers once what they tell is in the journal; without a journal they are failures.
+/// Sends answers once what they tell is in the journal; without a journal they are failures. But for
+/// grants: they were in the journal before they were given, and nobody ends one that he never hears of.
 async fn send(core: &Core, out: &mpsc::Sender<Out>, mut replies: Vec<pb::Reply>) {
-    if let Err(errno) = core.settled().await {
-        let text = match errno {
-            Errno::ENOSPC => "the metadata service has no room for its journal",
-            _ => "the journal of the metadata service cannot be written",
-        };
-        for answer in &mut replies {
-            *answer = reply(answer.id, Err(OpError::new(errno, text)));
+    if let Err(error) = core.noted().await {
+        for answer in replies.iter_mut().filter(|answer| !is_grant(answer)) {
+            *answer = reply(answer.id, Err(error.clone()));
         }
     }
     // The stream may have ended; the node asks again when it is back.
     let _ = out.send(Out::Replies(replies)).await;
+}
+
+fn is_grant(answer: &pb::Reply) -> bool {
+    matches!(&answer.body, Some(Body::FlushGrant(granted)) if granted.grant != 0)
 }

@@ -531,7 +531,7 @@ fn sync_loop(shared: &Shared) {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 #[cfg(test)]
 mod power_tests;

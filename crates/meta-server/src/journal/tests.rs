@@ -228,6 +228,12 @@ impl Storage for FullNowAndThen {
     }
 }
 
+/// A journal on a disk that is full while the flag says so.
+pub fn on_a_disk_that_fills(dir: &Path, full: &Arc<std::sync::atomic::AtomicBool>) -> Journal {
+    let storage = FullNowAndThen { inner: Directory::new(dir), full: Arc::clone(full) };
+    Journal::start_on(Arc::new(storage), None, 42, &[]).unwrap()
+}
+
 #[tokio::test]
 async fn a_full_disk_is_waited_for_and_nothing_is_written_twice() {
     let dir = tempfile::tempdir().unwrap();

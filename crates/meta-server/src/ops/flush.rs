@@ -93,6 +93,8 @@ impl Call {
         let ranges = granted.iter().map(super::bytes::owned).collect();
         self.core.narrow_claim(ino, id, Right { ranges: granted, shape });
         let shape = shape.map(|(attr, _)| ebb_wire::attr_to_pb(&attr));
+        // While the claim still ends by itself: who is answered with a failure will never end it.
+        self.core.noted().await?;
         let grant = claim.keep();
         Ok(Some(Body::FlushGrant(pb::FlushGrant { grant, ranges, backing, size, shape, owner })))
     }
