@@ -3,13 +3,16 @@
 use crate::config::Config;
 use crate::core::Core;
 use crate::journal::tests::on_a_disk_that_fills;
+use crate::server::Server;
 use crate::sessions::{Line, Who};
 use crate::state::{Entry, NodeRecord};
 use crate::stream::answer;
 use ebb_types::{Errno, Incarnation, Ino, NodeId};
 use ebb_wire::pb;
+use ebb_wire::pb::metadata_client::MetadataClient;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -20,7 +23,7 @@ const B: NodeId = NodeId(2);
 
 /// A service whose journal has a disk of its own, and two nodes.
 struct Service {
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     core: Arc<Core>,
     full: Arc<AtomicBool>,
     next: AtomicU64,
@@ -34,7 +37,7 @@ impl Service {
         let full = Arc::new(AtomicBool::new(false));
         let mut core = Core::open(&Config::new(backing, state)).unwrap();
         core.journal = on_a_disk_that_fills(&disk, &full);
-        let service = Service { _dir: dir, core: Arc::new(core), full, next: 1.into() };
+        let service = Service { dir, core: Arc::new(core), full, next: 1.into() };
         [A, B].iter().for_each(|node| service.join(*node));
         service
     }
@@ -134,4 +137,37 @@ async fn a_grant_that_was_given_is_told_also_without_room() {
     assert_eq!(service.ask(A, Op::FlushEnd(end)).await, Err(Errno::ENOSPC));
     assert!(!service.core.is_busy(Ino(ino)), "the end is done all the same");
     service.free().await;
+}
+
+/// What a node that comes on a stream of its own is answered.
+async fn hello(address: SocketAddr) -> pb::Reply {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut client = MetadataClient::new(endpoint.connect().await.unwrap());
+    let hello = pb::Hello {
+        protocol: ebb_wire::PROTOCOL,
+        node: "c".to_owned(),
+        incarnation: 1,
+        ..Default::default()
+    };
+    let request = pb::Request { id: 1, op: Some(Op::Hello(hello)), ..Default::default() };
+    let frame = pb::ClientFrame { requests: vec![request] };
+    let mut answers = client.session(tokio_stream::once(frame)).await.unwrap().into_inner();
+    answers.message().await.unwrap().unwrap().replies.remove(0)
+}
+
+#[tokio::test]
+async fn no_node_is_refused_for_good_for_want_of_room() {
+    let service = Service::start();
+    let [backing, state] = ["backing", "state"].map(|d| service.dir.path().join(d));
+    let server = Server::of(Arc::clone(&service.core), Config::new(backing, state));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { server.serve(listener, std::future::pending()).await });
+    service.fill().await;
+    let refused = hello(address).await;
+    assert_eq!(Errno(refused.errno), Errno::EAGAIN, "it comes again: {refused:?}");
+    let id = service.core.state().node_named("c").map(|n| n.id).unwrap();
+    assert!(service.core.sessions.stream_of(id).is_none(), "and has no stream meanwhile");
+    service.free().await;
+    assert!(matches!(hello(address).await.body, Some(Body::Welcome(_))));
 }

@@ -52,11 +52,15 @@ impl Server {
     /// Opens backing and journal; what was known before is known again.
     pub fn open(config: Config) -> Result<Arc<Server>, StartError> {
         let core = Arc::new(Core::open(&config)?);
+        Ok(Server::of(core, config))
+    }
+
+    pub(crate) fn of(core: Arc<Core>, config: Config) -> Arc<Server> {
         let (token, calls) = (config.token.map(Arc::new), admin::Calls::default());
         let secure = config.secure;
         let (side_door, arrivals) = SideDoor::new();
         let arrivals = Mutex::new(Some(arrivals));
-        Ok(Arc::new(Server { core, token, secure, calls, side_door, arrivals }))
+        Arc::new(Server { core, token, secure, calls, side_door, arrivals })
     }
 
     /// A way in for the daemon that this service is in. It leads nowhere before the service serves,

@@ -149,7 +149,13 @@ async fn try_greet(
     }
     let (out, outgoing) = mpsc::channel(OUT_FRAMES);
     let joined = join(core, &hello, out.clone()).map_err(refuse(id))?;
-    core.settled().await.map_err(|e| Some((id, e.into())))?;
+    if let Err(e) = core.noted().await {
+        core.desk.left(joined.serial);
+        core.sessions.detach(joined.who.node, joined.serial);
+        // With room again the node is welcome.
+        let errno = if e.errno == Errno::ENOSPC { Errno::EAGAIN } else { e.errno };
+        return Err(Some((id, OpError { errno, ..e })));
+    }
     let welcome = reply(id, Ok(Some(Body::Welcome(joined.welcome))));
     let frame = pb::ServerFrame { durable: core.durable(), ..frame_of(vec![welcome]) };
     to_node.send(Ok(frame)).await.map_err(|_| None)?;
