@@ -1,12 +1,13 @@
 //! Parts that die, hang, fill up or come back: errors within their deadline instead of hanging,
 //! the truth from drain and umount, and going on where that is possible.
 
+use ebb_testkit::environment::wrapped;
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::{shell, wait_until, within};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -441,4 +442,49 @@ fn a_write_that_was_under_way_when_its_daemon_died_is_the_same_on_all_nodes() {
     cluster.node(0).mount();
     let seen = read_fresh(&here).expect("read");
     same("f, on the other node", &read_fresh(&there).expect("read"), &seen);
+}
+
+/// Where the bytes of a file are in the node's cache.
+fn cache_file(node: &Node, name: &str) -> PathBuf {
+    let ino = fs::metadata(node.path(name)).expect("stat").ino();
+    let script = format!("find data -name '*{ino:x}' -type f");
+    node.cache().join(shell(node.cache(), &script, COMMAND_MAX).trim())
+}
+
+fn has_open(node: &Node, path: &Path) -> bool {
+    let descriptors = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
+    let mut all = node.pids().into_iter().flat_map(descriptors).flatten();
+    all.any(|entry| fs::read_link(entry.path()).is_ok_and(|at| at == path))
+}
+
+/// A flush is granted and cannot begin: nobody waits for its end.
+#[test]
+fn a_granted_flush_whose_bytes_cannot_be_read_keeps_nobody_out() {
+    let cluster = Cluster::builder().nodes(1).consistency("posix").flush("end");
+    let cluster = cluster.option("--io-path", "daemon").option("--request-timeout", TIMEOUT);
+    let cluster = cluster.prepare();
+    let node = cluster.node(0);
+    // With so few descriptors those of closed files are given up soon.
+    let few = wrapped(&node.mount_command(&[]), "prlimit", &["--nofile=300:300"]).output();
+    assert!(few.as_ref().is_ok_and(|o| o.status.success()), "{few:?}");
+    let content = bytes(7, 0, 0, 100_000);
+    for i in 0..100 {
+        let file = File::create(node.path(format!("f{i}"))).expect("create");
+        file.write_all_at(&content, 0).expect("write");
+    }
+    let cached = cache_file(node, "f0");
+    wait_until(COMMAND_MAX, "its descriptor is given up", || !has_open(node, &cached));
+    let aside = cached.with_extension("aside");
+    fs::rename(&cached, &aside).expect("rename");
+    fs::create_dir(&cached).expect("what cannot be opened");
+    let (output, _) = ebb(node, "drain", &[]);
+    assert_eq!(code(&output), 3, "{}", describe(&output));
+    assert!(said(&output).contains("f0: "), "{}", describe(&output));
+    fs::remove_dir(&cached).expect("rmdir");
+    fs::rename(&aside, &cached).expect("rename");
+    let path = node.path("f0");
+    let cut = move || OpenOptions::new().write(true).open(path)?.set_len(50_000);
+    within(OPERATION_MAX, "a cut", cut).expect("nobody flushes");
+    node.drain();
+    same("f0", &fs::read(cluster.backing().join("f0")).expect("read"), &content[..50_000]);
 }

@@ -9,6 +9,7 @@ use ebb_flusher::{
 use ebb_meta_client::{Backing, CallError, FlushGrant};
 use ebb_types::{ByteRange, Errno, Ino, Version, split_by};
 use futures_util::future::join_all;
+use std::fs::File;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -141,14 +142,14 @@ impl Node {
             }
             Err(e) => return Err(explained("flush_begin", &e)),
         };
-        let asked: u64 = wanted.iter().map(|r| r.len()).sum();
-        if granted.ranges.iter().map(|o| o.range.len()).sum::<u64>() < asked {
-            // Some of them are another node's by now, or flushed already: learn which.
-            self.query_anew(&file, ByteRange::ALL).await.map_err(|e| service("query", e))?;
-            self.complete(&file).await.map_err(|e| service("fetch", e))?;
-        }
+        let cache = match self.ready_to_flush(&file, &wanted, &granted).await {
+            Ok(cache) => cache,
+            Err(e) => {
+                self.give_grant_back(&file, &granted).await;
+                return Err(e);
+            }
+        };
         let backing = granted.backing.unwrap_or(Backing { path: Vec::new(), ino: 0 });
-        let cache = file.cache(&self.cache).map_err(|e| service("open cache", e))?;
         if !granted.ranges.is_empty() {
             self.note_flushing(&file, &backing.path, backing.ino);
             self.keep_flushed(&file, &backing).await;
@@ -166,6 +167,34 @@ impl Node {
             owner: granted.owner,
             label: file.label(),
         }))
+    }
+
+    /// What is granted is known to be this node's, and can be read.
+    async fn ready_to_flush(
+        &self,
+        file: &Arc<CachedFile>,
+        wanted: &[ByteRange],
+        granted: &FlushGrant,
+    ) -> Result<Arc<File>, FlushError> {
+        let asked: u64 = wanted.iter().map(|r| r.len()).sum();
+        if granted.ranges.iter().map(|o| o.range.len()).sum::<u64>() < asked {
+            // Some of them are another node's by now, or flushed already: learn which.
+            self.query_anew(file, ByteRange::ALL).await.map_err(|e| service("query", e))?;
+            self.complete(file).await.map_err(|e| service("fetch", e))?;
+        }
+        file.cache(&self.cache).map_err(|e| service("open cache", e))
+    }
+
+    /// A grant that is not used: as long as it is out nobody else can flush or cut these bytes.
+    async fn give_grant_back(&self, file: &CachedFile, granted: &FlushGrant) {
+        let ranges: Vec<ByteRange> = granted.ranges.iter().map(|o| o.range).collect();
+        if granted.grant != 0 {
+            let ended = self.patient_meta().flush_end(file.ino, granted.grant, false, false).await;
+            if let Err(e) = ended {
+                tracing::debug!(ino = %file.ino, error = %e.errno, "a grant was not given back");
+            }
+        }
+        file.state.write().quiet.end_flush(&ranges);
     }
 
     async fn end_flush(&self, grant: Grant, fate: Ending) -> Result<(), FlushError> {
