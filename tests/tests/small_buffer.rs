@@ -50,6 +50,35 @@ fn what_others_append_and_give_up_is_read_from_the_backing() {
     same("on the backing", &fs::read(cluster.backing().join("f")).expect("read"), &whole);
 }
 
+/// A program writes the same bytes again and again through one descriptor, while they are flushed and given up
+/// in between. What it synced last comes back after its daemon was killed: the flushes were its own, and
+/// nobody has overtaken it.
+#[test]
+fn what_is_written_again_after_it_was_given_up_survives_the_daemon() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let builder = Cluster::builder().nodes(1).consistency("session").flush("end");
+    let builder = builder.option("--cache-size", "400KiB").option("--io-path", "daemon");
+    let cluster = builder.start();
+    let node = cluster.node(0);
+    let file = File::options().write(true).create_new(true).open(node.path("f")).expect("create");
+    let written = |round| bytes(1, round, 0, 100_000);
+    for round in 1..=2 {
+        file.write_all_at(&written(round), 0).expect("write");
+        need_room(node);
+    }
+    file.write_all_at(&written(3), 0).expect("write");
+    file.sync_all().expect("fsync");
+    node.kill9();
+    drop(file);
+    node.ebb("umount", &[], &[]);
+    node.mount();
+    same("after a crash", &fs::read(node.path("f")).expect("read"), &written(3));
+    cluster.umount_all();
+    same("on the backing", &fs::read(cluster.backing().join("f")).expect("read"), &written(3));
+}
+
 /// More than the share of 1 MiB beyond which writers wait.
 const NEARLY_ALL: u64 = 1_040_000;
 

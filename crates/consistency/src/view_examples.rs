@@ -32,6 +32,36 @@ fn a_lone_writer_knows_the_whole_map_after_its_own_attaches() {
     assert_eq!(view.apply(&answer).overtaken, all(0, 5));
 }
 
+/// After a detach a node does not know the whole map by its own attaches any more. It has heard of them
+/// all the same: what it flushed itself has not overtaken what it writes next.
+#[test]
+fn own_flushes_are_nobody_elses_changes() {
+    let mut service = FileState::new(0);
+    let mut view = FileView::new(ME);
+    view.apply(&service.query(ByteRange::ALL, view.known_version()));
+    for round in 0..3 {
+        view.write(ByteRange::new(0, 10));
+        assert!(service.changed_after(view.heard_version()).is_empty(), "round {round}");
+        let taken = view.take_unattached(ByteRange::ALL);
+        let version = service.attach(ME, &taken);
+        view.attached(&taken, version, service.size());
+        let granted = service.grantable(ME, &all(0, 10));
+        service.mark_flushed(ME, &granted);
+        let done: Vec<_> = granted.iter().map(|o| (o.range, o.version)).collect();
+        view.flushed(&done);
+        let version = service.detach(ME, &all(0, 10)).expect("it is flushed");
+        view.detached(&all(0, 10), version);
+        view.drop_clean(ByteRange::ALL);
+    }
+    assert!(!service.changed_after(view.known_version()).is_empty());
+    let heard = view.heard_version();
+    service.attach(A, &all(0, 5));
+    let theirs = service.grantable(A, &all(0, 5));
+    service.mark_flushed(A, &theirs);
+    service.detach(A, &all(0, 5)).expect("it is flushed");
+    assert_eq!(service.changed_after(heard), all(0, 5), "somebody else's is");
+}
+
 #[test]
 fn own_bytes_that_are_not_here_are_never_zeros() {
     let mut service = FileState::new(0);

@@ -76,7 +76,7 @@ impl Node {
     /// An attach of `ranges` is going to be sent.
     pub(crate) fn note_attaching(&self, file: &CachedFile, state: &State, ranges: &[ByteRange]) {
         let Some(journal) = self.journal() else { return };
-        let (ino, known) = (file.ino, state.view.known_version());
+        let (ino, known) = (file.ino, state.view.heard_version());
         let at = state.mtime.unwrap_or_else(Time::now);
         let (exact, guessed) = state.view.by_precision(ranges);
         if !exact.is_empty() {
@@ -270,7 +270,7 @@ impl Node {
         let dirty = state.view.unattached(ByteRange::ALL);
         let missing = if dirty.is_empty() { dirty } else { journal.not_written(file.ino, &dirty) };
         if !missing.is_empty() && (!state.orphan || self.heir.get().is_some()) {
-            let (ino, known) = (file.ino, state.view.known_version());
+            let (ino, known) = (file.ino, state.view.heard_version());
             let at = state.mtime.unwrap_or_else(Time::now);
             let (exact, guessed) = state.view.by_precision(&missing);
             if !exact.is_empty() {
@@ -301,7 +301,7 @@ impl Node {
         let missing = journal.not_written(file.ino, &dirty);
         if !missing.is_empty() {
             let at = state.mtime.unwrap_or_else(Time::now);
-            let record = Record::Written(file.ino, missing, state.view.known_version(), at);
+            let record = Record::Written(file.ino, missing, state.view.heard_version(), at);
             journal.push_about(file.ino, || introduction(&state), &record);
             if state.orphan {
                 journal.push(&Record::Nameless(file.ino));

@@ -57,7 +57,7 @@ impl World {
             guessed: marks(&guessed),
             owned: std::array::from_fn(|i| owned[i] && !written[i]),
             again,
-            known: node.view.known_version(),
+            known: node.view.heard_version(),
         });
     }
 

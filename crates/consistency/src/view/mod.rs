@@ -166,6 +166,14 @@ impl FileView {
         self.known.whole()
     }
 
+    /// The newest version of which anything was heard, own attaches included: what changed up to it
+    /// has not overtaken what is written now. [`FileView::known_version`] may stay behind for
+    /// long: this node's own flushes and detaches take versions, too.
+    #[must_use]
+    pub fn heard_version(&self) -> Version {
+        self.known.whole().max(self.known.size.as_of())
+    }
+
     // ---- learning ------------------------------------------------------------------------------
 
     /// Learns what an answer says about the bytes that it covers.
