@@ -29,6 +29,8 @@ pub(super) struct Mapped {
     in_doubt_elsewhere: bool,
     /// Some of it was written there.
     was_elsewhere: bool,
+    /// What was done last, for who wonders why it failed.
+    pub did: String,
 }
 
 #[derive(Debug)]
@@ -136,6 +138,7 @@ impl Mapped {
             in_doubt: false,
             in_doubt_elsewhere: false,
             was_elsewhere: false,
+            did: String::new(),
         }
     }
 
@@ -158,7 +161,16 @@ impl Mapped {
         let offset = dice.random_range(0..BYTES);
         let len = dice.random_range(1..STORE_MAX).min(BYTES - offset);
         let data = content::bytes(round % 200, number, offset, len);
-        match dice.random_range(0..10) {
+        let what = dice.random_range(0..10);
+        self.did = match what {
+            0..5 => format!("store {len} at {offset}"),
+            5 => "sync".to_owned(),
+            6 => "read".to_owned(),
+            7 => "load".to_owned(),
+            8 => "close, read elsewhere".to_owned(),
+            _ => format!("close, write {len} at {offset} elsewhere, load"),
+        };
+        match what {
             0..5 => self.store(offset, &data, work),
             5 => self.sync(setup),
             6 => self.read(&setup.root),
@@ -220,13 +232,19 @@ impl Mapped {
     fn sync(&mut self, setup: &Setup) -> io::Result<()> {
         let mapping = self.open.as_ref().expect("it was just opened");
         let (was_published, model) = (self.is_published, setup.model);
-        mapping.sync()?;
-        if let Some(file) = mapping.file.as_ref().filter(|_| setup.extra.past) {
-            file.sync_all()?;
-        }
+        let file = mapping.file.as_ref().filter(|_| setup.extra.past);
+        let synced = mapping.sync().and_then(|()| file.map_or(Ok(()), File::sync_all));
+        self.told(synced)?;
         self.acknowledge();
         self.is_published = was_published || model != Model::Session && self.is_published;
         Ok(())
+    }
+
+    /// The kernel says once that it could not write stores back, and forgets them: what was stored until
+    /// then is vouched for by no sync or close after that, also when these succeed.
+    fn told(&mut self, synced: io::Result<()>) -> io::Result<()> {
+        self.in_doubt |= synced.is_err();
+        synced
     }
 
     /// By read, while it is mapped.
@@ -246,10 +264,11 @@ impl Mapped {
     }
 
     /// Stores that a full disk did not take may be gone; then the next sync says so.
-    fn is_latest(&self, what: &str, got: &[u8]) -> io::Result<()> {
+    fn is_latest(&mut self, what: &str, got: &[u8]) -> io::Result<()> {
         let wanted = self.expected.latest();
         if let Some(mapping) = self.open.as_ref().filter(|_| got != wanted) {
-            mapping.sync()?;
+            let synced = mapping.sync();
+            self.told(synced)?;
         }
         content::same(what, got, &wanted);
         Ok(())
@@ -353,5 +372,28 @@ mod tests {
         let error = mapping.store(20_000, &data).expect_err("behind the end");
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         mapping.end().expect("close");
+    }
+
+    #[test]
+    fn what_a_failed_sync_told_of_is_vouched_for_by_no_close_after_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut mapped, mut work) = (Mapped::new(1), Work::default());
+        let path = mapped.path(dir.path());
+        std::fs::create_dir(path.parent().expect("a directory")).expect("mkdir");
+        for fails in [true, false] {
+            mapped.open(dir.path(), 1, 1).expect("open");
+            let before = mapped.expected.latest();
+            mapped.store(100, &[7; 50], &mut work).expect("store");
+            if fails {
+                let full = Err(io::Error::from_raw_os_error(libc::ENOSPC));
+                mapped.told(full).expect_err("it is told");
+            }
+            mapped.close().expect("close");
+            // The stores are gone.
+            std::fs::write(&path, before).expect("write");
+            let check = std::panic::AssertUnwindSafe(|| mapped.check("test", dir.path()));
+            assert_eq!(std::panic::catch_unwind(check).is_ok(), fails, "after an error: {fails}");
+            mapped.in_doubt = false;
+        }
     }
 }

@@ -134,7 +134,7 @@ impl Program {
         let start = Instant::now();
         let done = work(self);
         let ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        if self.recent.len() == REMEMBERED {
+        while self.recent.len() >= REMEMBERED {
             self.recent.pop_front();
         }
         self.recent.push_back(format!("round {}: {what}: {done:?}, {ms} ms", self.round));
@@ -469,6 +469,7 @@ impl Program {
         self.attempt("the mapped file".to_owned(), |p| {
             p.mapped.step(&p.setup, &mut { dice }, now, &mut p.work)
         });
+        self.recent.push_back(format!("mapped: {}", self.mapped.did));
     }
 
     fn link_or_move(&mut self) {
