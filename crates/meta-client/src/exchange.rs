@@ -26,7 +26,7 @@ pub(crate) type Answer = Result<Option<Body>, CallError>;
 pub(crate) enum Patience {
     /// Until then.
     Until(Instant),
-    /// A lock that somebody else holds: as long as the service can be reached.
+    /// What somebody else holds: as long as the service can be reached.
     Granted,
     /// A heartbeat: until then, and of no use on another connection.
     Connection(Instant),
@@ -55,6 +55,20 @@ struct Pending {
     /// Some service may have seen it.
     sent: bool,
     done: oneshot::Sender<Answer>,
+}
+
+impl Pending {
+    /// The service may be about to give it the right to flush.
+    fn may_be_granted(&self) -> bool {
+        self.sent && matches!(self.ask.op, Op::FlushBegin(_))
+    }
+
+    /// Its caller waits no longer; the request does, so that what is granted can be given back.
+    fn desert(&mut self) -> Pending {
+        let done = std::mem::replace(&mut self.done, oneshot::channel().0);
+        let patience = std::mem::replace(&mut self.patience, Patience::Granted);
+        Pending { ask: self.ask.clone(), done, patience, ..*self }
+    }
 }
 
 /// Where the stream to the service stands.
@@ -240,13 +254,17 @@ impl Exchange {
     }
 
     /// Fails what should have been answered by `now`, and lock waits when nobody could grant
-    /// them since `unreachable_before`. How many.
+    /// them since `unreachable_before`. How many. A flush that the service may still grant is waited for
+    /// without its caller.
     pub fn expire(&self, now: Instant, waits_too: bool) -> usize {
         let mut state = self.state.lock();
-        let lost = state.take_where(|p| match p.patience {
-            Patience::Until(deadline) | Patience::Connection(deadline) => deadline <= now,
+        let mut lost = state.take_where(|p| match p.patience {
+            Patience::Until(deadline) => deadline <= now && !p.may_be_granted(),
+            Patience::Connection(deadline) => deadline <= now,
             Patience::Granted => waits_too,
         });
+        let late = |p: &&mut Pending| matches!(p.patience, Patience::Until(t) if t <= now);
+        lost.extend(state.pending.values_mut().filter(late).map(Pending::desert));
         drop(state);
         let count = lost.len();
         fail(
@@ -291,21 +309,27 @@ impl Exchange {
                 0 => Ok(reply.body),
                 n => Err(CallError::answer(checked_errno(n), &reply.text)),
             };
-            if let Err(Ok(_)) = pending.done.send(answer) {
-                self.undo(pending.ask.op);
+            if let Err(Ok(body)) = pending.done.send(answer) {
+                self.undo(pending.ask.op, body);
             }
         }
         unknown
     }
 
-    /// A lock that was granted to a caller who has gone would stay for ever.
-    pub fn undo(&self, op: Op) {
-        if let Op::SetLock(mut lock) = op
-            && lock.r#type != UNLOCK
-        {
-            lock.r#type = UNLOCK;
-            lock.wait = false;
-            self.post(Op::SetLock(lock), Patience::Granted);
+    /// A lock, or the right to flush, that was granted to a caller who has gone would stay for ever.
+    pub fn undo(&self, op: Op, body: Option<Body>) {
+        match (op, body) {
+            (Op::SetLock(mut lock), _) if lock.r#type != UNLOCK => {
+                lock.r#type = UNLOCK;
+                lock.wait = false;
+                self.post(Op::SetLock(lock), Patience::Granted);
+            }
+            (Op::FlushBegin(begun), Some(Body::FlushGrant(given))) if given.grant != 0 => {
+                let (ino, grant) = (begun.ino, given.grant);
+                let end = pb::FlushEnd { ino, grant, done: false, shaped: false };
+                self.post(Op::FlushEnd(end), Patience::Granted);
+            }
+            _ => {}
         }
     }
 

@@ -150,7 +150,7 @@ impl Drop for LockCall {
         // From here on an answer that comes is undone by the exchange.
         answer.close();
         match answer.try_recv() {
-            Ok(Ok(_)) => self.inner.exchange.undo(self.op.clone()),
+            Ok(Ok(body)) => self.inner.exchange.undo(self.op.clone(), body),
             Ok(Err(_)) => {}
             Err(_) => self.inner.exchange.cancel(id, self.inner.patience()),
         }

@@ -166,6 +166,30 @@ fn a_lock_granted_to_nobody_is_given_back() {
     assert_eq!(exchange.unanswered(), 0, "an unlock for nobody is not undone");
 }
 
+/// Its caller has waited as long as it may; the service was waiting for others.
+#[test]
+fn a_flush_granted_too_late_is_given_back() {
+    let (exchange, session) = connected();
+    let now = Instant::now();
+    let begin = || Op::FlushBegin(pb::FlushBegin { ino: 4, ranges: vec![] });
+    let (id, mut answer) = exchange.submit(begin(), Patience::Until(now)).unwrap();
+    frame(&exchange, session);
+    let (_, mut unsent) = exchange.submit(begin(), Patience::Until(now)).unwrap();
+    assert_eq!(exchange.expire(now, false), 2);
+    for answer in [&mut answer, &mut unsent] {
+        assert_eq!(answer.try_recv().unwrap().unwrap_err().errno, Errno::ETIMEDOUT);
+    }
+    assert_eq!(exchange.expire(now, false), 0, "once");
+    let given = pb::FlushGrant { grant: 9, ..Default::default() };
+    let body = Some(pb::reply::Body::FlushGrant(given));
+    exchange.resolve(vec![pb::Reply { id, body, ..Default::default() }]);
+    let sent = frame(&exchange, session);
+    let end = pb::FlushEnd { ino: 4, grant: 9, done: false, shaped: false };
+    assert_eq!(sent.iter().map(|r| r.op.clone()).collect::<Vec<_>>(), [Some(Op::FlushEnd(end))]);
+    exchange.resolve(done(sent[0].id));
+    assert_eq!(exchange.unanswered(), 0);
+}
+
 #[test]
 fn after_the_end_everything_fails() {
     let (exchange, session) = connected();
