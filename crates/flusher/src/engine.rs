@@ -28,7 +28,7 @@ use crate::throttle::Throttle;
 use crate::worker::{self, Slot};
 use ebb_backend::Backend;
 use ebb_locks::{Condvar, Mutex, MutexGuard};
-use ebb_types::Ino;
+use ebb_types::{Errno, Ino};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -193,6 +193,20 @@ impl Engine {
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.status()
+    }
+
+    /// A file that found no room the last time, and is not being tried again just now.
+    #[must_use]
+    pub fn no_room(&self) -> Option<ErrorRecord> {
+        let shared = &self.shared;
+        let (ino, record) = {
+            let state = shared.state.lock();
+            let full = |(ino, e): &(Ino, ErrorRecord)| {
+                Errno(e.errno).is_full() && !state.queue.is_at(*ino)
+            };
+            state.errors.records().into_iter().find(full)?
+        };
+        Some(ErrorRecord { path: shared.source.label(ino), ..record })
     }
 
     /// Stops all threads after their current backing call and waits for that, but not longer

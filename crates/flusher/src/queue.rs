@@ -450,6 +450,11 @@ impl Queue {
         Some(Ended { ino, error: pass.error, complete })
     }
 
+    /// Somebody is at this file.
+    pub(crate) fn is_at(&self, ino: Ino) -> bool {
+        self.passes.contains_key(&ino)
+    }
+
     /// Grants being written or asked for.
     pub(crate) fn in_flight(&self) -> usize {
         self.passes.values().map(|p| p.writing + usize::from(p.asking)).sum()

@@ -309,3 +309,21 @@ fn the_bandwidth_cap_holds_back_runs_and_not_drains() {
     assert!(began.elapsed() < Duration::from_secs(30));
     world.assert_all_arrived();
 }
+
+#[test]
+fn what_found_no_room_says_so_until_it_is_tried_again() {
+    let world = World::new(9);
+    let engine = world.start(quick(), idle_after(1));
+    world.write(Ino(2), 0, &pattern(2, 10_000));
+    world.faulty.set(Faults { enospc: 1.0, ..Faults::default() });
+    engine.kick();
+    eventually("no room", || engine.no_room().is_some_and(|e| e.errno == libc::ENOSPC));
+    world.faulty.hang(b"file-2");
+    eventually("the next attempt hangs", || world.faulty.hanging() == 1);
+    assert_eq!(engine.no_room(), None);
+    assert_eq!(engine.status().errors.len(), 1, "it is still missing");
+    world.faulty.set(Faults::default());
+    world.faulty.release();
+    eventually("it arrives", || world.dirty_bytes() == 0);
+    assert_eq!(engine.no_room(), None);
+}

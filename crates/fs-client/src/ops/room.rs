@@ -519,11 +519,12 @@ fn hopeless(flusher: &Engine, stuck: Duration) -> Option<Errno> {
     if stuck < FULL_BACKING_PATIENCE {
         return None;
     }
-    let errors = flusher.status().errors;
-    if let Some(full) = errors.iter().find(|e| Errno(e.errno).is_full()) {
+    // There may be room since: who is asked again, and has not answered yet, says nothing.
+    if let Some(full) = flusher.no_room() {
         tracing::error!(path = %full.path, error = %full.text, "buffer and backing are full");
         return Some(Errno(full.errno));
     }
+    let errors = flusher.status().errors;
     let patience = if errors.is_empty() { PATIENCE } else { FAILING_BACKING_PATIENCE };
     if stuck < patience {
         return None;
