@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the job has written.
 type Written = Vec<(String, Vec<u8>)>;
@@ -285,6 +285,45 @@ fn names_and_modes_without_room_for_the_services_journal_are_refused_with_enospc
     wait_until(Duration::from_secs(20), "it goes on when there is room", made);
     node.umount();
     assert!(cluster.backing().join("later").is_dir());
+}
+
+/// The right to flush a file was granted, and the answer could not be given for want of room for the service's
+/// journal: the node knows of no right and ends none. When there is room again the file can be flushed all
+/// the same. It could not once, as long as its node was mounted.
+#[test]
+fn a_flush_that_was_refused_without_room_for_the_services_journal_is_made_good_later() {
+    let Some(disk) = disk(|| Disk::new(64)) else { return };
+    let cluster = with_cache_on(&disk, "session", "end");
+    let node = cluster.node(0);
+    let path = node.path("f");
+    // It has a place on the backing, and bytes that are published and not there.
+    let write = |round| {
+        let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+        file.write_all_at(&bytes(1, round, 0, 100_000), 0)?;
+        close(file)
+    };
+    write(0).expect("there is room");
+    node.drain();
+    write(1).expect("there is room");
+    let dir = node.path("dir");
+    fs::create_dir(&dir).expect("mkdir");
+    disk.fill();
+    let change = |i: u32| std::os::unix::fs::symlink("x".repeat(4000), dir.join(i.to_string()));
+    let refusal = (0..200_000).find_map(|i| change(i).err()).expect("no room for so much");
+    assert_eq!(refusal.raw_os_error(), Some(libc::ENOSPC), "{refusal}");
+    let waited = std::thread::scope(|scope| {
+        let drain = scope.spawn(|| node.ebb("drain", &[], &[]));
+        std::thread::sleep(Duration::from_secs(2));
+        disk.unfill();
+        let start = Instant::now();
+        drain.join().expect("no panic");
+        node.drain();
+        start.elapsed()
+    });
+    assert!(waited < Duration::from_secs(20), "{waited:?}");
+    let on_backing = fs::read(cluster.backing().join("f")).expect("read");
+    same("on the backing", &on_backing, &bytes(1, 1, 0, 100_000));
+    node.umount();
 }
 
 /// A file that is open and has no name any more is never flushed: its bytes cannot make room, and
