@@ -239,7 +239,9 @@ impl Node {
             if !flushed.published && !left && !flushed.waits {
                 self.file(ino).iter().for_each(|file| self.lacks_what_others_have(file));
             }
-            if flushed.published && !left && journal.is_alone(ino) && !journal.overrides(ino) {
+            // What is written quietly from now on, behind the end, the next daemon must tell from what is lost.
+            let needed = left || journal.overrides(ino) || journal.is_untold(ino);
+            if flushed.published && !needed && journal.is_alone(ino) {
                 journal.push_if_known(ino, &Record::Gone(ino));
                 is_gone = true;
             }

@@ -182,6 +182,12 @@ impl Journal {
         known
     }
 
+    /// True when something may be written to the file without a record of it.
+    #[must_use]
+    pub fn is_untold(&self, ino: Ino) -> bool {
+        self.queue.lock().image.file(ino).is_some_and(Note::is_untold)
+    }
+
     /// True when bytes of the file are noted that the backing has not.
     #[must_use]
     pub fn holds(&self, ino: Ino) -> bool {
