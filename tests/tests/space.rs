@@ -316,10 +316,12 @@ fn a_flush_that_was_refused_without_room_for_the_services_journal_is_made_good_l
         std::thread::sleep(Duration::from_secs(2));
         disk.unfill();
         let start = Instant::now();
-        drain.join().expect("no panic");
+        let _ = drain.join().expect("no panic");
         node.drain();
         start.elapsed()
     });
+    let log = node.log();
+    assert!(log.contains("flush_begin: the metadata service has no room"), "refused: {log}");
     assert!(waited < Duration::from_secs(20), "{waited:?}");
     let on_backing = fs::read(cluster.backing().join("f")).expect("read");
     same("on the backing", &on_backing, &bytes(1, 1, 0, 100_000));

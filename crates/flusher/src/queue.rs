@@ -191,11 +191,10 @@ impl Queue {
     /// Registers a drain of these files.
     pub(crate) fn begin_drain(&mut self, files: &[Listed], everything: bool) -> DrainId {
         self.clock += 1;
-        let pending = |bytes| Pending::new(bytes);
         let drain = Drain {
             since: self.clock,
             everything,
-            pending: files.iter().map(|f| (f.ino, pending(f.bytes))).collect(),
+            pending: files.iter().map(|f| (f.ino, Pending::new(f.bytes))).collect(),
             ready: files.iter().map(|f| f.ino).collect(),
             later: BinaryHeap::new(),
             given_up: Vec::new(),

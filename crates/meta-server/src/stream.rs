@@ -64,9 +64,14 @@ pub async fn serve(
     let slow = Arc::new(Semaphore::new(SLOW_MAX));
     let mut stream = Stream { core: Arc::clone(&core), who, serial, out, slow };
     stream.run(more, frames, ended).await;
-    core.desk.left(serial);
-    core.sessions.detach(who.node, serial);
+    leave(&core, who.node, serial);
     tracing::debug!(node = %who.node, "stream ended");
+}
+
+/// The stream of a node counts no more.
+fn leave(core: &Core, node: NodeId, serial: StreamId) {
+    core.desk.left(serial);
+    core.sessions.detach(node, serial);
 }
 
 /// One request of a node that has a stream, answered as there, but on its own.
@@ -150,8 +155,7 @@ async fn try_greet(
     let (out, outgoing) = mpsc::channel(OUT_FRAMES);
     let joined = join(core, &hello, out.clone()).map_err(refuse(id))?;
     if let Err(e) = core.noted().await {
-        core.desk.left(joined.serial);
-        core.sessions.detach(joined.who.node, joined.serial);
+        leave(core, joined.who.node, joined.serial);
         // With room again the node is welcome.
         let errno = if e.errno == Errno::ENOSPC { Errno::EAGAIN } else { e.errno };
         return Err(Some((id, OpError { errno, ..e })));

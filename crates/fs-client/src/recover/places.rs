@@ -119,46 +119,42 @@ impl Places {
 /// Part files by name and number.
 pub(crate) type Parts = BTreeSet<(Vec<u8>, u64)>;
 
-/// Deeper than this nothing is looked for: each directory on the way is open meanwhile.
-const DEPTH_MAX: usize = 256;
-
 impl Places {
     /// All part files. An error when a directory cannot be read: then it is not known.
     pub fn parts(&self) -> io::Result<Parts> {
         let mut parts = Parts::new();
-        gather(&self.root, DEPTH_MAX, &mut parts)?;
+        let mut dirs: Vec<Vec<Name>> = vec![Vec::new()];
+        while let Some(path) = dirs.pop() {
+            let dir = match self.dir(&path, false) {
+                Ok(dir) => dir,
+                Err(e) => {
+                    missing_is_none::<()>(e)?;
+                    continue;
+                }
+            };
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            for entry in Dir::read_from(rustix::fs::openat(&dir, ".", flags, Mode::empty())?)? {
+                let entry = entry?;
+                let is_part = entry.file_name().to_bytes().starts_with(PART_PREFIX);
+                let known = entry.file_type();
+                // "." and ".." are no names.
+                let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
+                if !is_part && matches!(known, FileType::RegularFile | FileType::Symlink) {
+                    continue;
+                }
+                let at = At { dir: dir.try_clone()?, name };
+                let Some(stat) = at.stat()? else { continue };
+                match kind(&stat) {
+                    FileType::RegularFile if is_part => {
+                        parts.insert((at.name.as_bytes().to_vec(), stat.st_ino));
+                    }
+                    FileType::Directory => dirs.push([&path[..], &[at.name]].concat()),
+                    _ => {}
+                }
+            }
+        }
         Ok(parts)
     }
-}
-
-fn gather(dir: &OwnedFd, depth: usize, parts: &mut Parts) -> io::Result<()> {
-    let left = depth.checked_sub(1).ok_or(io::ErrorKind::FileTooLarge)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    for entry in Dir::read_from(rustix::fs::openat(dir, ".", flags, Mode::empty())?)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
-        let is_part = name.to_bytes().starts_with(PART_PREFIX);
-        let is_plain = matches!(entry.file_type(), FileType::RegularFile | FileType::Symlink);
-        if is_plain && !is_part {
-            continue;
-        }
-        let at = At { dir: dir.try_clone()?, name: Name::new(name.to_bytes())? };
-        let Some(stat) = at.stat()? else { continue };
-        match kind(&stat) {
-            FileType::RegularFile if is_part => {
-                parts.insert((name.to_bytes().to_vec(), stat.st_ino));
-            }
-            FileType::Directory => match open_dir(dir, &at.name) {
-                Ok(below) => gather(&below, left, parts)?,
-                Err(e) => missing_is_none::<()>(e.into()).map(drop)?,
-            },
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 fn missing_is_none<T>(e: io::Error) -> io::Result<Option<T>> {

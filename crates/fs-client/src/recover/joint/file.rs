@@ -41,19 +41,22 @@ pub(super) struct Site<'a> {
     pub everybody: AtomicBool,
     /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
     pub zeros: Mutex<BTreeMap<Ino, u64>>,
-    /// All part files below the backing, when they have been looked for.
-    pub parts: Mutex<Option<Parts>>,
+    /// All part files below the backing, when they have been looked for; `None` in it: that cannot be read.
+    pub parts: Mutex<Option<Option<Parts>>>,
 }
 
 impl Site<'_> {
-    /// True when a part file of this name and number is anywhere on the backing.
-    fn has_part(&self, home: &Home) -> io::Result<bool> {
+    /// True when a part file of this name and number is anywhere on the backing, or may be: where not all
+    /// of that can be read nobody knows.
+    fn may_have_part(&self, home: &Home) -> bool {
         let mut parts = self.parts.lock();
-        let found = match parts.take() {
-            Some(found) => found,
-            None => self.places.parts()?,
-        };
-        Ok(parts.insert(found).contains(&(home.last().to_vec(), home.ino)))
+        let parts = parts.get_or_insert_with(|| {
+            let found = self.places.parts();
+            let why = |e: &io::Error| tracing::warn!(error = %e, "cannot look for part files");
+            found.inspect_err(why).ok()
+        });
+        let is_it = |parts: &Parts| parts.contains(&(home.last().to_vec(), home.ino));
+        parts.as_ref().is_none_or(is_it)
     }
 }
 
@@ -131,7 +134,7 @@ impl Work {
             false => conflict(site, note)?,
         };
         if let Some(why) = why {
-            if !is_over(site, note)? {
+            if !is_over(site, note) {
                 return Err(Stay::Conflict(why));
             }
             site.board.corner(ino)?.say(&statement)?;
@@ -552,13 +555,9 @@ fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
 
 /// True when nothing of the file can be brought by this node, and none of it waits anywhere. Of a file
 /// that only this node had, the job cannot have published or deleted anything without its knowing.
-fn is_over(site: &Site<'_>, note: &Note) -> io::Result<bool> {
-    match note.header.home.as_ref() {
-        Some(home) if is_flushed(note) && !is_alone(note) => {
-            Ok(!home.is_part() || !site.has_part(home)?)
-        }
-        _ => Ok(false),
-    }
+fn is_over(site: &Site<'_>, note: &Note) -> bool {
+    let home = note.header.home.as_ref().filter(|_| is_flushed(note) && !is_alone(note));
+    home.is_some_and(|home| !home.is_part() || !site.may_have_part(home))
 }
 
 /// Nothing of it is in the cache, and something was flushed.

@@ -18,8 +18,8 @@
 //! and says what is missing, also when its own bytes are all there.
 //!
 //! What a node has flushed, and nothing else of a file, and what the job has replaced or deleted since without
-//! its hearing of it, it claims as lost: whoever has newer bytes writes them, and nobody else waits for it. That
-//! no part file of it is left anywhere on the backing is looked for first.
+//! its hearing of it, it claims as lost: whoever has newer bytes writes them, and files of others do not wait
+//! for it. That no part file of it is left anywhere on the backing is looked for first.
 //!
 //! What nodes know of names is put together in the same way: [`names`].
 //!

@@ -5,7 +5,7 @@ use super::file::{Site, Stay, Work};
 use super::statement::Fate;
 use crate::cache::CacheDir;
 use crate::journal::{Header, Held, Home, Kept, Note};
-use crate::recover::places::Places;
+use crate::recover::places::{Parts, Places};
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Ino, Time, Version};
 use std::os::unix::fs::MetadataExt;
@@ -64,6 +64,15 @@ impl Backing {
     }
 
     fn begin(&self, node: &str, note: &Note) -> Result<Work, Stay> {
+        self.begin_having_found(node, note, None)
+    }
+
+    fn begin_having_found(
+        &self,
+        node: &str,
+        note: &Note,
+        parts: Option<Option<Parts>>,
+    ) -> Result<Work, Stay> {
         let site = Site {
             places: &self.places,
             board: &self.board,
@@ -77,7 +86,7 @@ impl Backing {
             shaped: std::collections::BTreeSet::new(),
             everybody: false.into(),
             zeros: Mutex::default(),
-            parts: Mutex::default(),
+            parts: Mutex::new(parts),
         };
         Work::begin(&site, INO, note)
     }
@@ -117,7 +126,23 @@ fn what_waits_in_a_part_file_somewhere_is_not_over() {
     assert!(at.is_over("a", &flushed_to(PART, number + 1)), "one of another number");
     let other = b"d/.ebb-part-77-000000000000000f";
     assert!(at.is_over("a", &flushed_to(other, number)), "one of another name");
-    assert!(!at.board.has(Ino(78)));
+}
+
+#[test]
+fn a_part_file_is_found_however_deep() {
+    let at = Backing::new();
+    let number = at.part(&format!("{}.ebb-part-77-0123456789abcdef", "d/".repeat(300)));
+    assert!(is_conflict(&at.begin("a", &flushed_to(PART, number))));
+}
+
+/// As with directories that a user may not read.
+#[test]
+fn where_not_all_of_the_backing_can_be_read_nothing_is_over() {
+    let at = Backing::new();
+    let note = flushed_to(PART, 1);
+    assert!(is_conflict(&at.begin_having_found("a", &note, Some(None))));
+    assert!(!at.board.has(INO), "nothing is said");
+    assert!(at.is_over("a", &note));
 }
 
 #[test]
