@@ -55,11 +55,16 @@ fn what_others_append_and_give_up_is_read_from_the_backing() {
 /// nobody has overtaken it.
 #[test]
 fn what_is_written_again_after_it_was_given_up_survives_the_daemon() {
-    if skip_reason().is_some() {
-        return;
+    for (model, io_path) in [("session", "daemon"), ("session", "auto"), ("commit", "daemon")] {
+        if skip_reason().is_none() {
+            written_again_after_it_was_given_up(model, io_path);
+        }
     }
-    let builder = Cluster::builder().nodes(1).consistency("session").flush("end");
-    let builder = builder.option("--cache-size", "400KiB").option("--io-path", "daemon");
+}
+
+fn written_again_after_it_was_given_up(model: &str, io_path: &str) {
+    let builder = Cluster::builder().nodes(1).consistency(model).flush("end");
+    let builder = builder.option("--cache-size", "400KiB").option("--io-path", io_path);
     let cluster = builder.start();
     let node = cluster.node(0);
     let file = File::options().write(true).create_new(true).open(node.path("f")).expect("create");
@@ -68,13 +73,16 @@ fn what_is_written_again_after_it_was_given_up_survives_the_daemon() {
         file.write_all_at(&written(round), 0).expect("write");
         need_room(node);
     }
+    let evicted = node.status()["ledger"]["evicted_bytes"].as_u64().expect("a number");
+    assert!(evicted >= 200_000, "both were given up: {evicted}");
     file.write_all_at(&written(3), 0).expect("write");
     file.sync_all().expect("fsync");
     node.kill9();
     drop(file);
     let _ = node.ebb("umount", &[], &[]);
     node.mount();
-    same("after a crash", &fs::read(node.path("f")).expect("read"), &written(3));
+    let what = format!("{model}, {io_path}, after a crash");
+    same(&what, &fs::read(node.path("f")).expect("read"), &written(3));
     cluster.umount_all();
     same("on the backing", &fs::read(cluster.backing().join("f")).expect("read"), &written(3));
 }
