@@ -36,7 +36,5 @@ pub use engine::Engine;
 pub use errors::ErrorRecord;
 pub use options::{IoClass, Options, ReadBack};
 pub use policy::{Decision, Halt, Policy, PolicyError, PolicyKind, Scope, Situation, decide};
-pub use source::{
-    DirtyFile, FLUSH_END, Fate, FileUse, FlushError, FlushSource, Grant, Guard, Want,
-};
+pub use source::{DirtyFile, Fate, FileUse, FlushError, FlushSource, Grant, Guard, Want};
 pub use status::{FlushState, Status, StopLatency, Working};

@@ -468,9 +468,9 @@ impl Pending {
     /// How long it waits for the next attempt; `None`: there is none.
     fn failed(&mut self, error: &FlushError, options: &Options) -> Option<Duration> {
         self.last_error = Some(error.clone());
-        let (count, most) = match error.is_lost_grant() {
-            true => (&mut self.lost_grants, LOST_GRANTS),
-            false => (&mut self.attempts, options.drain_attempts),
+        let (count, most) = match error {
+            FlushError::LostGrant { .. } => (&mut self.lost_grants, LOST_GRANTS),
+            _ => (&mut self.attempts, options.drain_attempts),
         };
         *count += 1;
         (*count < most).then(|| options.drain_backoff(*count))

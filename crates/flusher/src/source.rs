@@ -120,10 +120,6 @@ pub enum Fate {
     GivenBack,
 }
 
-/// How the report of a grant is called where an error says what was tried. With ESTALE: there is no
-/// such grant any more.
-pub const FLUSH_END: &str = "flush_end";
-
 /// Why bytes did not reach the backing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlushError {
@@ -135,6 +131,13 @@ pub enum FlushError {
         /// As an errno.
         errno: Errno,
         /// In words.
+        text: String,
+    },
+    /// A grant ended before it was reported as done, with the service's life or with a lease. Nothing is
+    /// wrong: its bytes are dirty, and are flushed again.
+    #[error("flush_end: {text}")]
+    LostGrant {
+        /// What the service said.
         text: String,
     },
     /// The backing failed.
@@ -192,6 +195,7 @@ impl FlushError {
             FlushError::Service { operation, .. } | FlushError::Hanging { operation, .. } => {
                 operation
             }
+            FlushError::LostGrant { .. } => "flush_end",
             FlushError::Backing(e) => e.operation().name(),
             FlushError::Cache { .. } | FlushError::Damaged { .. } => "read cache",
             FlushError::Mismatch { .. } | FlushError::Short { .. } => "verify",
@@ -204,6 +208,7 @@ impl FlushError {
     pub fn errno(&self) -> Errno {
         match self {
             FlushError::Service { errno, .. } | FlushError::Cache { errno, .. } => *errno,
+            FlushError::LostGrant { .. } => Errno::ESTALE,
             FlushError::Backing(e) => e.errno(),
             FlushError::Mismatch { .. } | FlushError::Short { .. } | FlushError::Damaged { .. } => {
                 Errno::EIO
@@ -213,16 +218,12 @@ impl FlushError {
         }
     }
 
-    /// A grant ended before it was reported as done, with the service's life or with a lease. Nothing is
-    /// wrong: its bytes are dirty, and are flushed again.
-    pub(crate) fn is_lost_grant(&self) -> bool {
-        self.operation() == FLUSH_END && self.errno() == Errno::ESTALE
-    }
-
     /// True when other bytes of the same file will not fare better now.
     pub(crate) fn ends_the_pass(&self) -> bool {
         match self {
-            FlushError::Service { .. } | FlushError::BadGrant { .. } => true,
+            FlushError::Service { .. }
+            | FlushError::LostGrant { .. }
+            | FlushError::BadGrant { .. } => true,
             FlushError::Backing(BackendError::Io { errno, .. }) => {
                 matches!(*errno, Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::EACCES)
             }

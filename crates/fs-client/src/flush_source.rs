@@ -3,9 +3,7 @@
 use crate::file::{CachedFile, State};
 use crate::node::{Fate, Node};
 use crate::ops::sync::is_gone;
-use ebb_flusher::{
-    DirtyFile, FLUSH_END, Fate as Ending, FileUse, FlushError, FlushSource, Grant, Want,
-};
+use ebb_flusher::{DirtyFile, Fate as Ending, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError, FlushGrant};
 use ebb_types::{ByteRange, Errno, Ino, Version, split_by};
 use futures_util::future::join_all;
@@ -241,7 +239,10 @@ impl Node {
             // the grant ended with the service's life or with our lease, and the bytes still count
             // as dirty, so they have to be flushed again.)
             Err(e) if e.errno == Errno::ENOENT => Ok(()),
-            Err(e) => Err(explained(FLUSH_END, &e)),
+            Err(e) if e.errno == Errno::ESTALE => {
+                Err(FlushError::LostGrant { text: e.to_string() })
+            }
+            Err(e) => Err(explained("flush_end", &e)),
         }
     }
 

@@ -7,8 +7,8 @@
 
 use ebb_backend::{Backend, Faulty, PosixDir};
 use ebb_flusher::{
-    Activity, DirtyFile, DrainReport, DrainScope, Engine, FLUSH_END, Fate, FileUse, FlushError,
-    FlushSource, Grant, Options, Policy, Want,
+    Activity, DirtyFile, DrainReport, DrainScope, Engine, Fate, FileUse, FlushError, FlushSource,
+    Grant, Options, Policy, Want,
 };
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Errno, Ino, Version};
@@ -282,12 +282,14 @@ impl World {
             file.dirty.extend(ranges);
         }
         if lost {
-            let (errno, text) = match forgotten {
-                true => (Errno::ESTALE, "no such grant"),
-                false => (Errno::ETIMEDOUT, "no answer"),
-            };
-            let text = text.to_owned();
-            return Err(FlushError::Service { operation: FLUSH_END, errno, text });
+            return Err(match forgotten {
+                true => FlushError::LostGrant { text: "no such grant".to_owned() },
+                false => FlushError::Service {
+                    operation: "flush end",
+                    errno: Errno::ETIMEDOUT,
+                    text: "no answer".to_owned(),
+                },
+            });
         }
         Ok(())
     }
