@@ -488,3 +488,54 @@ fn a_granted_flush_whose_bytes_cannot_be_read_keeps_nobody_out() {
     node.drain();
     same("f0", &fs::read(cluster.backing().join("f0")).expect("read"), &content[..50_000]);
 }
+
+fn append(node: &Node, name: &str, text: &str) -> io::Result<()> {
+    let (path, text) = (node.path(name), text.to_owned());
+    within(OPERATION_MAX, "append", move || {
+        OpenOptions::new().append(true).create(true).open(path)?.write_all(text.as_bytes())
+    })
+}
+
+/// The service makes room for an append whose program was told that nothing came of it: nobody has
+/// bytes for it, which must not make the file unreadable.
+fn an_append_that_failed_and_was_made(cluster: &Cluster) {
+    let (one, two) = (cluster.node(0), cluster.node(1));
+    for node in [one, two, one] {
+        append(node, "log", "line\n").expect("append");
+    }
+    let mut file = OpenOptions::new().append(true).open(one.path("log")).expect("open");
+    let service = cluster.meta_pid() as libc::pid_t;
+    // SAFETY: a signal to our own service.
+    unsafe { libc::kill(service, libc::SIGSTOP) };
+    let failed = within(OPERATION_MAX, "append", move || file.write_all(b"lost\n"));
+    println!("beside a service that stands still: {failed:?}");
+    // SAFETY: as above.
+    unsafe { libc::kill(service, libc::SIGCONT) };
+    let failed = failed.expect_err("nobody answers");
+    assert_eq!(failed.raw_os_error(), Some(libc::ETIMEDOUT));
+    let read = [two, one].map(|node| read_fresh(&node.path("log")).expect("every byte is known"));
+    for node in [two, one] {
+        append(node, "log", "after\n").expect("append");
+    }
+    let whole = [&read[0][..], b"after\nafter\n"].concat();
+    assert_eq!(read[0], read[1]);
+    assert_eq!(read[0], b"line\nline\nline\n\0\0\0\0\0");
+    for node in [one, two] {
+        same("log", &read_fresh(&node.path("log")).expect("read"), &whole);
+    }
+    assert_eq!(one.counter("ebb_appends_undone_total"), 1, "it was made");
+    cluster.umount_all();
+    same("log", &fs::read(cluster.backing().join("log")).expect("read"), &whole);
+}
+
+#[test]
+fn an_append_that_failed_and_was_made_leaves_zeros_and_no_error() {
+    an_append_that_failed_and_was_made(&through_the_daemon(2));
+}
+
+#[test]
+fn an_append_that_failed_and_was_made_leaves_zeros_with_copies_and_past_the_daemon() {
+    let past = |cluster: Builder| cluster.option("--io-path", "auto").start();
+    an_append_that_failed_and_was_made(&past(builder(2, "posix")));
+    an_append_that_failed_and_was_made(&past(builder(2, "posix").option("--replicas", "2")));
+}

@@ -52,6 +52,8 @@ pub struct State {
     pub under: Option<Home>,
     /// Whether any other node ever had it; for the journal.
     pub alone: Alone,
+    /// An append failed that may have been made all the same, at a later version than this.
+    pub append_unheard: Option<Version>,
     /// Where this node cut it, and at which versions; for the journal.
     pub cuts: Vec<(u64, Version)>,
     /// It has no name any more: its bytes never go to the backing.
@@ -217,6 +219,7 @@ impl CachedFile {
                 home: Whereabouts::default(),
                 under: None,
                 alone: Alone::default(),
+                append_unheard: None,
                 cuts: Vec::new(),
                 orphan: false,
                 lease: FileLease::default(),

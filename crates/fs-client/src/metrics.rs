@@ -61,6 +61,8 @@ pub struct Metrics {
     pub pages_dropped: AtomicU64,
     /// Files whose locks were given up because this node was silent.
     pub locks_lost: AtomicU64,
+    /// Places of appends that failed, which became zeros.
+    pub appends_undone: AtomicU64,
 }
 
 impl Default for Metrics {
@@ -80,6 +82,7 @@ impl Default for Metrics {
             kept_until_stable: AtomicU64::new(0),
             pages_dropped: AtomicU64::new(0),
             locks_lost: AtomicU64::new(0),
+            appends_undone: AtomicU64::new(0),
         }
     }
 }
@@ -95,7 +98,7 @@ impl Metrics {
         histogram.sum_us.fetch_add(us, Relaxed);
     }
 
-    fn totals(&self) -> [(&'static str, &'static str, u64); 9] {
+    fn totals(&self) -> [(&'static str, &'static str, u64); 10] {
         [
             ("bytes_written", "Bytes written by applications", self.bytes_written.load(Relaxed)),
             ("bytes_read", "Bytes read by applications", self.bytes_read.load(Relaxed)),
@@ -121,6 +124,11 @@ impl Metrics {
                 "locks_lost",
                 "Files whose locks were given up while this node was silent",
                 self.locks_lost.load(Relaxed),
+            ),
+            (
+                "appends_undone",
+                "Appends that failed and left zeros at the end of a file",
+                self.appends_undone.load(Relaxed),
             ),
         ]
     }

@@ -226,6 +226,10 @@ impl Node {
     }
 
     /// For work that outlives the call.
+    pub(crate) fn me_weak(&self) -> Weak<Node> {
+        self.this.clone()
+    }
+
     pub(crate) fn me_arc(&self) -> Option<Arc<Node>> {
         self.this.upgrade()
     }

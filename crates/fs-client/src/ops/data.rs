@@ -252,13 +252,15 @@ impl Node {
         file: &Arc<CachedFile>,
         data: &[u8],
     ) -> Result<Result<u32, NodeId>, Errno> {
+        self.settle_append(file).await?;
         self.note_appending(file)?;
+        let since = file.state.read().view.newest_known();
         let now = Time::now();
         let mut changing = self.changing(&[], &[file.ino]);
         let wish = changing.wish_for(&file.state.read().model);
         let done = self.append_under_pair(file, data.len() as u64, now, wish).await;
         changing.heard(&done);
-        let done = done?;
+        let done = done.inspect_err(|_| self.append_unheard(file, since))?;
         if let Some(seat) = done.seat {
             return Ok(Err(seat));
         }
@@ -443,7 +445,7 @@ fn all_of((_, stopped): (usize, Option<std::io::Error>)) -> Result<(), Errno> {
 }
 
 /// A hole, which needs no room.
-fn zeros_instead(cache: &std::fs::File, range: ByteRange) -> Result<(), Errno> {
+pub(super) fn zeros_instead(cache: &std::fs::File, range: ByteRange) -> Result<(), Errno> {
     cache::punch(cache, range)?;
     if cache.metadata()?.len() < range.end() {
         cache.set_len(range.end())?;

@@ -16,5 +16,6 @@ pub mod room;
 pub mod seat;
 pub mod space;
 pub mod sync;
+mod unheard;
 pub mod unseen;
 pub mod xattr;
