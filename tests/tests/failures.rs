@@ -5,7 +5,7 @@ use ebb_testkit::environment::wrapped;
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::{shell, wait_until, within};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -538,4 +538,34 @@ fn an_append_that_failed_and_was_made_leaves_zeros_with_copies_and_past_the_daem
     let past = |cluster: Builder| cluster.option("--io-path", "auto").start();
     an_append_that_failed_and_was_made(&past(builder(2, "posix")));
     an_append_that_failed_and_was_made(&past(builder(2, "posix").option("--replicas", "2")));
+}
+
+/// Whoever was told that it has no lock must not keep others out.
+#[test]
+fn a_lock_that_failed_and_was_granted_is_given_back() {
+    let cluster = through_the_daemon(2);
+    let (one, two) = (cluster.node(0), cluster.node(1));
+    fs::write(one.path("locked"), "x").expect("write");
+    let [file, other] = [one, two].map(|node| File::open(node.path("locked")).expect("open"));
+    let again = file.try_clone().expect("dup");
+    let service = cluster.meta_pid() as libc::pid_t;
+    // SAFETY: a signal to our own service.
+    unsafe { libc::kill(service, libc::SIGSTOP) };
+    let failed = within(OPERATION_MAX, "lock", move || file.try_lock());
+    // SAFETY: as above.
+    unsafe { libc::kill(service, libc::SIGCONT) };
+    let Err(TryLockError::Error(failed)) = failed else { panic!("nobody answers: {failed:?}") };
+    assert_eq!(failed.raw_os_error(), Some(libc::ETIMEDOUT));
+    let other = within(OPERATION_MAX, "lock on the other node", move || {
+        other.lock().expect("it is nobody's");
+        other
+    });
+    // Its first owner waits in turn, and is not taken for who has it.
+    assert!(again.try_lock().is_err(), "the other node has it");
+    drop(other);
+    within(OPERATION_MAX, "lock again", move || {
+        again.lock().expect("it is free");
+        again.lock().expect("it has it");
+    });
+    cluster.umount_all();
 }

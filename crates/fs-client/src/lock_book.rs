@@ -11,7 +11,8 @@
 //! | this node was given up ([`LockBook::lose`]) | everybody; their handles and processes are *broken* |
 //!
 //! That a RELEASE comes late does no harm: a process that locks again meanwhile does so through another
-//! handle. What could not be given back is *owed*, and given back before its owner locks again.
+//! handle. What could not be given back is *owed*, and given back before its owner locks again. So is
+//! what may have been granted to an owner that was told of an error, and knows of no lock.
 //!
 //! Broken handles and owners fail until they are closed: others may have had the lock meanwhile.
 
@@ -127,6 +128,23 @@ impl LockBook {
         if let Some(holder) = self.holders.iter_mut().find(|h| h.owner == owner) {
             holder.locks.insert(range.to_std(), held);
         }
+    }
+
+    /// True when an owner has no lock that this daemon knows of, and there is none that it does not.
+    #[must_use]
+    pub fn holds_nothing(&self, owner: LockOwner) -> bool {
+        let holder = self.holders.iter().find(|h| h.owner == owner);
+        holder.is_none_or(|h| h.is_certain() && h.locks.iter().next().is_none())
+    }
+
+    /// An owner was told that it has no lock, which the service may have granted all the same: it
+    /// is owed, unless the owner has others. True when it is.
+    pub fn failed(&mut self, owner: LockOwner) -> bool {
+        let known = self.holders.iter().position(|h| h.owner == owner);
+        let Some(at) = known.filter(|_| self.holds_nothing(owner)) else { return false };
+        let holder = self.holders.swap_remove(at);
+        self.owe(holder);
+        true
     }
 
     /// An owner is giving a range back.
@@ -283,6 +301,26 @@ mod tests {
         book.answered(process(7), 1, false);
         book.unlocked(process(7), book.asked(process(7)));
         assert!(book.is_empty());
+    }
+
+    #[test]
+    fn what_failed_is_owed_unless_its_owner_has_other_locks() {
+        let mut book = LockBook::default();
+        let write = HeldAs { kind: LockKind::Write, pid: 3 };
+        assert!(book.holds_nothing(process(7)));
+        book.asks(process(7), 1);
+        book.asks(process(7), 1);
+        book.answered(process(7), 1, false);
+        assert!(!book.failed(process(7)), "another request is not answered");
+        book.answered(process(7), 1, false);
+        assert!(book.failed(process(7)));
+        assert_eq!((book.owed(None), book.process_holds(7)), (Some(process(7)), false));
+        assert_eq!(book.given_back(process(7)), [1]);
+        book.note(process(7), 1);
+        book.locked(process(7), ByteRange::new(0, 10), write);
+        assert!(!book.failed(process(7)), "what it has must stay");
+        book.inherit(process(8), 1);
+        assert!(!book.failed(process(8)), "it may have had one before");
     }
 
     #[test]

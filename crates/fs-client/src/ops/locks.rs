@@ -110,6 +110,7 @@ impl Node {
             return published;
         }
         self.give_back(file, Some(owner)).await?;
+        let had_none = file.locks.lock().holds_nothing(owner);
         // Before the service is asked: whatever becomes of the answer, closing gives it back.
         file.change_locks(|book| book.asks(owner, handle.fh));
         self.handles.locked(handle.fh, lock.owner, lock.flock);
@@ -124,10 +125,28 @@ impl Node {
                 book.locked(owner, wanted.range, HeldAs { kind: wanted.kind, pid: lock.pid });
             }
         });
-        answer?;
-        self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await?;
+        let done = match answer {
+            Ok(()) => self.event(file, SyncEvent::Lock, ByteRange::ALL, false).await,
+            failed => failed,
+        };
+        if done.is_err() && !refused && had_none {
+            self.has_no_lock(file, owner, wanted.range);
+        }
+        done?;
         // The node can have been given up while the answer was on its way.
         self.locks_hold(handle, (!lock.flock).then_some(lock.owner))
+    }
+
+    /// An owner is told that it did not get its first lock, which it may have all the same: nobody
+    /// would give it back before the file is closed.
+    fn has_no_lock(&self, file: &Arc<CachedFile>, owner: LockOwner, range: ByteRange) {
+        let owed = file.change_locks(|book| {
+            book.unlocks(owner, range);
+            book.failed(owner)
+        });
+        if owed {
+            self.give_back_later(file);
+        }
     }
 
     /// Closing any descriptor of a file gives up its process's record locks: an unlock.
