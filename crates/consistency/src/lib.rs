@@ -39,7 +39,8 @@ pub use lease::{
 pub use model::{Actions, Model, Scope, SyncEvent};
 pub use msc::Msc;
 pub use ownership::{
-    Assertion, Claimed, FileState, Leap, MapAnswer, NotFlushed, Owned, Quiet, QuietState, Seat,
+    Assertion, Claimed, Detached, FileState, Leap, MapAnswer, NotFlushed, Owned, Quiet, QuietState,
+    Seat,
 };
 pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};

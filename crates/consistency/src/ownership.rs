@@ -84,6 +84,17 @@ impl MapAnswer {
     }
 }
 
+/// What the service answers to a detach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Detached {
+    /// The file's version then.
+    pub version: Version,
+    /// Published size.
+    pub size: u64,
+    /// As in [`MapAnswer`]: what the node has flushed itself tells only a part of it.
+    pub base_len: u64,
+}
+
 /// Everything the service knows of one file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Stored", into = "Stored")]
@@ -349,9 +360,14 @@ impl FileState {
 
     /// `node` gives up flushed bytes, which become the backing's. Bytes of other owners or of
     /// nobody are left alone; an own unflushed byte is an error that changes nothing.
-    pub fn detach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Result<Version, NotFlushed> {
+    pub fn detach(&mut self, node: NodeId, ranges: &[ByteRange]) -> Result<Detached, NotFlushed> {
         let pieces = self.flushed_of(node, ranges)?;
-        Ok(self.give_to_backing(&pieces))
+        self.give_to_backing(&pieces);
+        Ok(self.detached())
+    }
+
+    fn detached(&self) -> Detached {
+        Detached { version: self.version, size: self.size, base_len: self.base_len }
     }
 
     fn flushed_of(&self, node: NodeId, ranges: &[ByteRange]) -> Result<Vec<Owned>, NotFlushed> {
@@ -374,14 +390,14 @@ impl FileState {
         &mut self,
         node: NodeId,
         ranges: &[ByteRange],
-    ) -> Result<Version, NotFlushed> {
+    ) -> Result<Detached, NotFlushed> {
         let pieces = self.flushed_of(node, ranges)?;
         let version = self.give_to_backing(&pieces);
         if !pieces.is_empty() {
             self.base_version = version;
             pieces.iter().for_each(|piece| self.changes.mark(piece.range, version));
         }
-        Ok(version)
+        Ok(self.detached())
     }
 
     /// Sets the size. A cut takes the bytes beyond it from everyone; an extension adds zeros.

@@ -5,6 +5,7 @@ use super::*;
 use crate::ownership::FileState;
 use crate::view::FileView;
 use proptest::prelude::*;
+use std::collections::HashSet;
 
 const BYTES: u64 = 16;
 const NODES: u32 = 3;
@@ -81,13 +82,9 @@ impl World {
             Op::GiveBack(node, a, b, drop) => {
                 let view = &mut views[node as usize - 1];
                 let range = ByteRange::new(a, b);
-                let flushed: Vec<ByteRange> = service
-                    .owned_in(range)
-                    .filter(|o| o.node == NodeId(node) && o.flushed)
-                    .map(|o| o.range)
-                    .collect();
-                let version = service.detach(NodeId(node), &flushed).expect("flushed ones");
-                view.detached(&flushed, version);
+                let flushed = view.detachable(range);
+                let answer = service.detach(NodeId(node), &flushed).expect("flushed ones");
+                view.detached(&flushed, answer);
                 if drop {
                     view.drop_clean(range);
                 }
@@ -178,6 +175,26 @@ proptest! {
         }
     }
 
+    /// Of the length of what the backing has, nodes say nothing that the service has not said of that
+    /// version.
+    #[test]
+    fn what_is_told_of_the_backing_was_so(
+        base in prop::sample::select(vec![0, 7, BYTES]),
+        ops in prop::collection::vec(op(), 1..24),
+    ) {
+        let mut world = World::new(base);
+        let mut was = HashSet::from([(0, Version::ZERO)]);
+        for op in &ops {
+            was.insert((world.service.base_len(), world.service.version()));
+            world.run(op);
+            was.insert((world.service.base_len(), world.service.version()));
+            for (node, view) in (1..).zip(&world.views) {
+                let told = view.assertion(ByteRange::ALL, Version::ZERO, 99, true).base_len;
+                prop_assert!(was.contains(&told), "node {}: {:?} after {:?}", node, told, op);
+            }
+        }
+    }
+
     /// What was written after the leap stays, whatever is told then.
     #[test]
     fn what_came_since_is_the_latest_word(
@@ -206,6 +223,60 @@ proptest! {
         }
         prop_assert!(!cuts || left.owned_in(ByteRange::from(range.end())).next().is_none());
     }
+}
+
+/// A node gives back what it has flushed, and has never seen what another one wrote behind that and gave
+/// back before. Whatever is lost of it.
+#[test]
+fn who_gives_back_last_does_not_make_the_backing_shorter() {
+    let (far, near) = (Op::Write(3, 9, 14), Op::Write(1, 5, 7));
+    let then = [
+        Op::Flush(3, 11, 14),
+        Op::Flush(1, 4, 7),
+        Op::GiveBack(3, 11, 14, false),
+        Op::GiveBack(1, 5, 6, false),
+    ];
+    // It knows how long the file is, or that neither.
+    let orders = [[far.clone(), near.clone()], [near, far]];
+    for (ops, kept) in orders.iter().flat_map(|first| {
+        let ops = [first.as_slice(), &then].concat();
+        (0..=ops.len()).map(move |kept| (ops.clone(), kept))
+    }) {
+        let mut world = World::new(0);
+        ops[..kept].iter().for_each(|op| world.run(op));
+        let mut left = world.service.clone();
+        ops[kept..].iter().for_each(|op| world.run(op));
+        left.leap(FLOOR);
+        for node in [1, 2, 3, 1, 2, 3] {
+            tell(&mut left, &world.views[node as usize - 1], node, 1);
+        }
+        same(&left, &world).unwrap_or_else(|e| panic!("{kept} of {ops:?} are kept: {e}"));
+        assert_eq!(left.base_len(), 14, "{kept} of {ops:?} are kept");
+    }
+}
+
+/// What a node has flushed was cut off by another one before it is given back: the length of before does
+/// not come back.
+#[test]
+fn who_gives_back_what_was_cut_does_not_make_the_backing_longer() {
+    let mut world = World::new(0);
+    let mut left = world.service.clone();
+    for op in [
+        Op::Write(1, 0, 14),
+        Op::Flush(1, 0, 14),
+        Op::Cut(2, 3),
+        Op::Write(2, 12, 14),
+        Op::GiveBack(1, 4, 14, false),
+    ] {
+        world.run(&op);
+    }
+    assert_eq!((world.service.base_len(), world.service.size()), (3, 14));
+    left.leap(FLOOR);
+    for node in [2, 1] {
+        tell(&mut left, &world.views[node as usize - 1], node, 1);
+    }
+    same(&left, &world).expect("the same");
+    assert_eq!(left.base_len(), 3);
 }
 
 #[test]

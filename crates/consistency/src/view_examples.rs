@@ -49,8 +49,8 @@ fn own_flushes_are_nobody_elses_changes() {
         service.mark_flushed(ME, &granted);
         let done: Vec<_> = granted.iter().map(|o| (o.range, o.version)).collect();
         view.flushed(&done);
-        let version = service.detach(ME, &all(0, 10)).expect("it is flushed");
-        view.detached(&all(0, 10), version);
+        let answer = service.detach(ME, &all(0, 10)).expect("it is flushed");
+        view.detached(&all(0, 10), answer);
         view.drop_clean(ByteRange::ALL);
     }
     assert!(!service.changed_after(view.known_version()).is_empty());
@@ -60,6 +60,41 @@ fn own_flushes_are_nobody_elses_changes() {
     service.mark_flushed(A, &theirs);
     service.detach(A, &all(0, 5)).expect("it is flushed");
     assert_eq!(service.changed_after(heard), all(0, 5), "somebody else's is");
+}
+
+/// What others have flushed behind the bytes that are given back is not zeros, also when the answer that
+/// shows it to be nobody's is older than the one to the detach, and comes after it.
+#[test]
+fn giving_back_does_not_say_where_the_backing_ends() {
+    let mut service = FileState::new(0);
+    let mut view = FileView::new(ME);
+    let flush = |service: &mut FileState, node| {
+        service.mark_flushed(node, &service.grantable(node, &[ByteRange::ALL]));
+    };
+    view.apply(&service.query(ByteRange::ALL, Version::ZERO));
+    view.write(ByteRange::new(0, 10));
+    let taken = view.take_unattached(ByteRange::ALL);
+    let version = service.attach(ME, &taken);
+    view.attached(&taken, version, service.size());
+    flush(&mut service, ME);
+    view.flushed(&[(ByteRange::new(0, 10), version)]);
+    service.attach(A, &all(20, 30));
+    flush(&mut service, A);
+    service.detach(A, &[ByteRange::ALL]).expect("it is flushed");
+    let older = service.query(ByteRange::ALL, Version::ZERO);
+    let answer = service.detach(ME, &all(0, 10)).expect("it is flushed");
+    view.detached(&all(0, 10), answer);
+    view.apply(&older);
+    let plan = view.plan_read(ByteRange::new(20, 30));
+    let sources: Vec<_> = plan.iter().map(|p| (p.range, p.source)).collect();
+    assert_eq!(sources, [(ByteRange::new(20, 30), Source::Backing)]);
+    // What was cut off comes back by nothing that was flushed before.
+    service.truncate(5);
+    service.truncate(30);
+    let answer = service.detach(ME, &all(0, 10)).expect("nothing is its own");
+    view.detached(&all(0, 10), answer);
+    let plan = view.plan_read(ByteRange::new(20, 30));
+    assert_eq!(plan.iter().map(|p| p.source).collect::<Vec<_>>(), [Source::Zero]);
 }
 
 #[test]

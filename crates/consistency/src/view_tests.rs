@@ -63,7 +63,7 @@ fn op() -> impl Strategy<Value = Op> {
 enum Message {
     Attached { ranges: Vec<ByteRange>, version: Version, size: u64 },
     Map(MapAnswer),
-    Detached { ranges: Vec<ByteRange>, version: Version },
+    Detached { ranges: Vec<ByteRange>, answer: Detached },
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -226,7 +226,7 @@ impl World {
                     byte.told = byte.told.max(answer.version);
                 }
             }
-            Message::Detached { ranges, version } => self.view.detached(&ranges, version),
+            Message::Detached { ranges, answer } => self.view.detached(&ranges, answer),
         }
     }
 
@@ -333,9 +333,9 @@ impl World {
 
     fn detach(&mut self, within: ByteRange) {
         let ranges = self.view.detachable(within);
-        if let Ok(version) = self.service.detach(ME, &ranges) {
+        if let Ok(answer) = self.service.detach(ME, &ranges) {
             self.note_gifts();
-            self.messages.push(Message::Detached { ranges, version });
+            self.messages.push(Message::Detached { ranges, answer });
         }
     }
 

@@ -446,10 +446,10 @@ impl Node {
         let Ok(Ok(found)) = tokio::task::spawn_blocking(look).await else { return };
         if !found.flushed.is_empty() && !gone {
             match self.meta.detach(file.ino, &found.flushed).await {
-                Ok(version) => {
+                Ok(answer) => {
                     let mut state = file.state.write();
-                    state.view.detached(&found.flushed, version);
-                    state.alone.changed(version, false);
+                    state.view.detached(&found.flushed, answer);
+                    state.alone.changed(answer.version, false);
                     found.flushed.iter().for_each(|r| self.fetch_anew(file, &mut state, *r));
                 }
                 Err(e) => {

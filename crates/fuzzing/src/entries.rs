@@ -3,10 +3,10 @@
 use ebb_fs_client::control;
 use ebb_fs_client::journal::format as node_journal;
 use ebb_fuse::{Head, Request};
-use ebb_meta_client::map_from_pb;
+use ebb_meta_client::{detached_from_pb, map_from_pb};
 use ebb_transport::secure::{Keys, Purpose, Tls};
 use ebb_transport::{Token, wire};
-use ebb_types::Name;
+use ebb_types::{Name, Version};
 use ebb_wire::{attr_from_pb, pb, range_from_pb, time_from_pb};
 use prost::Message;
 use std::path::Path;
@@ -125,7 +125,12 @@ pub fn server_frames(bytes: &[u8]) {
             Some(Body::Entry(e)) => (e.attr, e.map),
             Some(Body::Opened(o)) => (o.attr, o.map),
             Some(Body::Map(m)) => (None, Some(m)),
-            Some(Body::Attached(a)) => (None, a.map),
+            Some(Body::Attached(a)) => {
+                if let Ok(detached) = detached_from_pb(&a) {
+                    assert!(detached.base_len <= a.size && detached.version != Version::ZERO);
+                }
+                (None, a.map)
+            }
             _ => continue,
         };
         let _ = attr.as_ref().map(attr_from_pb);

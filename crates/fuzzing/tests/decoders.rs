@@ -203,6 +203,7 @@ fn server_frames() {
             seat: 4,
             others: true,
             backing: Some(pb::BackingRef { path: b"f".to_vec(), ino: 7 }),
+            base_len: Some(50),
         }),
     ];
     let reply = |body| pb::Reply { id: 1, body: Some(body), ..Default::default() };

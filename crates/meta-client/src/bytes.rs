@@ -4,7 +4,7 @@ use crate::client::{CallError, MetaClient};
 use crate::driver::LEFT;
 use crate::map::{Base, Mapped, grant_from_pb, map_from_pb, owned_from_pb};
 use crate::names::{Wish, attr_for, attr_of, expect_body, told_attr};
-use ebb_consistency::{MapAnswer, Owned, Told};
+use ebb_consistency::{Detached, MapAnswer, Owned, Told};
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
@@ -270,6 +270,17 @@ fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno>
     })
 }
 
+/// Checks what a detach is answered with. Without a length of what the backing has, the bytes given up
+/// would be taken for zeros.
+pub fn detached_from_pb(attached: &pb::Attached) -> Result<Detached, Errno> {
+    let pb::Attached { version, size, base_len, .. } = *attached;
+    let base_len = base_len.filter(|len| *len <= size).ok_or(Errno::EPROTO)?;
+    if version == 0 || size > i64::MAX as u64 {
+        return Err(Errno::EPROTO);
+    }
+    Ok(Detached { version: Version(version), size, base_len })
+}
+
 /// True when one of `sorted` contains `range`.
 fn within(sorted: &[ByteRange], range: ByteRange) -> bool {
     let at = sorted.partition_point(|r| r.start() <= range.start());
@@ -511,13 +522,13 @@ impl MetaClient {
         if short { Err(Errno::EPROTO) } else { Ok(attached) }
     }
 
-    /// Gives up flushed bytes of this node; the version of the file then.
-    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
+    /// Gives up flushed bytes of this node.
+    pub async fn detach(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Detached, Errno> {
         self.detach_how(ino, ranges, false).await
     }
 
     /// The same when the backing may have other bytes than others have copied from here.
-    pub async fn detach_anew(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Version, Errno> {
+    pub async fn detach_anew(&self, ino: Ino, ranges: &[ByteRange]) -> Result<Detached, Errno> {
         self.detach_how(ino, ranges, true).await
     }
 
@@ -526,15 +537,15 @@ impl MetaClient {
         ino: Ino,
         ranges: &[ByteRange],
         anew: bool,
-    ) -> Result<Version, Errno> {
-        let mut version = Version::ZERO;
+    ) -> Result<Detached, Errno> {
+        let mut detached = Detached { version: Version::ZERO, size: 0, base_len: 0 };
         let none = ranges.is_empty().then_some(ranges);
         for some in ranges.chunks(RANGES_AT_ONCE).chain(none) {
             let ranges = some.iter().copied().map(range_to_pb).collect();
             let op = Op::Detach(pb::Detach { ino: ino.0, ranges, anew });
-            version = attached_from_pb(ino, expect_body!(self.call(op).await?, Attached))?.version;
+            detached = detached_from_pb(&expect_body!(self.call(op).await?, Attached))?;
         }
-        Ok(version)
+        Ok(detached)
     }
 
     /// Who has copies of these unowned bytes; what nobody has (with `take`: all) is this node's to

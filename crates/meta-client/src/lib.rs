@@ -28,7 +28,7 @@ mod trust;
 
 pub use bytes::{
     AttachRequest, Attached, Backing, Changes, FlushDone, FlushGrant, Materialized, Opened, Place,
-    QueryRequest, Quietly, SeatWish,
+    QueryRequest, Quietly, SeatWish, detached_from_pb,
 };
 pub use client::{CallError, ClientStats, MetaClient, service_status};
 pub use copies::{Adopted, Holding, Pairs};

@@ -241,8 +241,10 @@ async fn bytes_move_between_nodes_and_to_the_backing() {
     let stale = one.flush_end(ino, 12345, true, false).await.unwrap_err();
     assert_eq!(stale.errno, Errno::ESTALE);
     assert!(!stale.text.is_empty());
-    one.detach(ino, &[ByteRange::new(0, 40)]).await.unwrap();
+    let detached = one.detach(ino, &[ByteRange::new(0, 40)]).await.unwrap();
     let map = two.query(query).await.unwrap().map;
+    assert_eq!((detached.version, detached.size), (map.version, map.size));
+    assert_eq!((detached.base_len, map.base_len), (150, 150), "as far as both have flushed");
     assert_eq!(map.ranges.first().unwrap().range, ByteRange::new(40, 60));
     one.release(ino, false).await.unwrap();
     running.stop().await;

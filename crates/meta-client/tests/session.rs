@@ -91,6 +91,23 @@ async fn errnos_and_nonsense_come_back_as_errors() {
         peer.send(vec![pb::Reply { id, body, ..Default::default() }]).await;
         assert_eq!(call.await.unwrap(), Err(Errno::EPROTO));
     }
+    let sound = pb::Attached { version: 4, size: 100, base_len: Some(100), ..Default::default() };
+    let answers = [
+        (sound.clone(), Ok(100)),
+        (pb::Attached { base_len: Some(0), ..sound.clone() }, Ok(0)),
+        (pb::Attached { base_len: None, ..sound.clone() }, Err(Errno::EPROTO)),
+        (pb::Attached { base_len: Some(101), ..sound.clone() }, Err(Errno::EPROTO)),
+        (pb::Attached { base_len: Some(u64::MAX), ..sound.clone() }, Err(Errno::EPROTO)),
+        (pb::Attached { size: u64::MAX, ..sound.clone() }, Err(Errno::EPROTO)),
+        (pb::Attached { version: 0, ..sound }, Err(Errno::EPROTO)),
+    ];
+    for (answer, want) in answers {
+        let client = client.clone();
+        let call = tokio::spawn(async move { client.detach(Ino(7), &[ByteRange::ALL]).await });
+        let (id, _) = peer.next().await;
+        peer.reply(id, Body::Attached(answer)).await;
+        assert_eq!(call.await.unwrap().map(|detached| detached.base_len), want);
+    }
     let other = client.clone();
     let call = tokio::spawn(async move { other.getattr(Ino(7)).await });
     let (id, _) = peer.next().await;

@@ -4,7 +4,7 @@
 use super::fault::Fault;
 use super::world::{FILE, Setup, Step, World, Wrong, indexes};
 use crate::lease::LeaseSeq;
-use crate::ownership::Owned;
+use crate::ownership::{Detached, Owned};
 use crate::view::Piece;
 use ebb_types::{ByteRange, Version, split_by};
 
@@ -43,7 +43,7 @@ impl Flusher {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Evictor {
     Idle,
-    Detached(Vec<ByteRange>, Version),
+    Detached(Vec<ByteRange>, Detached),
     Droppable,
 }
 
@@ -279,12 +279,12 @@ impl World {
                 self.left.evictions -= 1;
                 let ranges = self.nodes[n].view.detachable(FILE);
                 match self.service.detach(id, &ranges) {
-                    Ok(version) => Evictor::Detached(ranges, version),
+                    Ok(answer) => Evictor::Detached(ranges, answer),
                     Err(_) => Evictor::Idle,
                 }
             }
-            Evictor::Detached(ranges, version) => {
-                self.nodes[n].view.detached(&ranges, version);
+            Evictor::Detached(ranges, answer) => {
+                self.nodes[n].view.detached(&ranges, answer);
                 Evictor::Droppable
             }
             Evictor::Droppable => {

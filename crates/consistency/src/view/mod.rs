@@ -25,7 +25,7 @@
 //! * **Flush**: get a grant for [`FileView::unflushed`], copy the granted ranges, end the grant,
 //!   [`FileView::flushed`] with the granted ranges and versions. What was asked for and not granted
 //!   was taken by others or is flushed already: query anew, with version zero as the known one.
-//! * **Make room**: detach flushed ranges at the service, [`FileView::detached`],
+//! * **Make room**: detach flushed ranges at the service, [`FileView::detached`] with its answer,
 //!   [`FileView::drop_clean`]. Holes are punched into the cache file while the view's lock is
 //!   held, for dropped bytes as for those in [`Changes`].
 //! * **Truncate**: waits until no attach of the file is under way on this node, lets none begin, and
@@ -51,7 +51,7 @@ mod local;
 mod sums;
 mod writing;
 
-use crate::ownership::MapAnswer;
+use crate::ownership::{Detached, MapAnswer};
 use ebb_types::{ByteRange, NodeId, Version};
 use flying::Flying;
 use known::{Fact, Known, Segment, segments};
@@ -529,31 +529,31 @@ impl FileView {
 
     /// The service took these flushed ranges off us: they are clean, and the backing's.
     ///
-    /// `version` is that of the detach. The bytes are not known as of then: the service also
-    /// says yes when another node had taken some of them long before.
-    pub fn detached(&mut self, ranges: &[ByteRange], version: Version) {
+    /// The bytes are not known as of the version of the answer: the service also says yes when
+    /// another node had taken some of them long before. Nor does it follow from them how much the
+    /// backing has of the file: others have flushed, too, and may have cut it.
+    pub fn detached(&mut self, ranges: &[ByteRange], answer: Detached) {
+        self.known.size.update(answer.size, answer.version);
+        self.known.base_len.update(answer.base_len, answer.version);
         for range in ranges {
             let extents: Vec<(ByteRange, Local)> = self.local.overlapping(*range).collect();
             for (bytes, state) in extents {
                 if let Local::Owned { first, last, flushed: true } = state
-                    && last <= version
+                    && last <= answer.version
                 {
-                    self.give_back(bytes, first, version);
+                    self.give_back(bytes, first);
                 }
             }
         }
     }
 
-    fn give_back(&mut self, range: ByteRange, since: Version, detached: Version) {
+    fn give_back(&mut self, range: ByteRange, since: Version) {
         let facts: Vec<(ByteRange, Fact)> = self.known.facts(range).collect();
         for (bytes, fact) in facts {
             let as_of = fact.as_of.max(since);
             self.known.learn(bytes, Fact { owner: NodeId::NOBODY, version: as_of, as_of });
         }
         self.local.set(range, Some(Local::Clean));
-        // Too large does no harm (the backing has zeros or nothing there), too small would.
-        let base_len = self.known.base_len.value.max(range.end());
-        self.known.base_len.update(base_len, detached);
     }
 
     /// This node's own truncate to `len` was done, with this answer: local bytes beyond it are

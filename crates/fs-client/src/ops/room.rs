@@ -453,10 +453,10 @@ impl Node {
         }
         match self.meta.detach(file.ino, &ranges).await {
             // With the turn, none of them can have been attached again since.
-            Ok(version) => {
+            Ok(answer) => {
                 let mut state = file.state.write();
-                state.view.detached(&ranges, version);
-                state.alone.changed(version, false);
+                state.view.detached(&ranges, answer);
+                state.alone.changed(answer.version, false);
             }
             Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not detached"),
         }

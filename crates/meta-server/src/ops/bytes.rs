@@ -303,8 +303,8 @@ impl Call {
         };
         self.core.commit(&mut state, &[Entry::File(ino, op)]);
         let file = state.file(ino)?;
-        let (version, size) = (file.version().0, file.size());
-        Ok(Some(Body::Attached(pb::Attached { version, size, ..Default::default() })))
+        let (version, size, base_len) = (file.version().0, file.size(), Some(file.base_len()));
+        Ok(Some(Body::Attached(pb::Attached { version, size, base_len, ..Default::default() })))
     }
 }
 
