@@ -10,6 +10,7 @@ use ebb_tests::tools::wait_until;
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 use rustix::process::Signal;
+use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -280,6 +281,47 @@ fn what_was_flushed_then_counts_as_flushed() {
             same("on every node", &read(node, "f"), &content(1));
         }
         drained(&cluster, "f", &content(1));
+    });
+}
+
+/// A node gives back in that time what it has flushed, and has never heard of what another one has flushed
+/// and given back behind that: the backing is not believed to end where its own bytes do.
+#[test]
+fn who_gives_bytes_back_then_does_not_make_the_backing_shorter() {
+    unless_synced(|| {
+        let mut cluster = builder("session").option("--cache-size", "400KiB").start();
+        let (half, whole) = (LEN / 2, content(1));
+        // More than the cache takes beside that: the next write finds it full.
+        let fill = |node: &Node, name: &str| {
+            fs::write(node.path(name), bytes(9, 1, 0, 350_000)).expect("write");
+            fs::write(node.path(format!("{name}-more")), "x").expect("write");
+        };
+        let asked = requests(cluster.node(0), "detach");
+        // The node keeps what it knows of the file.
+        let held = RefCell::new(None);
+        let before = |cluster: &Cluster| {
+            let (near, far) = (cluster.node(0), cluster.node(1));
+            fs::write(near.path("f"), &whole[..half as usize]).expect("write");
+            *held.borrow_mut() = Some(File::open(near.path("f")).expect("open"));
+            write_over(far, "f", &whole[half as usize..], half);
+            near.drain();
+            far.drain();
+            fill(far, "other");
+            let gave_back = || requests(far, "detach") > 0;
+            wait_until(SOON, "the end is given back", gave_back);
+        };
+        let change = |cluster: &Cluster| {
+            assert_eq!(requests(cluster.node(0), "detach"), asked, "not yet");
+            fill(cluster.node(0), "mine");
+            let gave_back = || requests(cluster.node(0), "detach") > asked;
+            wait_until(SOON, "the beginning is given back", gave_back);
+        };
+        forget_after(&mut cluster, None, before, change);
+        for node in cluster.nodes().iter().rev() {
+            same("on every node", &read(node, "f"), &whole);
+        }
+        drop(held);
+        drained(&cluster, "f", &whole);
     });
 }
 
