@@ -2,10 +2,10 @@
 //! cache, at once or in turn, killed and repeated, brings every byte of shared files to the backing,
 //! and never says 0 when some are missing.
 
-use ebb_testkit::{Cluster, Node, describe, random, skip_reason};
+use ebb_testkit::{Cluster, Node, describe, number, random, skip_reason};
 use ebb_tests::content::same;
 use ebb_tests::recoveries::{all_die, ended_with, recover, start};
-use ebb_tests::tools::names;
+use ebb_tests::tools::{names, wait_until};
 use rand::Rng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -532,6 +532,43 @@ fn what_was_flushed_to_a_part_file_is_found_when_the_file_was_moved() {
         let there = [names(cluster.backing()), names(&cluster.backing().join("d"))];
         assert_eq!(there, [["d"], ["g"]], "no part file is left");
     }
+}
+
+/// A file that begins anew over a published one, of which a node has flushed its part, forgotten the rest
+/// and opened it again: where it flushed that is still in its journal.
+#[test]
+fn where_a_node_has_flushed_stays_noted_when_it_opens_the_file_again() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let builder = Cluster::builder().nodes(2).separate_meta().flush("end");
+    let builder = builder.consistency("session").option("--files-max", "100");
+    let mut cluster = builder.start();
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    std::fs::write(first.path("f"), [9; 5_000]).expect("write");
+    first.drain();
+    std::fs::write(first.path("f"), [1; 10_000]).expect("write");
+    open(second, "f").write_all_at(&[2; 10_000], 10_000).expect("write");
+    let _ = first.ebb("drain", &[], &[]);
+    assert_eq!(std::fs::read(cluster.backing().join("f")).expect("read"), [9; 5_000]);
+    let forgotten = || number(&first.status(), "files_forgotten");
+    let before = forgotten();
+    for i in 0..220 {
+        std::fs::write(first.path(&format!("other-{i}")), "x").expect("write");
+    }
+    let _ = first.ebb("drain", &[], &[]);
+    wait_until(Duration::from_secs(20), "it is forgotten", || forgotten() > before + 120);
+    assert_eq!(std::fs::read(first.path("f")).expect("read").len(), 20_000);
+    std::thread::sleep(Duration::from_millis(1_500));
+    all_die(&mut cluster);
+    let order: Vec<&Node> = cluster.nodes().iter().collect();
+    let running: Vec<Child> = order.iter().map(|n| start(&cluster, n)).collect();
+    running.into_iter().for_each(|c| drop(c.wait_with_output().expect("wait")));
+    for node in order {
+        ended_with(&recover(&cluster, node, &["--wait", "0s"]), 0, &[]);
+    }
+    let got = std::fs::read(cluster.backing().join("f")).expect("read");
+    same("begun anew", &got, &[[1; 10_000], [2; 10_000]].concat());
 }
 
 #[test]

@@ -260,8 +260,17 @@ impl Node {
     /// What is known of the file besides its bytes has changed.
     pub(crate) fn note_header(&self, file: &CachedFile, state: &State) -> bool {
         let Some(journal) = self.journal() else { return false };
-        let record = Record::File(file.ino, Box::new(header(state)));
-        journal.push_if_known(file.ino, &record)
+        // A file that was forgotten and is only being taken in again: less is known than was noted.
+        if state.path.is_empty() && !state.orphan {
+            return false;
+        }
+        let mut header = header(state);
+        if header.home.is_none() {
+            let noted = journal.home(file.ino);
+            let older = |home: &Home| header.under.as_ref().is_some_and(|u| u.ino == home.ino);
+            header.home = noted.filter(|home| !older(home));
+        }
+        journal.push_if_known(file.ino, &Record::File(file.ino, Box::new(header)))
     }
 
     /// Notes bytes that were written and not published, as far as they are not noted yet.

@@ -2,7 +2,7 @@
 
 use ebb_testkit::{Cluster, Node, describe};
 use ebb_tests::recoveries::{all_die, recover, start};
-use std::process::{Child, Output};
+use std::process::{Child, Command, Output};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -41,5 +41,20 @@ pub fn recover_side_by_side(cluster: &mut Cluster, what: &str) -> (u64, u64) {
     for (node, ended) in &unfinished {
         println!("{what}: {}: {}", node.name(), describe(ended));
     }
+    if !unfinished.is_empty() && std::env::var_os("EBB_TEST_KEEP").is_some() {
+        keep(cluster, &nodes);
+    }
     (nodes.len() as u64, unfinished.len() as u64)
+}
+
+/// What recoveries left, to be looked at: the disks of caches go with the test.
+fn keep(cluster: &Cluster, nodes: &[&Node]) {
+    let kept = tempfile::Builder::new().prefix("ebb-unfinished-").tempdir().expect("a directory");
+    let kept = kept.keep();
+    let copies = nodes.iter().map(|node| (node.cache().to_owned(), kept.join(node.name())));
+    for (from, to) in copies.chain([(cluster.backing().to_owned(), kept.join("backing"))]) {
+        let copied = Command::new("cp").arg("-a").args([from, to]).status();
+        assert!(copied.expect("cp can be started").success());
+    }
+    println!("what {} recoveries left is in {}", nodes.len(), kept.display());
 }

@@ -239,6 +239,12 @@ impl Journal {
         self.queue.lock().image.file(ino).is_some_and(|note| note.header.shared)
     }
 
+    /// Where the file was noted to be on the backing.
+    #[must_use]
+    pub fn home(&self, ino: Ino) -> Option<Home> {
+        self.queue.lock().image.file(ino).and_then(|note| note.header.home.clone())
+    }
+
     /// The parts of `ranges` that are not noted as written.
     #[must_use]
     pub fn not_written(&self, ino: Ino, ranges: &[ByteRange]) -> Vec<ByteRange> {

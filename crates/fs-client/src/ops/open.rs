@@ -250,6 +250,9 @@ impl Node {
         if !opened.place.path.is_empty() {
             state.path = opened.place.path;
         }
+        if state.opens == 0 {
+            self.note_header(file, &state);
+        }
         state.opens += 1;
         state.registered = true;
         drop(state);

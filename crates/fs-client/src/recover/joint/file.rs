@@ -553,11 +553,15 @@ fn conflict(site: &Site<'_>, note: &Note) -> io::Result<Option<String>> {
     Ok(why.map(str::to_owned))
 }
 
-/// True when nothing of the file can be brought by this node, and none of it waits anywhere. Of a file
-/// that only this node had, the job cannot have published or deleted anything without its knowing.
+/// True when nothing of the file can be brought by this node, and none of it waits anywhere. What waits
+/// in a part file of a file that only this node had, the job cannot have published or deleted without
+/// its knowing.
 fn is_over(site: &Site<'_>, note: &Note) -> bool {
-    let home = note.header.home.as_ref().filter(|_| is_flushed(note) && !is_alone(note));
-    home.is_some_and(|home| !home.is_part() || !site.may_have_part(home))
+    is_flushed(note)
+        && match note.header.home.as_ref() {
+            Some(home) if home.is_part() => !is_alone(note) && !site.may_have_part(home),
+            _ => true,
+        }
 }
 
 /// Nothing of it is in the cache, and something was flushed.

@@ -36,7 +36,7 @@ pub struct Missing {
     pub holes: Vec<ByteRange>,
     /// A node has them in its cache and has not written them.
     pub waiting: Vec<(ByteRange, String)>,
-    /// They were lost with the power of a node.
+    /// A node had them: lost with its power, or flushed to a file that is gone.
     pub lost: Vec<(ByteRange, String)>,
     /// Others had the file, too, and none of them has said anything: nobody knows where it ends.
     pub silent: bool,
@@ -93,9 +93,10 @@ impl Missing {
                  newer, from a node that has not been recovered"
             ));
         }
-        for (ranges, what) in
-            [(&self.waiting, "not yet brought by"), (&self.lost, "lost with the power of")]
-        {
+        for (ranges, what) in [
+            (&self.waiting, "not yet brought by"),
+            (&self.lost, "in no cache and no file, lost with"),
+        ] {
             let mut nodes: Vec<&str> = ranges.iter().map(|(_, n)| n.as_str()).collect();
             nodes.sort_unstable();
             nodes.dedup();

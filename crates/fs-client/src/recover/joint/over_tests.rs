@@ -118,6 +118,19 @@ fn who_has_flushed_a_file_that_the_job_has_replaced_says_so_and_decides_nothing(
     assert_eq!(std::fs::read(f).unwrap(), b"another one");
 }
 
+/// What it flushed to files with names, others may have replaced, also when it had heard last that it was
+/// alone; and of some files it does not know any more where they were.
+#[test]
+fn what_has_its_name_is_over_whoever_had_it() {
+    let at = Backing::new();
+    let mut alone = flushed_to(b"d/f", at.part("d/g"));
+    (alone.alone, alone.header.shared) = (true, false);
+    assert!(at.is_over("a", &alone));
+    let mut nowhere = flushed_to(b"d/f", 1);
+    (nowhere.header.home, nowhere.header.path) = (None, Vec::new());
+    assert!(at.is_over("b", &nowhere));
+}
+
 #[test]
 fn what_waits_in_a_part_file_somewhere_is_not_over() {
     let at = Backing::new();

@@ -41,7 +41,7 @@ pub enum Fate {
     Written,
     /// Another node has newer ones; they are not written any more.
     Overtaken,
-    /// They were lost with the power of the node.
+    /// They were lost with the power of the node, or flushed to a file that is gone.
     Lost,
 }
 
