@@ -554,7 +554,7 @@ fn where_a_node_has_flushed_stays_noted_when_it_opens_the_file_again() {
     let forgotten = || number(&first.status(), "files_forgotten");
     let before = forgotten();
     for i in 0..220 {
-        std::fs::write(first.path(&format!("other-{i}")), "x").expect("write");
+        std::fs::write(first.path(format!("other-{i}")), "x").expect("write");
     }
     let _ = first.ebb("drain", &[], &[]);
     wait_until(Duration::from_secs(20), "it is forgotten", || forgotten() > before + 120);
