@@ -14,7 +14,7 @@ pub use convert::{attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, time_fro
 pub use facts::{changed_by, facts_from_pb, facts_to_pb};
 
 /// Version of the protocol in `Hello`.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// So many leases without a word of a node until the service gives its locks and opens up. The node
 /// counts them too: it has to stop trusting its locks before.
