@@ -254,7 +254,7 @@ impl Node {
     ) -> Result<Result<u32, NodeId>, Errno> {
         self.settle_append(file).await?;
         self.note_appending(file)?;
-        let since = file.state.read().view.newest_known();
+        let since = file.state.read().view.heard_version();
         let now = Time::now();
         let mut changing = self.changing(&[], &[file.ino]);
         let wish = changing.wish_for(&file.state.read().model);

@@ -31,7 +31,7 @@ fn given(state: &State, me: NodeId, since: Version) -> Vec<(ByteRange, Version)>
 }
 
 impl Node {
-    /// An append has failed; `since`: the newest version that was known when it was asked for.
+    /// An append has failed; `since`: the newest version that was heard of when it was asked for.
     /// Looked into at once, and until the service has said what the file is. The caller has the
     /// turn, and lets go of it.
     pub(crate) fn append_unheard(&self, file: &Arc<CachedFile>, since: Version) {
