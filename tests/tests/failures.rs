@@ -5,6 +5,7 @@ use ebb_testkit::environment::wrapped;
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::{shell, wait_until, within};
+use rustix::process::Signal;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -504,13 +505,10 @@ fn an_append_that_failed_and_was_made(cluster: &Cluster) {
         append(node, "log", "line\n").expect("append");
     }
     let mut file = OpenOptions::new().append(true).open(one.path("log")).expect("open");
-    let service = cluster.meta_pid() as libc::pid_t;
-    // SAFETY: a signal to our own service.
-    unsafe { libc::kill(service, libc::SIGSTOP) };
+    cluster.signal_meta(Signal::STOP);
     let failed = within(OPERATION_MAX, "append", move || file.write_all(b"lost\n"));
     println!("beside a service that stands still: {failed:?}");
-    // SAFETY: as above.
-    unsafe { libc::kill(service, libc::SIGCONT) };
+    cluster.signal_meta(Signal::CONT);
     let failed = failed.expect_err("nobody answers");
     assert_eq!(failed.raw_os_error(), Some(libc::ETIMEDOUT));
     let read = [two, one].map(|node| read_fresh(&node.path("log")).expect("every byte is known"));
@@ -548,12 +546,9 @@ fn a_lock_that_failed_and_was_granted_is_given_back() {
     fs::write(one.path("locked"), "x").expect("write");
     let [file, other] = [one, two].map(|node| File::open(node.path("locked")).expect("open"));
     let again = file.try_clone().expect("dup");
-    let service = cluster.meta_pid() as libc::pid_t;
-    // SAFETY: a signal to our own service.
-    unsafe { libc::kill(service, libc::SIGSTOP) };
+    cluster.signal_meta(Signal::STOP);
     let failed = within(OPERATION_MAX, "lock", move || file.try_lock());
-    // SAFETY: as above.
-    unsafe { libc::kill(service, libc::SIGCONT) };
+    cluster.signal_meta(Signal::CONT);
     let Err(TryLockError::Error(failed)) = failed else { panic!("nobody answers: {failed:?}") };
     assert_eq!(failed.raw_os_error(), Some(libc::ETIMEDOUT));
     let other = within(OPERATION_MAX, "lock on the other node", move || {

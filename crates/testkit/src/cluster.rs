@@ -1,9 +1,10 @@
 //! Several daemons of one job on this machine.
 
 use crate::environment::{ebb_command, entered};
-use crate::node::{MetaAddress, Node};
+use crate::node::{MetaAddress, Node, signal_process};
 use crate::{describe, mounts};
 use ebb_links::{Network, Port};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -337,6 +338,14 @@ impl Cluster {
     #[must_use]
     pub fn meta_pid(&self) -> u32 {
         self.meta.as_ref().expect("a cluster with a separate service").child.id()
+    }
+
+    /// Sends a signal to the separate metadata service; after one that stops it, it stands still.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn signal_meta(&self, signal: Signal) {
+        signal_process(self.meta_pid(), signal);
     }
 
     /// Kills the separate metadata service, as a crash would.

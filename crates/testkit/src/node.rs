@@ -315,14 +315,7 @@ impl Node {
     /// # Panics
     /// When it is not mounted.
     pub fn signal(&self, signal: Signal) {
-        let pid = self.pid().expect("a daemon to signal");
-        kill(pid, signal);
-        if signal == Signal::STOP {
-            // Its threads run on until one of them has taken the signal, which takes a while on a
-            // busy machine.
-            let stands = || is_stopped(pid);
-            assert!(mounts::wait_until(Duration::from_secs(10), stands), "process {pid} goes on");
-        }
+        signal_process(self.pid().expect("a daemon to signal"), signal);
     }
 
     /// A program in this node's mount: its working directory is the mount point.
@@ -390,6 +383,17 @@ impl Node {
 fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _ = kill_process(pid, signal);
+    }
+}
+
+/// Sends a signal; after one that stops it, the process stands still.
+pub(crate) fn signal_process(pid: u32, signal: Signal) {
+    kill(pid, signal);
+    if signal == Signal::STOP {
+        // Its threads run on until one of them has taken the signal, which takes a while on a busy
+        // machine.
+        let stands = || is_stopped(pid);
+        assert!(mounts::wait_until(Duration::from_secs(10), stands), "process {pid} goes on");
     }
 }
 
