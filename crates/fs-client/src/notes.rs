@@ -264,13 +264,14 @@ impl Node {
         if state.path.is_empty() && !state.orphan {
             return false;
         }
-        let mut header = header(state);
-        if header.home.is_none() {
-            let noted = journal.home(file.ino);
-            let older = |home: &Home| header.under.as_ref().is_some_and(|u| u.ino == home.ino);
-            header.home = noted.filter(|home| !older(home));
-        }
-        journal.push_if_known(file.ino, &Record::File(file.ino, Box::new(header)))
+        journal.renew_header(file.ino, |noted| {
+            let mut new = header(state);
+            if new.home.is_none() {
+                let older = |home: &Home| new.under.as_ref().is_some_and(|u| u.ino == home.ino);
+                new.home = noted.home.clone().filter(|home| !older(home));
+            }
+            new
+        })
     }
 
     /// Notes bytes that were written and not published, as far as they are not noted yet.

@@ -182,6 +182,17 @@ impl Journal {
         known
     }
 
+    /// The same for what is noted of a file besides its bytes: made of what was, and kept when it differs.
+    pub fn renew_header(&self, ino: Ino, renew: impl FnOnce(&Header) -> Header) -> bool {
+        let mut queue = self.queue.lock();
+        let Some(note) = queue.image.file(ino) else { return false };
+        let new = renew(&note.header);
+        let kept = new == note.header || queue.push(&Record::File(ino, Box::new(new)));
+        drop(queue);
+        self.write_unless(kept);
+        true
+    }
+
     /// True when something may be written to the file without a record of it.
     #[must_use]
     pub fn is_untold(&self, ino: Ino) -> bool {
@@ -237,12 +248,6 @@ impl Journal {
     #[must_use]
     pub fn is_shared(&self, ino: Ino) -> bool {
         self.queue.lock().image.file(ino).is_some_and(|note| note.header.shared)
-    }
-
-    /// Where the file was noted to be on the backing.
-    #[must_use]
-    pub fn home(&self, ino: Ino) -> Option<Home> {
-        self.queue.lock().image.file(ino).and_then(|note| note.header.home.clone())
     }
 
     /// The parts of `ranges` that are not noted as written.

@@ -35,10 +35,7 @@ impl Node {
     /// Looked into at once, and until the service has said what the file is. The caller has the
     /// turn, and lets go of it.
     pub(crate) fn append_unheard(&self, file: &Arc<CachedFile>, since: Version) {
-        let first = file.state.write().append_unheard.replace(since).is_none();
-        if !first {
-            return;
-        }
+        file.state.write().append_unheard = Some(since);
         let (node, file) = (self.me_weak(), Arc::clone(file));
         self.runtime.spawn(async move {
             let mut pause = PAUSE_MIN;
