@@ -4,14 +4,17 @@
 
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
+use ebb_tests::load::make_directory;
 use ebb_tests::reboot::copy_dir;
 use ebb_tests::tools::wait_until;
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(30);
 /// The service's lease of a silent node, and some.
@@ -262,4 +265,102 @@ fn a_mount_that_ends_unasked_does_not_uncover_the_directory_below() {
     let gone = cluster.ebb().arg("umount").arg(&point).output().expect("ebb umount");
     // The bytes of the name's first life are in the other cache.
     assert_eq!(code(&gone), 3, "{}", describe(&gone));
+}
+
+/// Also when the test is given up.
+const LOOKS_MAX: Duration = Duration::from_secs(120);
+
+type Errno = Option<i32>;
+/// What was told, and how often.
+type Told<T> = BTreeMap<T, u64>;
+
+fn errno<T>(done: io::Result<T>) -> Errno {
+    done.err().and_then(|e| e.raw_os_error())
+}
+
+fn ask_until<T: Ord>(ended: &AtomicBool, ask: impl Fn() -> T) -> Told<T> {
+    let (mut told, start) = (Told::new(), Instant::now());
+    while !ended.load(Ordering::Relaxed) && start.elapsed() < LOOKS_MAX {
+        *told.entry(ask()).or_default() += 1;
+    }
+    told
+}
+
+fn add<T: Ord>(all: &mut Told<T>, told: Told<T>) {
+    told.into_iter().for_each(|(what, n)| *all.entry(what).or_default() += n);
+}
+
+/// A service without state is there for a while, and the right one comes back.
+fn exchange(cluster: &mut Cluster) {
+    let (state, newest) = (cluster.meta_state(), cluster.root().join("newest"));
+    let list = |node: &Node| fs::read_dir(node.path("")).and_then(|mut l| l.next().transpose());
+    cluster.kill_meta();
+    fs::rename(&state, &newest).expect("put it away");
+    cluster.restart_meta();
+    for node in cluster.nodes() {
+        wait_until(SOON, "the node refuses the service", || list(node).is_err());
+    }
+    cluster.kill_meta();
+    fs::remove_dir_all(&state).expect("remove");
+    fs::rename(&newest, &state).expect("put it back");
+    cluster.restart_meta();
+    for node in cluster.nodes() {
+        wait_until(SOON, "the right service is spoken to again", || list(node).is_ok());
+    }
+}
+
+/// What programs that look for a directory again and again are told while the service is exchanged.
+#[derive(Default)]
+struct Looks {
+    /// By mkdir, and at once after it by stat.
+    pairs: Told<(Errno, Errno)>,
+    /// By `make_directory`.
+    made: Told<Errno>,
+}
+
+impl Looks {
+    fn look(&mut self, cluster: &mut Cluster, directories: &[PathBuf]) {
+        let ended = &AtomicBool::new(false);
+        let pair = |d: &PathBuf| (errno(fs::create_dir(d)), errno(fs::metadata(d)));
+        let make = |d: &PathBuf| errno(make_directory(d));
+        std::thread::scope(|scope| {
+            let asks = directories.iter().map(|d| {
+                let pairs = scope.spawn(move || ask_until(ended, || pair(d)));
+                (pairs, scope.spawn(move || ask_until(ended, || make(d))))
+            });
+            let asks: Vec<_> = asks.collect();
+            exchange(cluster);
+            ended.store(true, Ordering::Relaxed);
+            for (pairs, made) in asks {
+                add(&mut self.pairs, pairs.join().expect("no panic"));
+                add(&mut self.made, made.join().expect("no panic"));
+            }
+        });
+    }
+}
+
+/// While another service answers it is there (EEXIST), or nobody can say (EIO). A program can be told both,
+/// one after the other, which some libraries make an EEXIST of.
+#[test]
+fn a_directory_that_is_there_is_never_said_to_be_missing_while_another_service_answers() {
+    let mut cluster = builder(2).start();
+    let directories: Vec<PathBuf> = cluster.nodes().iter().map(|n| n.path("d")).collect();
+    fs::create_dir(&directories[0]).expect("mkdir");
+    let [there, refused] = [Some(libc::EEXIST), Some(libc::EIO)];
+    let both = |looks: &Looks| looks.pairs.get(&(there, refused)).copied().unwrap_or(0);
+    let mut looks = Looks::default();
+    for _ in 0..40 {
+        looks.look(&mut cluster, &directories);
+        if both(&looks) >= 6 {
+            break;
+        }
+    }
+    println!("mkdir and stat: {:?}; make_directory: {:?}", looks.pairs, looks.made);
+    assert!(both(&looks) >= 6, "seldom between the two: {:?}", looks.pairs);
+    for (mkdir, stat) in looks.pairs.keys() {
+        assert!([there, refused].contains(mkdir), "mkdir: {:?}", looks.pairs);
+        assert!([None, refused].contains(stat), "stat: {:?}", looks.pairs);
+    }
+    let made: Vec<Errno> = looks.made.keys().copied().collect();
+    assert_eq!(made, [None, refused], "{:?}", looks.made);
 }

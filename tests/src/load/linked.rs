@@ -1,6 +1,7 @@
 //! A small tree of files with several names, in directories that come, go and move with what is in them.
 //! Each change is made to a copy of the books first: what is found later is the one or the other.
 
+use super::directories::make_directory;
 use crate::content;
 use crate::model::close;
 use rand::Rng;
@@ -59,7 +60,9 @@ impl Linked {
 
     /// The directories that are always there.
     pub fn make(&self, root: &Path) -> io::Result<()> {
-        DIRECTORIES.iter().try_for_each(|d| fs::create_dir_all(self.root(root).join(d)))
+        let root = self.root(root);
+        make_directory(&root)?;
+        DIRECTORIES.iter().try_for_each(|d| make_directory(&root.join(d)))
     }
 
     fn root(&self, root: &Path) -> std::path::PathBuf {

@@ -8,6 +8,7 @@
 mod blocks;
 mod book;
 mod counter;
+mod directories;
 mod handover;
 mod judge;
 mod layout;
@@ -19,6 +20,7 @@ mod program;
 mod told;
 
 pub use counter::counted;
+pub use directories::make_directory;
 pub use layout::Layout;
 pub use process::{Load, all_right};
 

@@ -4,6 +4,7 @@
 use super::blocks::Blocks;
 use super::book::{BIG, Book, COMMON, NAMES, Open, SHARED, Unanswered};
 use super::counter;
+use super::directories::make_directory;
 use super::handover::{Handover, Kind};
 use super::linked::Linked;
 use super::mapped::Mapped;
@@ -162,8 +163,10 @@ impl Program {
         }
         self.mount = root.metadata()?.dev();
         let root = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
-        std::fs::create_dir_all(root.join(COMMON))?;
-        std::fs::create_dir_all(root.join(self.book.directory()).join("s"))?;
+        make_directory(&root.join(COMMON))?;
+        let own = root.join(self.book.directory());
+        make_directory(&own)?;
+        make_directory(&own.join("s"))?;
         if self.setup.mix.is_wide() { self.linked.make(&root) } else { Ok(()) }
     }
 
