@@ -57,6 +57,15 @@ impl CallError {
     }
 }
 
+/// True when the service says that nothing came of a request, or sends the node to where the file sits.
+fn is_not_done(answer: &Answer) -> bool {
+    match answer {
+        Ok(Some(Body::Attached(a))) => a.seat != 0,
+        Ok(_) => false,
+        Err(e) => e.is_answer(),
+    }
+}
+
 impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.text.is_empty() { self.errno.fmt(f) } else { f.write_str(&self.text) }
@@ -238,7 +247,7 @@ impl MetaClient {
     pub async fn call_explained(&self, op: Op) -> Answer {
         // Those before it end by their deadlines, so the turn comes; nothing ever closes it.
         let _turn = self.inner.turns.acquire().await.map_err(|_| Errno::EIO)?;
-        let asking = self.inner.asking(&op);
+        let (asking, kind) = (self.inner.asking(&op), crate::once::kind(&op));
         let ask = Ask { op, beside_seats: self.beside_seats };
         let (_, answer) = match self.inner.submit(ask, self.patience()) {
             Ok(sent) => sent,
@@ -249,6 +258,9 @@ impl MetaClient {
         };
         let answer = answer.await.unwrap_or_else(|_| Err(Errno::EIO.into()));
         asking.into_iter().for_each(|asking| asking.end(&answer));
+        if let Some(kind) = kind.filter(|_| is_not_done(&answer)) {
+            crate::once::not_done(kind);
+        }
         answer
     }
 

@@ -22,7 +22,7 @@ pub struct Caller {
 
 struct Scope {
     caller: Caller,
-    /// Kinds of requests that have been sent for it.
+    /// Kinds of requests of which one was done for it, or may have been.
     used: Cell<u8>,
 }
 
@@ -47,7 +47,7 @@ pub fn caller() -> Option<Caller> {
 }
 
 /// The id of a request that must not be done twice; none when it can be, when no call stands
-/// behind it, or when the call has sent such a request before.
+/// behind it, or when such a request of the call was done, or may have been.
 pub(crate) fn id(op: &Op) -> Option<u64> {
     let kind = kind(op)?;
     let id = |scope: &Scope| {
@@ -62,7 +62,16 @@ pub(crate) fn id(op: &Op) -> Option<u64> {
     SCOPE.try_with(id).ok().flatten()
 }
 
-fn kind(op: &Op) -> Option<u64> {
+/// Nothing came of a request of this kind: the call sends the next one under the same id. With another
+/// one the next daemon, which begins with the first, would do once more what the second has done.
+pub(crate) fn not_done(kind: u64) {
+    let free = |scope: &Scope| scope.used.set(scope.used.get() & !(1 << kind));
+    // Without a call nothing is to be freed.
+    let _ = SCOPE.try_with(free);
+}
+
+/// What [`not_done`] is to be told of a request.
+pub(crate) fn kind(op: &Op) -> Option<u64> {
     match op {
         Op::Make(_) => Some(0),
         Op::Unlink(_) => Some(1),
@@ -95,6 +104,17 @@ mod tests {
         assert_eq!(again, [a, b, None, None]);
         let other = on_behalf_of(Caller { number: 14, again: false }, ids()).await;
         assert!(other[0] != a && other[0] != b && other[1] != a);
+        // The first append was refused, the second one made, and the daemon is killed.
+        let append = Op::Append(pb::Append::default());
+        let refused_first = async || {
+            let refused = id(&append);
+            not_done(kind(&append).unwrap());
+            [refused, id(&append), id(&append)]
+        };
+        let tries = on_behalf_of(first, refused_first()).await;
+        assert_eq!((tries[0], tries[2]), (tries[1], None));
+        let next = on_behalf_of(Caller { again: true, ..first }, async { id(&append) }).await;
+        assert_eq!(next, tries[1], "the next daemon asks for what was made");
         let strange = Caller { number: u64::MAX, again: false };
         assert_eq!(on_behalf_of(strange, ids()).await[0], None);
     }

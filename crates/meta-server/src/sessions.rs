@@ -5,7 +5,7 @@ use crate::state::State;
 use ebb_consistency::StreamId;
 use ebb_locks::Mutex;
 use ebb_types::{Incarnation, Ino, NodeId};
-use ebb_wire::{LEASES_UNTIL_GIVEN_UP, pb};
+use ebb_wire::{LEASES_UNTIL_GIVEN_UP, pb, pb::reply::Body};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -109,6 +109,20 @@ impl Session {
             pass: Pass::default(),
         }
     }
+
+    fn forget(&mut self, id: u64) {
+        if self.remembered.remove(&id).is_some()
+            && let Some(at) = self.order.iter().rposition(|other| *other == id)
+        {
+            self.order.remove(at);
+        }
+    }
+}
+
+/// True when nothing came of a request: it failed, or the node is sent to where the file sits.
+fn says_not_done(reply: &pb::Reply) -> bool {
+    let sent_on = |a: &pb::Attached| a.seat != 0;
+    reply.errno != 0 || matches!(&reply.body, Some(Body::Attached(a)) if sent_on(a))
 }
 
 impl Sessions {
@@ -282,13 +296,17 @@ impl Sessions {
         Some(Turnout::Do(tell))
     }
 
-    /// The answer of a request that must not be done twice.
+    /// The answer of a request that must not be done twice. What was not done can be: a node asks
+    /// once more under the same number, so that its next daemon is told of what was done then.
     pub fn remember(&self, who: Who, reply: &pb::Reply) {
         let mut inner = self.inner.lock();
-        if let Some(session) = inner.get_mut(&who.node)
-            && session.incarnation == who.incarnation
-            && let Some(slot) = session.remembered.get_mut(&reply.id)
-        {
+        let Some(session) = inner.get_mut(&who.node) else { return };
+        if session.incarnation != who.incarnation {
+            return;
+        }
+        if says_not_done(reply) {
+            session.forget(reply.id);
+        } else if let Some(slot) = session.remembered.get_mut(&reply.id) {
             *slot = Remembered::Done(Box::new(reply.clone()));
         }
     }

@@ -83,9 +83,21 @@ impl Adapter {
         });
     }
 
-    /// Where an append that comes again was put by a daemon before this one.
-    fn placed(&self, request: u64) -> Option<u64> {
-        Some(self.node.placed.get()?.get(&request)?.range.start())
+    /// Where an append that comes again was put by a daemon before this one. EIO: it sent it to the
+    /// node at which the file sits, and died before it was told what came of it.
+    fn placed(&self, request: u64) -> Result<Option<u64>, Errno> {
+        let Some(placed) = self.node.placed.get().and_then(|all| all.get(&request)) else {
+            return Ok(None);
+        };
+        if placed.is_sent_on() {
+            tracing::error!(
+                ino = %placed.ino,
+                "an append was under way to another node when the daemon ended: it may have been made, \
+                 and is told as failed"
+            );
+            return Err(Errno::EIO);
+        }
+        Ok(Some(placed.range.start()))
     }
 
     pub(super) fn write(&self, head: &Head, asked: &Write<'_>, reply: ReplyWrite) {
@@ -98,7 +110,8 @@ impl Adapter {
         let mapped = asked.write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = asked.flags.0 & libc::O_APPEND != 0 && !mapped;
         let caller = caller(head);
-        let placed = if append && caller.again { self.placed(caller.number) } else { None };
+        let placed = if append && caller.again { self.placed(caller.number) } else { Ok(None) };
+        let Some((placed, reply)) = checked(placed, reply) else { return };
         let (offset, append) = placed.map_or((asked.offset, append), |at| (at, false));
         let kill_priv = asked.write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let write = || self.node.write_local(&handle, offset, append, kill_priv, asked.data);

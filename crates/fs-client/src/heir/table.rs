@@ -48,6 +48,19 @@ pub struct Placed {
     pub range: ByteRange,
 }
 
+impl Placed {
+    /// In place of a range: the append went to the node at which the file sits, and whether it was
+    /// done there is not known. No append ends here, because no file is that long.
+    pub fn sent_on() -> ByteRange {
+        ByteRange::at(i64::MAX as u64 - 1, 1)
+    }
+
+    /// See [`Placed::sent_on`].
+    pub fn is_sent_on(&self) -> bool {
+        self.range == Placed::sent_on()
+    }
+}
+
 /// The slots of a running daemon.
 pub struct Table {
     area: Arc<Area>,

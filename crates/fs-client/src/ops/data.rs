@@ -4,6 +4,7 @@
 use crate::cache::{self, read_padded};
 use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
+use crate::heir::Placed;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use crate::ops::open::Again;
@@ -238,10 +239,15 @@ impl Node {
             }
             match self.append_in_turn(file, data).await? {
                 Ok(n) => return Ok(n),
-                Err(seat) => match self.append_at_seat(file.ino, seat, data).await {
-                    Ok(()) => return Ok(data.len() as u32),
-                    Err(e) => self.seat_again(&mut again, e).await?,
-                },
+                Err(seat) => {
+                    // Should this daemon die now, the next one cannot know what came of it.
+                    self.note_place(file.ino, Placed::sent_on());
+                    match self.append_at_seat(file.ino, seat, data).await {
+                        Ok(()) => return Ok(data.len() as u32),
+                        Err(e) => self.seat_again(&mut again, e).await?,
+                    }
+                    self.note_place(file.ino, ByteRange::at(0, 0));
+                }
             }
         }
     }

@@ -83,12 +83,15 @@ impl Node {
 }
 
 /// Where unanswered appends went: those whose bytes the next daemon has. What of an append was
-/// not noted did not happen; it takes its place anew.
+/// not noted did not happen; it takes its place anew. Those that were sent to other nodes stay doubtful.
 pub(crate) fn certain(left: &Inheritance, image: &Image) -> HashMap<u64, Placed> {
     let mut last: HashMap<u64, Placed> = HashMap::new();
     // A later try of the same request counts.
     last.extend(left.placed.iter().map(|p| (p.request, *p)));
     last.retain(|_, p| {
+        if p.is_sent_on() {
+            return true;
+        }
         let held = image.file(p.ino).map(|n| n.held_in(p.range)).unwrap_or_default();
         !p.range.is_empty() && held.iter().map(|(r, _)| r.len()).sum::<u64>() == p.range.len()
     });
