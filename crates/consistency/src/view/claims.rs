@@ -55,6 +55,12 @@ impl FileView {
         owned
     }
 
+    /// One past the last of all [`owned`](FileView::owned) bytes.
+    #[must_use]
+    pub fn owned_end(&self) -> u64 {
+        self.local.end_of(Class::Unflushed).max(self.local.end_of(Class::Flushed))
+    }
+
     /// Bytes that are not in the cache file, as far as is known.
     #[must_use]
     pub fn absent(&self, within: ByteRange) -> Vec<ByteRange> {

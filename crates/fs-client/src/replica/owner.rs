@@ -9,9 +9,9 @@ use crate::file::CachedFile;
 use crate::node::Node;
 use crate::replica::held::bytes;
 use ebb_locks::Mutex;
-use ebb_meta_client::{AttachRequest, Attached, Pairs, QueryRequest, Wish};
+use ebb_meta_client::{AttachRequest, Attached, Pairs, Wish};
 use ebb_transport::{CopyError, CopyLink, CopySet};
-use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
+use ebb_types::{ByteRange, Errno, Ino, NodeId, Time};
 use rangemap::RangeSet;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -265,6 +265,9 @@ impl Node {
 
     /// Reserves and attaches bytes at the end of a file. The caller has the file's turn, and
     /// [`Node::copy`]s them once they are stored.
+    ///
+    /// The service refuses it where others have cut off bytes of this node: should the daemon die before
+    /// it has stored the new ones, its journal must not have the old ones at their place.
     pub(crate) async fn append_under_pair(
         &self,
         file: &CachedFile,
@@ -275,14 +278,15 @@ impl Node {
         let owner = &self.replicas.owner;
         for _ in 0..ATTEMPTS_MAX {
             let epoch = owner.epoch();
-            // Copies from before a cut must not count for what is appended there.
-            let end = owner.copied(file.ino, ByteRange::ALL).last().map_or(0, |r| r.end());
+            // Copies from before a cut must not count for what is appended there, either.
+            let copied = owner.copied(file.ino, ByteRange::ALL).last().map_or(0, |r| r.end());
+            let end = copied.max(file.state.read().view.owned_end());
             match self.meta.append(file.ino, len, now, epoch, end, lease).await {
                 Err(Errno::EREMCHG) => {
                     self.out_of_step(epoch).await?;
-                    let (known, range) = (Version::ZERO, ByteRange::ALL);
-                    let query = QueryRequest { ino: file.ino, range, known, lease: false };
-                    let size = self.meta.query(query).await?.map.size;
+                    self.query_anew(file, ByteRange::ALL).await?;
+                    self.write_notes()?;
+                    let size = file.state.read().view.published_size();
                     self.uncopy(file.ino, ByteRange::from(size)).await?;
                 }
                 done => return done,
