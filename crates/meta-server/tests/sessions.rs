@@ -152,6 +152,25 @@ async fn a_request_sent_twice_is_done_once() {
     assert_eq!(a.query(file).await.size, 10);
 }
 
+/// What was refused was not done: the same number can ask once more, and then for what was done.
+#[tokio::test]
+async fn a_request_that_was_refused_is_done_when_it_is_sent_again() {
+    let s = Service::start().await;
+    let mut a = s.node("a").await;
+    let ino = a.create(ROOT, "log").await;
+    let append =
+        |not_below| Op::Append(pb::Append { ino, len: 5, not_below, ..Default::default() });
+    a.send_as(1 << 20, append(9)).await;
+    assert_eq!(a.wait(1 << 20).await.errno, Errno::EREMCHG.0, "the file is shorter than 9");
+    for _ in 0..2 {
+        a.send_as(1 << 20, append(0)).await;
+        let reply = a.wait(1 << 20).await;
+        let Some(Body::Attached(made)) = &reply.body else { panic!("{reply:?}") };
+        assert_eq!((reply.errno, made.size), (0, 5));
+    }
+    assert_eq!(a.attr(ino).await.unwrap().size, 5, "it is made once");
+}
+
 #[tokio::test]
 async fn a_silent_node_loses_grants_then_locks_and_opens() {
     let s = Service::start_with(|c| c.lease = Duration::from_millis(400)).await;
