@@ -7,7 +7,7 @@
 
 use crate::options::ReadBack;
 use crate::plan;
-use crate::source::{FlushError, Grant};
+use crate::source::{FlushError, Grant, Guard};
 use ebb_backend::{Access, Backend, BackingFile};
 use ebb_types::{Attr, ByteRange, Errno};
 use std::os::unix::fs::FileExt;
@@ -80,6 +80,7 @@ pub(crate) struct Written {
     sums: Vec<u64>,
     bytes: u64,
     shape: Option<Attr>,
+    guard: Option<Arc<dyn Guard>>,
     how: How,
 }
 
@@ -118,6 +119,7 @@ pub(crate) fn write_grant(
         if how.verify.is_some() {
             sums.push(xxh3_64(data));
         }
+        still_granted(grant.guard.as_deref())?;
         file.write_all_at(data, piece.start())?;
         bytes += piece.len();
         if how.eager && bytes - sent >= SEND_BYTES {
@@ -125,7 +127,16 @@ pub(crate) fn write_grant(
             sent = bytes;
         }
     }
-    Ok(Some(Written { file, pieces, span, sums, bytes, shape: grant.shape, how }))
+    Ok(Some(Written {
+        file,
+        pieces,
+        span,
+        sums,
+        bytes,
+        shape: grant.shape,
+        guard: grant.guard.clone(),
+        how,
+    }))
 }
 
 impl Written {
@@ -145,6 +156,7 @@ impl Written {
         if !proceed(Step::Sync) {
             return Err(Unmoved::Stopped);
         }
+        still_granted(self.guard.as_deref())?;
         let shaped = match &self.shape {
             Some(shape) => self.file.take_shape(shape)?,
             None => false,
@@ -168,6 +180,15 @@ impl Written {
         let _ = self.file.drop_cached(self.span);
         Ok(moved)
     }
+}
+
+/// A daemon that stood still does not go on where others may have gone on meanwhile.
+fn still_granted(guard: Option<&dyn Guard>) -> Result<(), FlushError> {
+    if guard.is_none_or(Guard::may_write) {
+        return Ok(());
+    }
+    let text = "this node was not heard for too long, or the service is away: others may flush these bytes";
+    Err(FlushError::LostGrant { text: text.to_owned() })
 }
 
 fn span(pieces: &[ByteRange]) -> Option<ByteRange> {

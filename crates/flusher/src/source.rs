@@ -68,6 +68,10 @@ pub trait Guard: Send + Sync {
 
     /// It could not be read.
     fn is_unreadable(&self);
+
+    /// False when the grant may have ended: what is written now could come over what others have flushed
+    /// since. Asked right before each write.
+    fn may_write(&self) -> bool;
 }
 
 /// What [`FlushSource::begin`] is asked.
@@ -137,7 +141,7 @@ pub enum FlushError {
     /// wrong: its bytes are dirty, and are flushed again.
     #[error("flush_end: {text}")]
     LostGrant {
-        /// What the service said.
+        /// What the service said, or why it need not be asked.
         text: String,
     },
     /// The backing failed.

@@ -4,7 +4,7 @@ use crate::file::{CachedFile, State};
 use crate::node::{Fate, Node};
 use crate::ops::sync::is_gone;
 use ebb_flusher::{DirtyFile, Fate as Ending, FileUse, FlushError, FlushSource, Grant, Want};
-use ebb_meta_client::{Backing, CallError, FlushGrant};
+use ebb_meta_client::{Backing, CallError, FlushGrant, MetaClient};
 use ebb_types::{ByteRange, Errno, Ino, Version, split_by};
 use futures_util::future::join_all;
 use std::fs::File;
@@ -131,6 +131,7 @@ impl Node {
         if wanted.is_empty() {
             return Ok(None);
         }
+        let granted_in = self.meta.grants();
         let answer = self.patient_meta().flush_begin(ino, &wanted).await;
         note_granted(&file, &wanted, answer.as_ref().ok());
         let granted = match answer {
@@ -159,7 +160,12 @@ impl Node {
             next,
             shape: granted.shape,
             cache,
-            guard: Some(Arc::new(Guard { node: self.me_arc(), file: Arc::clone(&file) })),
+            guard: Some(Arc::new(Guard {
+                node: self.me_arc(),
+                file: Arc::clone(&file),
+                meta: self.meta.clone(),
+                granted_in,
+            })),
             backing_path: backing.path,
             backing_ino: backing.ino,
             owner: granted.owner,
@@ -301,10 +307,13 @@ impl Node {
     }
 }
 
-/// Knows what was written into a cache file.
+/// Knows what was written into a cache file, and whether the grant to flush it holds.
 struct Guard {
     node: Option<Arc<Node>>,
     file: Arc<CachedFile>,
+    meta: MetaClient,
+    /// See [`MetaClient::grants`].
+    granted_in: Option<u64>,
 }
 
 impl ebb_flusher::Guard for Guard {
@@ -316,6 +325,10 @@ impl ebb_flusher::Guard for Guard {
         if let Some(node) = &self.node {
             self.file.is_unreadable(&node.cache);
         }
+    }
+
+    fn may_write(&self) -> bool {
+        self.granted_in.is_some() && self.meta.grants() == self.granted_in
     }
 }
 

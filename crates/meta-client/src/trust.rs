@@ -126,6 +126,8 @@ enum Early {
 #[derive(Default)]
 pub(crate) struct Trusting {
     trust: Mutex<Trust>,
+    /// The same of grants to flush, which end when this node is not heard for a whole lease.
+    grants: Mutex<Trust>,
     on_recall: OnceLock<OnRecall>,
     on_publish: OnceLock<OnPublish>,
     on_given_up: OnceLock<OnGivenUp>,
@@ -148,7 +150,9 @@ impl Trusting {
 
     /// A heartbeat that was sent at `sent` was answered.
     pub fn answered(&self, sent: u64) {
-        self.trust.lock().answered(sent, now_ms());
+        let now = now_ms();
+        self.trust.lock().answered(sent, now);
+        self.grants.lock().answered(sent, now);
         self.last_word.fetch_max(sent, Relaxed);
     }
 
@@ -156,6 +160,11 @@ impl Trusting {
     pub fn welcomed(&self, sent: u64, lease_ms: u32, given_up: bool) {
         let until = u64::from(lease_ms) * u64::from(LEASES_UNTIL_GIVEN_UP);
         self.locks_for.store(until - until / 10, Relaxed);
+        {
+            let mut grants = self.grants.lock();
+            grants.begin(u64::from(lease_ms));
+            grants.answered(sent, now_ms());
+        }
         match self.on_given_up.get() {
             Some(tell) if given_up => tell(),
             None if given_up => self.was_given_up.store(true, Relaxed),
@@ -259,6 +268,16 @@ impl MetaClient {
         let trusting = &self.inner.trusting;
         let silence = now_ms().saturating_sub(trusting.last_word.load(Relaxed));
         silence < trusting.locks_for.load(Relaxed)
+    }
+
+    /// What a grant to flush that is asked for now, or is used, is compared with: it may have ended, and
+    /// others may flush the same bytes, when the two differ. `None` while nobody hears this node.
+    #[must_use]
+    pub fn grants(&self) -> Option<u64> {
+        if !self.inner.exchange.is_up() {
+            return None;
+        }
+        self.inner.trusting.grants.lock().epoch(now_ms())
     }
 
     /// What a lease that is asked for now, or was granted, is compared with; `None` while nothing
