@@ -54,7 +54,21 @@ struct Pending {
     order: u64,
     /// Some service may have seen it.
     sent: bool,
+    /// A lock that is no longer wanted.
+    gone: Gone,
     done: oneshot::Sender<Answer>,
+}
+
+/// What becomes of a lock that is granted to a caller who has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gone {
+    /// The caller is there.
+    No,
+    /// It is taken away again.
+    GivesBack,
+    /// Its owner has asked for another lock of the file since. To take this one away could take that one; and
+    /// what was granted before is given back before the next one is asked for.
+    AskedAgain,
 }
 
 impl Pending {
@@ -96,6 +110,8 @@ struct State {
     /// Ids in the order in which they are to be sent. Bounded by the calls in flight (see
     /// `client::CALLS_MAX`), the locks waited for and one heartbeat.
     queue: VecDeque<u64>,
+    /// So many cancelled locks at most have no answer yet; 0: none need be looked for.
+    gone: u64,
     waker: Option<Waker>,
 }
 
@@ -126,6 +142,7 @@ impl Exchange {
                 taken_in: 0,
                 pending: HashMap::new(),
                 queue: VecDeque::new(),
+                gone: 0,
                 waker: None,
             }),
         }
@@ -150,11 +167,14 @@ impl Exchange {
             Phase::Refused => return Err(Errno::EIO),
             Phase::Down | Phase::Up => {}
         }
+        state.asks_again(&ask.op);
         let made = crate::once::id(&ask.op).filter(|id| !state.pending.contains_key(id));
         let id = made.unwrap_or_else(|| state.take_id());
         state.taken_in += 1;
         let order = state.taken_in;
-        state.pending.insert(id, Pending { ask, size, patience, order, sent: false, done });
+        state
+            .pending
+            .insert(id, Pending { ask, size, patience, order, sent: false, gone: Gone::No, done });
         state.queue.push_back(id);
         let waker = if state.phase == Phase::Up { state.waker.take() } else { None };
         drop(state);
@@ -309,7 +329,9 @@ impl Exchange {
                 0 => Ok(reply.body),
                 n => Err(CallError::answer(checked_errno(n), &reply.text)),
             };
-            if let Err(Ok(body)) = pending.done.send(answer) {
+            if let Err(Ok(body)) = pending.done.send(answer)
+                && pending.gone != Gone::AskedAgain
+            {
                 self.undo(pending.ask.op, body);
             }
         }
@@ -336,9 +358,11 @@ impl Exchange {
     /// The caller of `id` no longer wants it. One that no service has seen ends here and now.
     pub fn cancel(&self, id: u64, patience: Patience) {
         let mut state = self.state.lock();
-        match state.pending.get(&id) {
+        match state.pending.get_mut(&id) {
             None => {}
             Some(pending) if pending.sent => {
+                pending.gone = Gone::GivesBack;
+                state.gone += 1;
                 drop(state);
                 self.post(Op::Cancel(pb::Cancel { request: id }), patience);
             }
@@ -362,6 +386,24 @@ impl Exchange {
 }
 
 impl State {
+    /// A lock is asked for: what its owner has cancelled in this file is not taken away any more.
+    fn asks_again(&mut self, op: &Op) {
+        let Op::SetLock(lock) = op else { return };
+        if self.gone == 0 || lock.r#type == UNLOCK {
+            return;
+        }
+        let mut left = 0;
+        for pending in self.pending.values_mut().filter(|p| p.gone == Gone::GivesBack) {
+            let Op::SetLock(old) = &pending.ask.op else { continue };
+            if (old.ino, old.owner, old.flock) == (lock.ino, lock.owner, lock.flock) {
+                pending.gone = Gone::AskedAgain;
+            } else {
+                left += 1;
+            }
+        }
+        self.gone = left;
+    }
+
     fn take_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;

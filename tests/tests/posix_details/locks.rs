@@ -6,6 +6,7 @@ use ebb_tests::tools::{wait_until, within};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -140,7 +141,6 @@ fn a_counter_under_fcntl_locks_loses_nothing() {
 }
 
 fn count(path: &std::path::Path, times: u64) {
-    use std::os::unix::fs::FileExt;
     let file = open(path);
     for _ in 0..times {
         set(&file, libc::F_WRLCK, 0, 8, true).expect("lock");
@@ -208,6 +208,34 @@ fn a_waiting_flock_is_interrupted_by_a_signal() {
     flock(&a, libc::LOCK_UN).expect("unlock");
     let again = open(&cluster.node(1).path("f"));
     flock(&again, libc::LOCK_EX | libc::LOCK_NB).expect("nobody waits any more");
+}
+
+/// Another node has to publish before a lock is granted, and takes its time; who is interrupted meanwhile, asks
+/// again and gets it, has it.
+#[test]
+fn a_lock_that_is_asked_for_again_after_a_signal_is_kept() {
+    let cluster = Cluster::builder().nodes(3).consistency("commit").separate_meta().start();
+    std::fs::write(cluster.node(0).path("f"), b"published").expect("write");
+    let [a, b, c] = [0, 1, 2].map(|i| open(&cluster.node(i).path("f")));
+    b.write_all_at(b"not published", 0).expect("write");
+    cluster.node(1).signal(rustix::process::Signal::STOP);
+    let first = a.try_clone().expect("clone");
+    let interrupted = interrupted(move || set(&first, libc::F_WRLCK, 0, 8, true));
+    let again = std::thread::spawn(move || (set(&a, libc::F_WRLCK, 0, 8, true), a));
+    std::thread::sleep(Duration::from_millis(500));
+    let waits = !again.is_finished();
+    cluster.node(1).signal(rustix::process::Signal::CONT);
+    assert_eq!(interrupted, libc::EINTR);
+    assert!(waits, "nobody was waited for");
+    let (locked, a) = again.join().expect("no panic");
+    locked.expect("lock");
+    for _ in 0..20 {
+        let other = set(&c, libc::F_WRLCK, 0, 8, false);
+        assert_eq!(errno(other), libc::EAGAIN, "two nodes have it");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    set(&a, libc::F_UNLCK, 0, 8, false).expect("unlock");
+    set(&c, libc::F_WRLCK, 0, 8, false).expect("it is free");
 }
 
 /// Who was interrupted must not get the lock later.

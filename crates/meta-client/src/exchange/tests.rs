@@ -166,6 +166,39 @@ fn a_lock_granted_to_nobody_is_given_back() {
     assert_eq!(exchange.unanswered(), 0, "an unlock for nobody is not undone");
 }
 
+/// It was granted, and cancelled while the service waited for others before it said so; then its owner asked again.
+#[test]
+fn a_cancelled_lock_does_not_take_the_next_one_of_its_owner_away() {
+    let (exchange, session) = connected();
+    let lock = pb::SetLock { ino: 4, owner: 5, r#type: 1, wait: true, ..Default::default() };
+    let submit = |lock| exchange.submit(Op::SetLock(lock), Patience::Granted).unwrap();
+    let cancelled = || {
+        let (id, answer) = submit(lock);
+        frame(&exchange, session);
+        drop(answer);
+        exchange.cancel(id, soon());
+        id
+    };
+    let ids = [cancelled(), cancelled()];
+    let (next, mut granted) = submit(lock);
+    frame(&exchange, session);
+    for id in ids {
+        exchange.resolve(done(id));
+    }
+    exchange.resolve(done(next));
+    assert!(granted.try_recv().unwrap().is_ok());
+    assert_eq!(frame(&exchange, session), [], "it keeps what it has");
+    // Those of others change nothing.
+    let id = cancelled();
+    let others = [pb::SetLock { owner: 6, ..lock }, pb::SetLock { ino: 5, ..lock }];
+    let unlock = pb::SetLock { r#type: UNLOCK, ..lock };
+    let _answers = [others[0], others[1], unlock, pb::SetLock { flock: true, ..lock }].map(submit);
+    frame(&exchange, session);
+    exchange.resolve(done(id));
+    let sent = frame(&exchange, session);
+    assert_eq!(sent[0].op, Some(Op::SetLock(pb::SetLock { wait: false, ..unlock })));
+}
+
 /// Its caller has waited as long as it may; the service was waiting for others.
 #[test]
 fn a_flush_granted_too_late_is_given_back() {
