@@ -3,6 +3,7 @@
 use super::answers::{data, empty, offset, written};
 use super::convert::{errno, ino};
 use super::{Adapter, caller, checked};
+use crate::file::CachedFile;
 use crate::kernel_pages::PageRead;
 use crate::metrics::Operation;
 use crate::ops::data::Written;
@@ -85,13 +86,13 @@ impl Adapter {
 
     /// Where an append that comes again was put by a daemon before this one. EIO: it sent it to the
     /// node at which the file sits, and died before it was told what came of it.
-    fn placed(&self, request: u64) -> Result<Option<u64>, Errno> {
+    fn placed(&self, file: &CachedFile, request: u64) -> Result<Option<u64>, Errno> {
         let Some(placed) = self.node.placed.get().and_then(|all| all.get(&request)) else {
             return Ok(None);
         };
         if placed.is_sent_on() {
             tracing::error!(
-                ino = %placed.ino,
+                file = file.label(),
                 "an append was under way to another node when the daemon ended: it may have been made, \
                  and is told as failed"
             );
@@ -110,7 +111,8 @@ impl Adapter {
         let mapped = asked.write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let append = asked.flags.0 & libc::O_APPEND != 0 && !mapped;
         let caller = caller(head);
-        let placed = if append && caller.again { self.placed(caller.number) } else { Ok(None) };
+        let again = append && caller.again;
+        let placed = if again { self.placed(&handle.file, caller.number) } else { Ok(None) };
         let Some((placed, reply)) = checked(placed, reply) else { return };
         let (offset, append) = placed.map_or((asked.offset, append), |at| (at, false));
         let kill_priv = asked.write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
