@@ -27,6 +27,9 @@ fn killed_in_an_append_behind_a_cut(cluster: &Cluster) {
     // Whoever has a lease is waited for before a change is answered.
     let held = File::open(reader.path("log")).expect("open");
     held.read_exact_at(&mut [0; 4], 0).expect("read");
+    if writer.status()["copies"]["replicas"] == 2 {
+        assert_eq!(writer.counter("ebb_copied_bytes_total"), 11, "it had a copy");
+    }
     let before = appends(writer);
     reader.signal(Signal::STOP);
     let appending = std::thread::spawn(move || file.write_all(b" and more"));

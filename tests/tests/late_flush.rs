@@ -68,3 +68,13 @@ fn what_others_flushed_meanwhile_stays_under_commit() {
 fn what_others_flushed_meanwhile_stays_under_posix() {
     stopped_in_the_middle("posix", &[("--io-path", "daemon")]);
 }
+
+#[test]
+fn what_others_flushed_meanwhile_stays_with_a_small_cache() {
+    stopped_in_the_middle("session", &[("--cache-size", "96MiB"), ("--io-path", "auto")]);
+}
+
+#[test]
+fn what_others_flushed_meanwhile_stays_with_copies() {
+    stopped_in_the_middle("commit", &[("--replicas", "2"), ("--request-timeout", "4s")]);
+}

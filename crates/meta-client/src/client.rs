@@ -57,11 +57,10 @@ impl CallError {
     }
 }
 
-/// True when the service says that nothing came of a request, or sends the node to where the file sits.
+/// True when the service says that nothing came of a request.
 fn is_not_done(answer: &Answer) -> bool {
     match answer {
-        Ok(Some(Body::Attached(a))) => a.seat != 0,
-        Ok(_) => false,
+        Ok(body) => ebb_wire::sends_on(body.as_ref()),
         Err(e) => e.is_answer(),
     }
 }

@@ -5,7 +5,7 @@ use crate::state::State;
 use ebb_consistency::StreamId;
 use ebb_locks::Mutex;
 use ebb_types::{Incarnation, Ino, NodeId};
-use ebb_wire::{LEASES_UNTIL_GIVEN_UP, pb, pb::reply::Body};
+use ebb_wire::{LEASES_UNTIL_GIVEN_UP, pb};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -117,12 +117,6 @@ impl Session {
             self.order.remove(at);
         }
     }
-}
-
-/// True when nothing came of a request: it failed, or the node is sent to where the file sits.
-fn says_not_done(reply: &pb::Reply) -> bool {
-    let sent_on = |a: &pb::Attached| a.seat != 0;
-    reply.errno != 0 || matches!(&reply.body, Some(Body::Attached(a)) if sent_on(a))
 }
 
 impl Sessions {
@@ -304,7 +298,7 @@ impl Sessions {
         if session.incarnation != who.incarnation {
             return;
         }
-        if says_not_done(reply) {
+        if reply.errno != 0 || ebb_wire::sends_on(reply.body.as_ref()) {
             session.forget(reply.id);
         } else if let Some(slot) = session.remembered.get_mut(&reply.id) {
             *slot = Remembered::Done(Box::new(reply.clone()));

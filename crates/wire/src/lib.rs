@@ -13,6 +13,13 @@ mod facts;
 pub use convert::{attr_from_pb, attr_to_pb, range_from_pb, range_to_pb, time_from_pb, time_to_pb};
 pub use facts::{changed_by, facts_from_pb, facts_to_pb};
 
+/// True when an answer sends the asker to the node at which the file sits. Nothing was done then: as after a
+/// failure, the same request can be sent once more, under the same id.
+#[must_use]
+pub fn sends_on(body: Option<&pb::reply::Body>) -> bool {
+    matches!(body, Some(pb::reply::Body::Attached(a)) if a.seat != 0)
+}
+
 /// Version of the protocol in `Hello`.
 pub const PROTOCOL: u32 = 4;
 
