@@ -107,7 +107,7 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
         });
     }
     inner.exchange.up(session.number);
-    inner.heartbeat();
+    inner.heartbeat(0);
     if session.welcome.reassert {
         inner.names_after.store(session.welcome.names_after, Relaxed);
         inner.owed.send_modify(|sessions| *sessions += 1);
@@ -143,7 +143,7 @@ fn receive(inner: &Arc<Inner>, mut frame: pb::ServerFrame) -> Result<(), String>
     for notice in frame.notices {
         match notice.what {
             Some(What::Fenced(fenced)) => return Err(fenced.reason),
-            Some(What::Ping(_)) => inner.heartbeat(),
+            Some(What::Ping(ping)) => inner.heartbeat(ping.number),
             Some(What::Recall(recall)) => inner.recalled(&recall),
             Some(What::Publish(asked)) => inner.asked_to_publish(&asked),
             // From a newer service; nothing that this node must know.
@@ -183,7 +183,7 @@ pub(crate) async fn beat(inner: Arc<Inner>) {
     loop {
         let lease = Duration::from_millis(u64::from(inner.lease_ms.load(Relaxed)));
         sleep((lease / HEARTBEATS_PER_LEASE).max(Duration::from_millis(1))).await;
-        inner.heartbeat();
+        inner.heartbeat(0);
     }
 }
 
@@ -213,14 +213,14 @@ pub(crate) async fn watch_deadlines(inner: Arc<Inner>) {
 }
 
 impl Inner {
-    /// Sends a heartbeat; its answer renews this node's trust from now on.
-    fn heartbeat(self: &Arc<Self>) {
+    /// Sends a heartbeat, which may answer a ping; its answer renews this node's trust from now on.
+    fn heartbeat(self: &Arc<Self>, answers: u64) {
         if !self.exchange.is_up() {
             return;
         }
         let dirty_bytes = self.dirty_bytes.load(Relaxed);
         let sent = trust::now_ms();
-        let beat = Op::Heartbeat(pb::Heartbeat { dirty_bytes });
+        let beat = Op::Heartbeat(pb::Heartbeat { dirty_bytes, answers });
         let Ok((_, answer)) = self.submit(beat, self.on_this_connection()) else { return };
         let inner = Arc::clone(self);
         tokio::spawn(async move {

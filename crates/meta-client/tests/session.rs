@@ -355,8 +355,9 @@ async fn heartbeats_come_three_times_a_lease_and_tell_the_dirty_bytes() {
     let took = begin.elapsed();
     assert!(took > Duration::from_millis(350) && took < Duration::from_secs(4), "{took:?}");
     // A ping is answered at once.
-    peer.notice(pb::notice::What::Ping(pb::Ping {})).await;
-    assert!(matches!(peer.next_of_any_kind().await, (_, Op::Heartbeat(_))));
+    peer.notice(pb::notice::What::Ping(pb::Ping { number: 7 })).await;
+    let (_, op) = peer.next_of_any_kind().await;
+    assert!(matches!(op, Op::Heartbeat(beat) if beat.answers == 7), "{op:?}");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 //! `sessions`) are leaves
 //! and may be taken under the state. Only the claim and the turn are held across I/O.
 
+use crate::alive::SignsOfLife;
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::copies::Copies;
@@ -90,6 +91,8 @@ pub struct Core {
     pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
     /// The nodes that are there now.
     pub sessions: Sessions,
+    /// That one of them gave the sign of life that it was asked for.
+    pub signs: SignsOfLife,
     /// What they need not ask again.
     pub desk: Desk,
     /// Changes that are carried out together.
@@ -175,6 +178,7 @@ impl Core {
             quiet_grants: Mutex::default(),
             seats: Seats::default(),
             publishing: Publishing::default(),
+            signs: SignsOfLife::default(),
             appends: Mutex::default(),
             checked: Mutex::default(),
             waiting: Mutex::default(),

@@ -77,6 +77,16 @@ struct Session {
     order: VecDeque<u64>,
     /// Where this node's materialising goes on.
     pass: Pass,
+    /// The last ping, and the last one that was answered.
+    pinged: u64,
+    answered: u64,
+}
+
+/// A ping of one node, on one of its streams.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinged {
+    on: StreamId,
+    number: u64,
 }
 
 /// How far a node's materialising has come.
@@ -86,6 +96,10 @@ pub struct Pass {
     pub directories: bool,
     /// The last inode that was dealt with.
     pub after: Option<Ino>,
+}
+
+fn ping(number: u64) -> Out {
+    Out::Notice(pb::Notice { what: Some(pb::notice::What::Ping(pb::Ping { number })) })
 }
 
 /// All sessions.
@@ -107,7 +121,13 @@ impl Session {
             remembered: HashMap::new(),
             order: VecDeque::new(),
             pass: Pass::default(),
+            pinged: 0,
+            answered: 0,
         }
+    }
+
+    fn is_gone(&self) -> bool {
+        !self.alive || (self.was_here && self.stream.is_none())
     }
 
     fn forget(&mut self, id: u64) {
@@ -185,8 +205,33 @@ impl Sessions {
     pub fn ping_all(&self) {
         let inner = self.inner.lock();
         for line in inner.values().filter_map(|s| s.stream.as_ref()) {
-            let what = Some(pb::notice::What::Ping(pb::Ping {}));
-            let _ = line.out.try_send(Out::Notice(pb::Notice { what }));
+            let _ = line.out.try_send(ping(0));
+        }
+    }
+
+    /// True when a node has answered a ping, or is gone. It is asked once on each stream.
+    pub fn answered_or_gone(&self, node: NodeId, pinged: &mut Option<Pinged>) -> bool {
+        let mut inner = self.inner.lock();
+        let Some(session) = inner.get_mut(&node).filter(|s| !s.is_gone()) else { return true };
+        let Some(line) = &session.stream else { return false };
+        match *pinged {
+            Some(Pinged { on, number }) if on == line.serial => session.answered >= number,
+            _ => {
+                let number = session.pinged + 1;
+                // A stream that is full is asked later.
+                if line.out.try_send(ping(number)).is_ok() {
+                    session.pinged = number;
+                    *pinged = Some(Pinged { on: line.serial, number });
+                }
+                false
+            }
+        }
+    }
+
+    /// A node answers a ping.
+    pub fn ping_answered(&self, node: NodeId, number: u64) {
+        if let Some(session) = self.inner.lock().get_mut(&node) {
+            session.answered = session.answered.max(number);
         }
     }
 
@@ -262,8 +307,7 @@ impl Sessions {
     /// True when it has gone without a word: its stream is broken, or its lease is over. A node that has
     /// not come back yet to a service that has just begun is not gone.
     pub fn is_gone(&self, node: NodeId) -> bool {
-        let inner = self.inner.lock();
-        inner.get(&node).is_none_or(|s| !s.alive || (s.was_here && s.stream.is_none()))
+        self.inner.lock().get(&node).is_none_or(Session::is_gone)
     }
 
     /// True within the lease; and what the node said it has to flush.

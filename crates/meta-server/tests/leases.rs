@@ -121,7 +121,7 @@ async fn a_silent_holder_is_waited_for_no_longer_than_its_lease() {
     let took = start.elapsed();
     assert!(took > TRUST / 2 && took < TRUST * 3, "{took:?}");
     // A word of it renews nothing that has ended.
-    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0, ..Default::default() })).await.unwrap();
     let start = Instant::now();
     a.ask(attach(ino)).await.unwrap();
     assert!(start.elapsed() < TRUST / 2);
@@ -139,7 +139,7 @@ async fn a_broken_stream_ends_nothing_but_the_first_word_on_a_new_one_does() {
     let mut b = join(&service, "b", 7).await;
     assert!(a.is_quiet(id).await, "the node may not have heard the welcome yet");
     let start = Instant::now();
-    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0, ..Default::default() })).await.unwrap();
     assert_eq!(a.wait(id).await.errno, 0);
     assert!(start.elapsed() < TRUST / 3, "{:?}", start.elapsed());
 }
@@ -188,7 +188,7 @@ async fn after_a_restart_changes_wait_for_the_nodes_of_before_or_a_lease() {
     let service = service.crash_and_restart(|config| config.trust = TRUST).await;
     let start = Instant::now();
     let (mut a, mut b) = (join(&service, "a", 1).await, join(&service, "b", 1).await);
-    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0, ..Default::default() })).await.unwrap();
     a.ask(attach(ino)).await.unwrap();
     assert!(start.elapsed() < TRUST / 2, "everybody is there: {:?}", start.elapsed());
 }

@@ -124,7 +124,7 @@ async fn a_silent_node_holds_a_lock_up_for_its_lease_at_most() {
     let beat = tokio::time::Instant::now() + Duration::from_secs(15);
     while a.is_quiet(id).await {
         assert!(tokio::time::Instant::now() < beat, "still not granted");
-        a.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+        a.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0, ..Default::default() })).await.unwrap();
     }
     assert_eq!(a.wait(id).await.errno, 0);
 }

@@ -188,7 +188,7 @@ async fn a_silent_node_loses_grants_then_locks_and_opens() {
     // The grant ends with the lease, the lock after three.
     let mut granted = false;
     for _ in 0..40 {
-        b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 5 })).await.unwrap();
+        b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 5, ..Default::default() })).await.unwrap();
         granted |= !b.is_quiet(flush).await;
         if !b.is_quiet(waiting).await {
             break;

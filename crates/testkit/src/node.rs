@@ -22,6 +22,9 @@ const SQUASHED: [&str; 4] = [
     "-dac_override,-dac_read_search,-fowner",
 ];
 
+/// A process that is being started may have what its parent had open for so long.
+const IN_USE_FOR: Duration = Duration::from_secs(2);
+
 /// A node of a cluster.
 #[derive(Debug)]
 pub struct Node {
@@ -190,7 +193,24 @@ impl Node {
     /// # Panics
     /// When it does not.
     pub fn umount(&self) {
-        self.must("umount", &[], &[]);
+        // A child that another thread of the test is starting has what this one had open, until it is another
+        // program.
+        let begun = Instant::now();
+        loop {
+            let output = self.ebb("umount", &[], &[]);
+            let in_use = String::from_utf8_lossy(&output.stderr).contains("is in use by a process");
+            if output.status.success() || !in_use || begun.elapsed() > IN_USE_FOR {
+                assert!(
+                    output.status.success(),
+                    "{}: ebb umount: {}",
+                    self.name,
+                    describe(&output)
+                );
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!mounts::is_mounted(&self.mountpoint), "{}: still mounted", self.name);
         assert!(!mounts::is_mounted(&self.mountpoint), "{}: still mounted", self.name);
         *locked(&self.pid) = None;
     }

@@ -2,12 +2,15 @@
 //! one is told.
 
 use super::{SOON, empty, has_a_partner, is_new, is_old, new, old, there, went_its_way};
-use ebb_testkit::{Cluster, Node, skip_reason};
+use ebb_testkit::{Cluster, Node, mounts, skip_reason};
 use ebb_tests::content::same;
 use ebb_tests::recoveries::ended_with;
+use rustix::process::Signal;
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 /// Models and options that go other ways from each other.
 fn everywhere() -> [(&'static str, &'static [(&'static str, &'static str)]); 3] {
@@ -112,6 +115,44 @@ fn a_writer_that_died_before_its_first_sync_leaves_the_old_one() {
             a.umount();
             same(&what, &std::fs::read(there(&cluster)).expect("read"), &[]);
         }
+    }
+}
+
+/// A node that lost its power looks like one that lives until its lease ends; here it stands still.
+#[test]
+fn a_writer_whose_death_nobody_has_noticed_yet_leaves_the_old_one() {
+    if skip_reason().is_some() {
+        return;
+    }
+    for (model, options) in everywhere_with_copies() {
+        let what = format!("{model} {options:?}");
+        let cluster = with_a_short_lease(model, options, "idle");
+        let (a, b) = (cluster.node(0), cluster.node(1));
+        // In a process that is started before: every other one would have to close it as well.
+        let mut writer = a.command("sh");
+        let writer = writer.args(["-c", "exec 3> checkpoint; sync .; echo; read -r _"]);
+        let mut writer =
+            writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a shell");
+        writer.stdout.take().expect("its output").read_exact(&mut [0]).expect("it has begun");
+        a.signal(Signal::STOP);
+        let began = Instant::now();
+        let drained = b.ebb("drain", &[], &[]);
+        let (took, found) = (began.elapsed(), std::fs::read(there(&cluster)));
+        a.signal(Signal::CONT);
+        ended_with(&drained, 0, &[]);
+        same(&what, &found.expect("read"), &old());
+        // Not before it was certain, and no longer.
+        assert!(took > Duration::from_millis(500) && took < SOON, "{what}: {took:?}");
+        // Now it is known to live.
+        let drained_with_it = || {
+            b.drain();
+            std::fs::read(there(&cluster)).expect("read").is_empty()
+        };
+        assert!(mounts::wait_until(SOON, drained_with_it), "{what}: it lives");
+        drop(writer.stdin.take());
+        writer.wait().expect("it ends");
+        a.umount();
+        b.umount();
     }
 }
 

@@ -34,6 +34,7 @@ impl Call {
         pass.after = batch.last().copied().or(pass.after);
         let mut publishing = JoinSet::new();
         let unless = if op.closed { Unless::Open } else { Unless::OpenByTheDead };
+        self.who_died_is_gone(&batch, unless).await;
         for ino in &batch {
             if self.core.waits_for(*ino, unless) {
                 reply.held_back.extend(self.held_back(*ino));
@@ -81,6 +82,7 @@ impl Call {
         let waits = unfinished(&self.core.state(), ino);
         let mut reply = pb::MaterializeReply { unfinished: waits, ..Default::default() };
         let unless = if closed { Unless::Open } else { Unless::OpenByTheDead };
+        self.who_died_is_gone(&[ino], unless).await;
         if self.core.waits_for(ino, unless) || !reply.unfinished.is_empty() {
             reply.held_back.extend(self.held_back(ino));
         } else if !early {
@@ -90,6 +92,16 @@ impl Call {
             }
         }
         Ok(Some(Body::Materialize(reply)))
+    }
+
+    /// A node that died in the middle of writing one of these files over counts as gone from here on, also when
+    /// nobody has noticed it yet.
+    async fn who_died_is_gone(&self, files: &[Ino], unless: Unless) {
+        if unless == Unless::OpenByTheDead {
+            let writers = files.iter().flat_map(|ino| self.core.writes_over(*ino));
+            let others = writers.filter(|node| *node != self.who.node).collect::<Vec<_>>();
+            self.core.alive_or_gone(others).await;
+        }
     }
 
     /// What of this node's bytes is on the backing and not under the file's name, because of a node that is

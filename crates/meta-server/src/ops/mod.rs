@@ -99,6 +99,7 @@ impl Call {
             Op::Heartbeat(h) => {
                 self.core.sessions.heard(self.who.node, Some(h.dirty_bytes));
                 self.core.heard_welcome(self.who.node, self.stream);
+                self.core.ping_answered(self.who.node, h.answers);
                 Some(Ok(None))
             }
             Op::Returned(r) => {

@@ -222,9 +222,17 @@ impl Node {
         match self.from.message().await {
             Ok(Some(frame)) => {
                 self.replies.extend(frame.replies.into_iter().map(|r| (r.id, r)));
-                // Whoever is asked for a sign of life gives one in its own time.
-                let ping = |n: &pb::Notice| matches!(n.what, Some(pb::notice::What::Ping(_)));
-                self.notices.extend(frame.notices.into_iter().filter(|n| !ping(n)));
+                for notice in frame.notices {
+                    match notice.what {
+                        // Whoever is asked for a sign of life gives one in its own time; or now.
+                        Some(pb::notice::What::Ping(pb::Ping { number: 0 })) => {}
+                        Some(pb::notice::What::Ping(ping)) => {
+                            let beat = pb::Heartbeat { answers: ping.number, ..Default::default() };
+                            self.send(Op::Heartbeat(beat)).await;
+                        }
+                        _ => self.notices.push(notice),
+                    }
+                }
                 true
             }
             Ok(None) | Err(_) => false,
