@@ -1,7 +1,8 @@
 //! The doors of the service: TCP connections, of which strangers get little, and the side door for the
 //! daemon that the service is in.
 //!
-//! A connection is a stranger's until a node has joined over it or a call over it was admitted.
+//! A connection is a stranger's until the token was proven over it, by TLS, by a node or by a call. Without
+//! a token: until a node has said a hello that can be one, or a call was admitted.
 //! Strangers are few at a time (the oldest goes for the newest), have a deadline, and may send no
 //! more than a handshake needs, so that nobody without the job's token can fill memory or
 //! descriptors. Without a token only processes of this user (and root) on this machine come in. With one,
@@ -213,6 +214,9 @@ impl AsyncRead for Connection {
         this.check(cx)?;
         let before = buf.filled().len();
         let read = this.pipe.as_mut().poll_read(cx, buf);
+        if this.patience.is_some() && this.visitor.spoken.is_secure() {
+            this.visitor.admit();
+        }
         if this.patience.is_some() {
             this.bytes_left = this.bytes_left.saturating_sub(buf.filled().len() - before);
         }

@@ -44,6 +44,8 @@ mod server;
 mod sessions;
 mod state;
 mod stats;
+#[cfg(test)]
+mod storm_tests;
 mod stream;
 mod striping;
 

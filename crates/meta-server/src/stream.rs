@@ -54,12 +54,12 @@ pub async fn serve(
     mut frames: Streaming<pb::ClientFrame>,
     to_node: FrameSender,
 ) {
-    let greeting = greet(&core, token.as_deref(), &mut frames, &to_node);
+    let door = Door { token: token.as_deref(), visitor: &visitor };
+    let greeting = greet(&core, &door, &mut frames, &to_node);
     let greeted = match tokio::time::timeout(HANDSHAKE_MAX, greeting).await {
         Ok(Some(greeted)) => greeted,
         Ok(None) | Err(_) => return,
     };
-    visitor.admit();
     let Greeted { who, serial, ended, out, more } = greeted;
     let slow = Arc::new(Semaphore::new(SLOW_MAX));
     let mut stream = Stream { core: Arc::clone(&core), who, serial, out, slow };
@@ -95,16 +95,22 @@ struct Greeted {
     more: Vec<pb::Request>,
 }
 
+/// Where a node comes in.
+struct Door<'a> {
+    token: Option<&'a Token>,
+    visitor: &'a Visitor,
+}
+
 /// Why a handshake ends without a session: an answer for the node, or silence.
 type Refusal = Option<(u64, OpError)>;
 
 async fn greet(
     core: &Arc<Core>,
-    token: Option<&Token>,
+    door: &Door<'_>,
     frames: &mut Streaming<pb::ClientFrame>,
     to_node: &FrameSender,
 ) -> Option<Greeted> {
-    match try_greet(core, token, frames, to_node).await {
+    match try_greet(core, door, frames, to_node).await {
         Ok(greeted) => Some(greeted),
         Err(None) => None,
         Err(Some((id, error))) => {
@@ -120,7 +126,7 @@ async fn greet(
 
 async fn try_greet(
     core: &Arc<Core>,
-    token: Option<&Token>,
+    door: &Door<'_>,
     frames: &mut Streaming<pb::ClientFrame>,
     to_node: &FrameSender,
 ) -> Result<Greeted, Refusal> {
@@ -132,7 +138,7 @@ async fn try_greet(
     let refuse = |id: u64| move |e: OpError| Some((id, e));
     check_hello(&hello).map_err(refuse(first.id))?;
     let mut id = first.id;
-    if let Some(token) = token {
+    if let Some(token) = door.token {
         let nonce = auth::nonce();
         // All of it, so that nothing of it can be changed on the way.
         let said = hello.encode_to_vec();
@@ -152,6 +158,9 @@ async fn try_greet(
         };
         proof.map_err(refuse(id))?;
     }
+    // From here on it is no stranger, whatever the welcome waits for: the journal may stand still
+    // for longer than it takes many others to come in.
+    door.visitor.admit();
     let (out, outgoing) = mpsc::channel(OUT_FRAMES);
     let joined = join(core, &hello, out.clone()).map_err(refuse(id))?;
     if let Err(e) = core.noted().await {

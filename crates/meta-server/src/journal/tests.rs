@@ -234,6 +234,53 @@ pub fn on_a_disk_that_fills(dir: &Path, full: &Arc<std::sync::atomic::AtomicBool
     Journal::start_on(Arc::new(storage), None, 42, &[]).unwrap()
 }
 
+/// A directory on a disk that stands still now and then, and what is in it.
+struct StillNowAndThen<T>(T, Arc<std::sync::atomic::AtomicBool>);
+
+impl Stored for StillNowAndThen<Arc<dyn Stored>> {
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        while self.1.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.0.write_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn reserve(&self, offset: u64, len: u64) {
+        self.0.reserve(offset, len);
+    }
+}
+
+impl Storage for StillNowAndThen<Directory> {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        self.0.read(name)
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn Stored>> {
+        Ok(Arc::new(StillNowAndThen(self.0.create(name)?, Arc::clone(&self.1))))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.0.sync_names()
+    }
+}
+
+/// A journal on a disk that stands still while the flag says so.
+pub fn on_a_disk_that_stands_still(
+    dir: &Path,
+    still: &Arc<std::sync::atomic::AtomicBool>,
+) -> Journal {
+    let storage = StillNowAndThen(Directory::new(dir), Arc::clone(still));
+    Journal::start_on(Arc::new(storage), None, 42, &[]).unwrap()
+}
+
 #[tokio::test]
 async fn a_full_disk_is_waited_for_and_nothing_is_written_twice() {
     let dir = tempfile::tempdir().unwrap();
