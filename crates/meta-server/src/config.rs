@@ -24,6 +24,9 @@ pub struct Config {
     /// How long a node may trust what it was answered, without asking again (at most half of
     /// `lease`); zero: not at all. A node that is gone delays others' changes for so long.
     pub trust: Duration,
+    /// A node that is there has so long to publish what it wrote where another one locks: less than
+    /// the deadline of who waits. Then the lock fails.
+    pub publishes_within: Duration,
     /// How many jobs write to the backing at the same time, this one included. On Lustre the
     /// stripes of new files are chosen from it; without it the directory's defaults are kept.
     pub jobs_hint: Option<u32>,
@@ -42,6 +45,9 @@ impl Config {
     /// The usual time of trust.
     pub const TRUST: Duration = Duration::from_secs(5);
 
+    /// The usual time to publish for a lock.
+    pub const PUBLISHES_WITHIN: Duration = Duration::from_secs(20);
+
     /// Inodes that are known at most, as far as they can be forgotten: about 1 GB.
     pub const INODES_MAX: usize = 500_000;
 
@@ -56,6 +62,7 @@ impl Config {
             consistency: None,
             lease: Config::LEASE,
             trust: Config::TRUST,
+            publishes_within: Config::PUBLISHES_WITHIN,
             jobs_hint: None,
             inodes_max: Config::INODES_MAX,
             rebuild: None,

@@ -16,7 +16,7 @@ use crate::leases::Desk;
 use crate::lineage::{Start, first_ino};
 use crate::ops::OpError;
 use crate::ops::copies::Appends;
-use crate::publishing::Publishing;
+use crate::publishing::{Locked, Publishing};
 use crate::reassert::Waiting;
 use crate::rebuild::Rebuild;
 use crate::rounds::Rounds;
@@ -81,6 +81,8 @@ pub struct Core {
     pub seats: Seats,
     /// What nodes were asked because others lock what they may have written.
     pub publishing: Publishing,
+    /// A node that is there has so long to publish for a lock.
+    pub publishes_within: Duration,
     /// The last appends of nodes whose partners have copies.
     pub appends: Mutex<Appends>,
     /// When an inode was last compared with the backing.
@@ -179,6 +181,7 @@ impl Core {
             seats: Seats::default(),
             publishing: Publishing::default(),
             signs: SignsOfLife::default(),
+            publishes_within: config.publishes_within,
             appends: Mutex::default(),
             checked: Mutex::default(),
             waiting: Mutex::default(),
@@ -444,6 +447,10 @@ impl Core {
         let entries: Vec<Entry> =
             granted.iter().map(|g| Entry::Lock(g.ino, g.space, g.lock)).collect();
         self.commit(state, &entries);
+        for Granted { ticket, ino, space, lock } in granted.iter().copied() {
+            let locked = Locked { ino, space, owner: lock.owner, range: lock.range };
+            self.publishing.granted(&locked, Some(ticket));
+        }
         let tickets: Vec<Ticket> = granted.iter().map(|g| g.ticket).collect();
         self.end_waiting(&tickets, Ok(()));
     }

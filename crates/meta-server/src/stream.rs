@@ -12,7 +12,6 @@ use crate::core::Core;
 use crate::doors::Visitor;
 use crate::joining::{check_hello, join};
 use crate::leases::{self, Asking, Owed};
-use crate::ops::locking::publishes;
 use crate::ops::{Call, Fast, OpError, OpResult};
 use crate::quiet::{Settled, can_be_repeated, comes_first};
 use crate::seats::goes_on_without;
@@ -365,7 +364,6 @@ impl Stream {
             return self.after_settling(quiet, call, op, tell);
         }
         let name = crate::stats::name(&op);
-        let locked = publishes(call.who.node, &op);
         let again = can_be_repeated(&op).then(|| op.clone());
         let subjects = leases::subjects(&op);
         let lease = self.core.grant(self.who, self.serial, &op);
@@ -389,12 +387,15 @@ impl Stream {
                 };
                 tokio::spawn(answer_later(call, tell, answer, owed, self.out.clone()));
             }
-            Fast::Lock(told) => {
+            Fast::Lock(told, asks) => {
                 let out = self.out.clone();
                 tokio::spawn(async move {
                     let mut result = call.lock_wait(told).await;
-                    if let (Ok(_), Some(locked)) = (&result, locked) {
-                        result = call.core.publish_before(locked).await.map(|()| None);
+                    if let Some(asks) = asks {
+                        if result.is_ok() {
+                            result = call.core.publish_before(&asks).await.map(|()| None);
+                        }
+                        call.core.publishing.end(&asks);
                     }
                     let answer = reply(call.id, result);
                     finish(&call, tell, &answer);

@@ -15,7 +15,11 @@ const READ: u32 = 0;
 const WRITE: u32 = 1;
 
 fn lock(ino: u64, kind: u32, publish: bool) -> Op {
-    let range = Some(pb::Range { start: 10, end: 20 });
+    lock_of(ino, (10, 20), kind, publish)
+}
+
+fn lock_of(ino: u64, (start, end): (u64, u64), kind: u32, publish: bool) -> Op {
+    let range = Some(pb::Range { start, end });
     let (owner, pid, wait) = (1, 1, true);
     Op::SetLock(pb::SetLock { ino, owner, pid, range, r#type: kind, flock: false, wait, publish })
 }
@@ -127,4 +131,92 @@ async fn a_silent_node_holds_a_lock_up_for_its_lease_at_most() {
         a.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0, ..Default::default() })).await.unwrap();
     }
     assert_eq!(a.wait(id).await.errno, 0);
+}
+
+/// True when the node gets a lock of these bytes at once; it is given up again.
+async fn is_free(node: &mut Node, ino: u64, bytes: (u64, u64)) -> bool {
+    let Op::SetLock(asked) = lock_of(ino, bytes, WRITE, false) else { unreachable!() };
+    match node.ask(Op::SetLock(pb::SetLock { wait: false, ..asked })).await {
+        Ok(_) => {
+            node.ask(lock_of(ino, bytes, 2, false)).await.unwrap();
+            true
+        }
+        Err(e) => {
+            assert_eq!(e, Errno::EAGAIN);
+            false
+        }
+    }
+}
+
+/// Two nodes that have a file open: the second one is there, and publishes only when it is told to.
+async fn one_that_does_not_publish(within: Duration) -> (Service, Node, Node, u64) {
+    let s = Service::start_with(|c| c.publishes_within = within).await;
+    let (mut a, mut b) = (s.node("a").await, s.node("b").await);
+    let file = a.create(ROOT, "f").await;
+    a.open(file).await.unwrap();
+    b.open(file).await.unwrap();
+    (s, a, b, file)
+}
+
+#[tokio::test]
+async fn where_a_node_cannot_publish_the_lock_fails_and_is_given_back() {
+    let within = Duration::from_secs(1);
+    let (_s, mut a, mut b, file) = one_that_does_not_publish(within).await;
+    let began = tokio::time::Instant::now();
+    let id = a.send(lock(file, WRITE, true)).await;
+    asked(&mut b).await;
+    assert!(!is_free(&mut b, file, (10, 20)).await);
+    while a.is_quiet(id).await {
+        b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+    }
+    let failed = a.wait(id).await;
+    assert!(began.elapsed() >= within);
+    assert_eq!(failed.errno, Errno::EIO.0);
+    assert!(failed.text.contains("node b does not publish"), "{}", failed.text);
+    assert!(is_free(&mut b, file, (0, 30)).await);
+}
+
+/// A program was interrupted and asks again: the end of its first call does not take what the second
+/// one has got.
+#[tokio::test]
+async fn a_call_that_fails_gives_back_nothing_of_a_later_one() {
+    let (_s, mut a, mut b, file) = one_that_does_not_publish(Duration::from_secs(2)).await;
+    let first = a.send(lock(file, WRITE, true)).await;
+    asked(&mut b).await;
+    let second = a.send(lock_of(file, (15, 30), WRITE, true)).await;
+    let of_second = asked(&mut b).await;
+    answer(&mut b, &of_second).await;
+    assert_eq!(a.wait(second).await.errno, 0);
+    assert_eq!(a.wait(first).await.errno, Errno::EIO.0);
+    assert!(!is_free(&mut b, file, (15, 20)).await, "the second call has it");
+    assert!(!is_free(&mut b, file, (20, 30)).await);
+    assert!(is_free(&mut b, file, (10, 15)).await, "nobody else has it");
+    a.ask(lock_of(file, (15, 30), 2, false)).await.unwrap();
+    assert!(is_free(&mut b, file, (0, 40)).await);
+}
+
+#[tokio::test]
+async fn calls_that_all_fail_give_back_everything() {
+    let (_s, mut a, mut b, file) = one_that_does_not_publish(Duration::from_secs(1)).await;
+    let first = a.send(lock(file, WRITE, true)).await;
+    let second = a.send(lock_of(file, (15, 30), WRITE, true)).await;
+    for id in [first, second] {
+        assert_eq!(a.wait(id).await.errno, Errno::EIO.0);
+    }
+    assert!(is_free(&mut b, file, (0, 40)).await);
+}
+
+/// The first call waits for another one's lock when the second one is asked for.
+#[tokio::test]
+async fn a_call_that_waited_gives_back_what_it_was_granted_last() {
+    let (_s, mut a, mut b, file) = one_that_does_not_publish(Duration::from_secs(1)).await;
+    b.ask(lock(file, WRITE, false)).await.unwrap();
+    let first = a.send(lock(file, WRITE, true)).await;
+    assert!(a.is_quiet(first).await);
+    a.ask(lock_of(file, (20, 30), WRITE, false)).await.unwrap();
+    b.ask(unlock(file)).await.unwrap();
+    asked(&mut b).await;
+    assert_eq!(a.wait(first).await.errno, Errno::EIO.0);
+    assert!(is_free(&mut b, file, (10, 20)).await);
+    assert!(!is_free(&mut b, file, (20, 30)).await, "another lock of its owner");
 }

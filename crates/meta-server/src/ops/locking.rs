@@ -8,7 +8,6 @@ use ebb_namespace::locks::{Kind, Lock, Outcome, Owner, Space};
 use ebb_types::{ByteRange, Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
-use ebb_wire::pb::request::Op;
 
 pub(crate) const READ: u32 = 0;
 pub(crate) const WRITE: u32 = 1;
@@ -27,16 +26,6 @@ pub(crate) fn range(flock: bool, range: Option<pb::Range>) -> Result<ByteRange, 
             r => Ok(r),
         },
     }
-}
-
-/// The lock that a request asks for, if others must publish before it is answered.
-pub(crate) fn publishes(node: NodeId, op: &Op) -> Option<Locked> {
-    let Op::SetLock(l) = op else { return None };
-    if !l.publish || l.r#type == UNLOCK {
-        return None;
-    }
-    let (ino, owner) = (Ino(l.ino), Owner { node, id: l.owner });
-    Some(Locked { ino, space: space(l.flock), owner, range: range(l.flock, l.range).ok()? })
 }
 
 impl Call {
@@ -77,6 +66,8 @@ impl Call {
         }
         let waiting = op.wait.then(|| self.core.new_ticket());
         let ticket = waiting.as_ref().map(|(t, _)| *t);
+        let locked = Locked { ino, space, owner, range };
+        let begin = |waits| op.publish.then(|| self.core.publishing.begin(locked, waits));
         let outcome = state.locks.set(ino, space, lock, ticket);
         if let (Some(ticket), false) = (ticket, outcome == Outcome::Waiting) {
             self.core.end_waiting(&[ticket], Ok(()));
@@ -84,17 +75,18 @@ impl Call {
         match (outcome, waiting) {
             (Outcome::Granted(others), _) => {
                 self.core.commit(&mut state, &[Entry::Lock(ino, space, lock)]);
+                self.core.publishing.granted(&locked, None);
                 self.core.granted(&mut state, &others);
                 if !op.publish || !state.ns.is_open_by_others(ino, self.who.node) {
                     return Ok(Fast::Done(Ok(None)));
                 }
                 let (tell, told) = tokio::sync::oneshot::channel();
                 let _ = tell.send(Ok(()));
-                Ok(Fast::Lock(told))
+                Ok(Fast::Lock(told, begin(None)))
             }
             (Outcome::Waiting, Some((ticket, told))) => {
                 self.core.waits.lock().insert((self.who.node, self.id), ticket);
-                Ok(Fast::Lock(told))
+                Ok(Fast::Lock(told, begin(Some(ticket))))
             }
             (Outcome::Deadlock, _) => Err(Errno::EDEADLK),
             (Outcome::Conflict(_) | Outcome::Waiting, _) => Err(Errno::EAGAIN),

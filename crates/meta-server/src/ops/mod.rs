@@ -15,6 +15,7 @@ mod reassert;
 mod xattrs;
 
 use crate::core::{Core, LockResult};
+use crate::publishing::LockCall;
 use crate::sessions::Who;
 use crate::state::{Entry, Outcome, State};
 use ebb_consistency::StreamId;
@@ -55,8 +56,8 @@ pub type OpResult = Result<Option<Body>, OpError>;
 pub enum Fast {
     /// Answered.
     Done(OpResult),
-    /// A lock request that waits.
-    Lock(oneshot::Receiver<LockResult>),
+    /// A lock request that waits, and after which others may have to publish.
+    Lock(oneshot::Receiver<LockResult>, Option<LockCall>),
     /// Needs the backing, or patience.
     Slow(Op),
 }

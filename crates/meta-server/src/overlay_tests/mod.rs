@@ -326,7 +326,7 @@ impl Call {
         match self.fast(op) {
             crate::ops::Fast::Done(result) => result,
             crate::ops::Fast::Slow(op) => self.slow(op).await,
-            crate::ops::Fast::Lock(_) => unreachable!("no locks here"),
+            crate::ops::Fast::Lock(..) => unreachable!("no locks here"),
         }
     }
 }
