@@ -16,8 +16,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
-use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Streaming};
 
 /// Bytes that may be on their way to one side before it has taken any: the default of 64 KiB
 /// would stall every large ownership map.
@@ -92,9 +92,13 @@ impl ConnectOptions {
 /// Why there is no session. Every text names the service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers there, or not in time, or not this protocol. It may work later.
+    /// Nobody is there, or answers in time, or speaks this protocol. It may work later.
     #[error("metadata service {0}")]
     Unreachable(String),
+    /// Somebody answers there, and hung up before a welcome or a refusal: a service does so when more
+    /// come at once than it can greet. It may work in a moment.
+    #[error("metadata service {0}")]
+    HungUp(String),
     /// The address cannot be one.
     #[error("metadata service address {0}")]
     BadAddress(String),
@@ -124,7 +128,7 @@ impl ConnectError {
     /// Trying again without changing anything may help.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, ConnectError::Unreachable(_))
+        matches!(self, ConnectError::Unreachable(_) | ConnectError::HungUp(_))
     }
 
     /// True when the job's own service has said so, and for good. Who only sits where it was cannot end
@@ -132,6 +136,7 @@ impl ConnectError {
     pub(crate) fn is_final(&self) -> bool {
         match self {
             ConnectError::Unreachable(_)
+            | ConnectError::HungUp(_)
             | ConnectError::AnotherService(_)
             | ConnectError::Unproven(_) => false,
             ConnectError::BadAddress(_)
@@ -219,7 +224,26 @@ fn unconnected(address: &str, e: &io::Error) -> ConnectError {
         Some(SecureError::OtherToken) => {
             ConnectError::BadToken(format!("{address}: {}", SecureError::OtherToken))
         }
+        None if is_end(e.kind()) => ConnectError::HungUp(format!("{address}: {e}")),
         _ => ConnectError::Unreachable(format!("{address}: {e}")),
+    }
+}
+
+/// There was a connection.
+fn is_end(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+/// A stream that ended, or was never one.
+fn broken(address: &str, e: &tonic::Status) -> ConnectError {
+    let text = format!("{address}: {}", e.message());
+    match e.code() {
+        // Somebody has said so.
+        Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
+            ConnectError::Unreachable(text)
+        }
+        _ => ConnectError::HungUp(text),
     }
 }
 
@@ -323,15 +347,14 @@ async fn introduce(
     let op = Some(Op::Hello(hello));
     exchange.offer(number, pb::Request { id, op, ..Default::default() });
     let frames = Frames { exchange: exchange.clone(), session: number };
-    let broken = |e: tonic::Status| {
-        ConnectError::Unreachable(format!("{}: {}", options.address, e.message()))
-    };
+    let broken = |e: tonic::Status| broken(address, &e);
     let mut stream = client.session(frames).await.map_err(broken)?.into_inner();
     let mut conversation =
         Conversation { options, exchange, number, id, nonce, said, known, resume, proven: false };
     loop {
         let Some(mut frame) = stream.message().await.map_err(broken)? else {
-            return Err(conversation.unreachable("closed the stream instead of an answer"));
+            let text = format!("{address}: closed the stream instead of an answer");
+            return Err(ConnectError::HungUp(text));
         };
         let Some(at) = frame.replies.iter().position(|r| r.id == conversation.id) else {
             continue;

@@ -558,3 +558,41 @@ async fn claims_take_nothing_from_others() {
     assert!(one.open(ino, false, false, Version::ZERO, Wish::No).await.unwrap().sole);
     running.stop().await;
 }
+
+/// As a new mount does: again where it is hung up on, and only there.
+async fn come(options: ConnectOptions, late: u64) -> MetaClient {
+    let end = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        match MetaClient::connect(options.clone()).await {
+            Ok((client, _)) => return client,
+            Err(ConnectError::HungUp(_)) if tokio::time::Instant::now() < end => {}
+            Err(e) => panic!("{e:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(100 + late)).await;
+    }
+}
+
+/// More than there are places for strangers, of which some are taken.
+#[tokio::test]
+async fn many_nodes_at_once_get_in_beside_strangers() {
+    const NODES: u64 = 300;
+    let dirs = Dirs::new();
+    let path = dirs.root.path().join("token");
+    let token = Arc::new(Token::generate_to(&path).unwrap());
+    let running = Running::start(&dirs, Some(Token::load(&path).unwrap())).await;
+    let mut strangers = Vec::new();
+    for _ in 0..40 {
+        strangers.push(TcpStream::connect(running.address).await.unwrap());
+    }
+    let mut coming = tokio::task::JoinSet::new();
+    for i in 0..NODES {
+        let options =
+            ConnectOptions { token: Some(token.clone()), ..running.options(&format!("n{i}")) };
+        coming.spawn(come(options, i * 3));
+    }
+    let clients = coming.join_all().await;
+    let nodes = running.server.status().nodes;
+    assert_eq!(nodes.iter().filter(|n| n.alive).count() as u64, NODES);
+    drop((clients, strangers));
+    running.stop().await;
+}
