@@ -31,6 +31,7 @@ pub fn prepare(dir: &Path) -> Result<(), Failure> {
             return Err(Failure::usage(format!("{what}: others may change {parent}")));
         }
     }
+    refuse_exchangeable(dir, uid, &what)?;
     let meta = std::fs::symlink_metadata(dir).or_usage(&what)?;
     if !meta.is_dir() || meta.uid() != uid {
         return Err(Failure::usage(format!("{what}: not a directory of this user's own")));
@@ -39,6 +40,42 @@ pub fn prepare(dir: &Path) -> Result<(), Failure> {
         return Err(Failure::usage(format!("{what}: shared with others; name one below it")));
     }
     std::fs::set_permissions(dir, Permissions::from_mode(0o700)).or_usage(&what)
+}
+
+/// Refuses a cache on the way to which another user could put something else in its place: a directory
+/// or a link of theirs, or one in which everybody may rename what is not theirs.
+fn refuse_exchangeable(dir: &Path, uid: u32, what: &str) -> Result<(), Failure> {
+    let named = std::path::absolute(dir).or_usage(what)?;
+    let real = std::fs::canonicalize(dir).or_usage(what)?;
+    for above in named.ancestors().skip(1).chain(real.ancestors().skip(1)) {
+        let meta = std::fs::symlink_metadata(above).or_usage(what)?;
+        let owner = meta.uid();
+        let why = if owner != 0 && owner != uid && !is_nobody_known(owner) {
+            format!("belongs to user {owner}")
+        } else if meta.is_dir() && meta.mode() & 0o1002 == 0o002 {
+            "may be changed by everybody".to_owned()
+        } else {
+            continue;
+        };
+        let above = above.display();
+        return Err(Failure::usage(format!(
+            "{what}: {above}, on the way to it, {why}, who could put another directory there; name a \
+             cache below directories of root's and of your own"
+        )));
+    }
+    Ok(())
+}
+
+/// In a container that does not know root's number, root's directories show this owner.
+fn is_nobody_known(owner: u32) -> bool {
+    let number = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    number.trim().parse() == Ok(owner) && !maps_everybody(&map)
+}
+
+/// Whether every user has a number here.
+fn maps_everybody(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// Refuses what was never a cache: to say of it that nothing is missing would be a lie.
@@ -186,6 +223,33 @@ mod tests {
         let trap = dir.path().join(user_directory(rustix::process::geteuid().as_raw()));
         std::os::unix::fs::symlink("user", &trap).unwrap();
         assert_eq!(prepare(&trap.join("new")).unwrap_err().status, 2);
+    }
+
+    #[test]
+    fn nobody_else_can_exchange_a_directory_on_the_way_to_a_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let (above, cache) = (dir.path().join("above"), dir.path().join("above/user/cache"));
+        prepare(&cache).unwrap();
+        let mode = |m| std::fs::set_permissions(&above, Permissions::from_mode(m)).unwrap();
+        mode(0o777);
+        let e = prepare(&cache).unwrap_err();
+        assert!(e.status == 2 && e.text.contains("above, on the way"), "{e}");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("above/user", &link).unwrap();
+        assert_eq!(prepare(&link.join("cache")).unwrap_err().status, 2, "behind a link, too");
+        // Where it is sticky, only what is one's own can be renamed.
+        mode(0o1777);
+        prepare(&cache).unwrap();
+        prepare(&link.join("cache")).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::lchown(&link, Some(61_001), None).unwrap();
+            let e = prepare(&link.join("cache")).unwrap_err();
+            assert!(e.status == 2 && e.text.contains("user 61001"), "{e}");
+            std::os::unix::fs::chown(&above, Some(61_001), None).unwrap();
+            assert_eq!(prepare(&cache).unwrap_err().status, 2);
+        }
+        assert!(maps_everybody("         0          0 4294967295\n"));
+        assert!(!maps_everybody("      1000       1000          1\n"));
     }
 
     #[test]
