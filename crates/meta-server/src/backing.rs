@@ -6,7 +6,8 @@ use crate::late::UnderWay;
 use ebb_backend::lustre;
 use ebb_locks::Mutex;
 use ebb_namespace::{
-    BackingKey, BackingPath, DirStamp, Effect, Found, Record, Restat, Seen, XattrTrial,
+    BackingKey, BackingPath, DirStamp, Effect, FILE_CAPABILITIES, Found, Record, Restat, Seen,
+    XattrTrial,
 };
 use ebb_types::name::PART_PREFIX;
 use ebb_types::{Errno, FileKind, Name, Time};
@@ -219,7 +220,7 @@ impl Backing {
             Err(e) => return Err(errno(e)),
         };
         let names = buf[..n].split(|c| *c == 0).filter(|n| !n.is_empty());
-        let hidden = |n: &[u8]| n.starts_with(b"system.posix_acl_");
+        let hidden = |n: &[u8]| n.starts_with(b"system.posix_acl_") || n == FILE_CAPABILITIES;
         Ok(names.filter(|n| !hidden(n)).map(<[u8]>::to_vec).collect())
     }
 

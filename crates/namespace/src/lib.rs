@@ -49,4 +49,4 @@ pub use record::{AttrChange, BackingPath, Effect, NewInode, Record, Replace};
 pub use rename::RenameMode;
 pub use renew::Older;
 pub use tree::{Absence, Namespace, ReplayError};
-pub use xattr::{XattrMode, XattrSource, XattrTrial};
+pub use xattr::{FILE_CAPABILITIES, XattrMode, XattrSource, XattrTrial};

@@ -9,6 +9,11 @@ use ebb_types::{Errno, FileKind, Ino, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Where Linux keeps the capabilities of a program. No file has any here: a write must drop them, and
+/// the kernel does not tell of each one, least of all past the daemon. Where the backing has some, it
+/// drops them itself when the first bytes are written there.
+pub const FILE_CAPABILITIES: &[u8] = b"security.capability";
+
 const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65_536;
 /// All names and values of a job-local inode together: what ext4 and XFS hold at most.
@@ -56,6 +61,9 @@ fn check_name(name: &[u8]) -> Result<(), Errno> {
     if name.starts_with(b"user.ebb.") {
         return Err(Errno::EPERM);
     }
+    if name == FILE_CAPABILITIES {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let known: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     if known.iter().any(|p| name.starts_with(p) && name.len() > p.len()) {
         Ok(())
@@ -73,6 +81,9 @@ impl Namespace {
     /// Where to read one attribute; ENODATA when it is known not to be there.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<XattrSource<&[u8]>, Errno> {
         let inode = self.inode(ino)?;
+        if name == FILE_CAPABILITIES {
+            return Err(Errno::ENODATA);
+        }
         check_name(name)?;
         if inode.home == Home::Own && !inode.xattrs.contains_key(name) {
             return Ok(XattrSource::Backing(self.path(ino).ok_or(Errno::ENOENT)?));
