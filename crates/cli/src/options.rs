@@ -114,7 +114,9 @@ pub struct MountOptions {
     /// [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// Let other users see the mount (for others than root: user_allow_other in /etc/fuse.conf)
+    /// Let other users see the mount (for others than root: user_allow_other in /etc/fuse.conf).
+    /// Mode bits decide; where the backing has an ACL they show no more than it grants, and who is
+    /// named in it may get less
     #[arg(long)]
     pub allow_other: bool,
     /// Deadline of every request to the metadata service and to peers, in ms, s, m, h

@@ -2,6 +2,7 @@
 //! effects. No path can leave the directory and no symbolic link is ever followed. Knows nothing of what
 //! names mean.
 
+use crate::acl::{self, Now};
 use crate::late::UnderWay;
 use ebb_backend::lustre;
 use ebb_locks::Mutex;
@@ -153,9 +154,21 @@ impl Backing {
     /// What objects look like after effects. What others took away in this moment is found missing
     /// when it is needed.
     pub fn look_at(&self, objects: &[Restat]) -> Vec<Record> {
-        let seen = |r: &Restat| Some((r.ino, self.stat(&r.path).ok()?.seen));
-        let seen = objects.iter().filter_map(seen);
-        seen.map(|(ino, seen)| Record::Seen { ino, seen: Some(seen) }).collect()
+        let now = objects.iter().filter_map(|r| Some((r.ino, self.now_at(&r.path)?)));
+        now.flat_map(|(ino, now)| now.records(ino)).collect()
+    }
+
+    /// What an object looks like after it was changed.
+    pub fn now_at(&self, path: &BackingPath) -> Option<Now> {
+        let (dir, name) = match path.split() {
+            None => (self.dir(&[]).ok()?, None),
+            Some((dir, name)) => (self.dir(dir).ok()?, Some(name)),
+        };
+        let (found, perm) = self.found_with_mode(dir.as_fd(), name).ok()?;
+        // A part file is given its mode later.
+        let part = name.is_some_and(Name::is_reserved);
+        let limited = (found.perm != perm && !part).then_some(found.perm);
+        Some(Now { seen: found.seen, limited })
     }
 
     /// The directory itself, and what is under a name in it.
@@ -254,6 +267,11 @@ impl Backing {
     }
 
     pub(crate) fn found(&self, dir: BorrowedFd<'_>, name: Option<&Name>) -> Res<Found> {
+        self.found_with_mode(dir, name).map(|(found, _)| found)
+    }
+
+    /// Also the permission bits as they are there, which an ACL may say less than.
+    fn found_with_mode(&self, dir: BorrowedFd<'_>, name: Option<&Name>) -> Res<(Found, u32)> {
         let st = match name {
             None => rustix::fs::fstat(dir),
             Some(n) => rustix::fs::statat(dir, n.as_os_str(), AtFlags::SYMLINK_NOFOLLOW),
@@ -267,16 +285,22 @@ impl Backing {
             }
             _ => None,
         };
-        Ok(Found {
+        let perm = st.st_mode & 0o7777;
+        let shown = match kind {
+            FileKind::Symlink => perm,
+            _ => acl::shown(&reached(dir, name), perm),
+        };
+        let found = Found {
             kind,
-            perm: st.st_mode & 0o7777,
+            perm: shown,
             uid: st.st_uid,
             gid: st.st_gid,
             rdev: st.st_rdev as u32,
             atime: time(st.st_atime, st.st_atime_nsec as i64),
             seen: seen(&st),
             target,
-        })
+        };
+        Ok((found, perm))
     }
 
     // ---- reaching ----------------------------------------------------------------------------
@@ -324,6 +348,13 @@ impl Backing {
         let proc = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         Ok((fd, proc))
     }
+}
+
+/// The path by which calls without an `at` form reach what is in a directory.
+fn reached(dir: BorrowedFd<'_>, name: Option<&Name>) -> PathBuf {
+    let dir = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+    // The directory itself: beyond the link in /proc.
+    dir.join(name.map_or(OsStr::new("."), Name::as_os_str))
 }
 
 /// A file of our own that nobody will find.

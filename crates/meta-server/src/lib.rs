@@ -7,6 +7,7 @@
 //!
 //! [`pb::Welcome`]: ebb_wire::pb::Welcome
 
+mod acl;
 mod alive;
 mod backing;
 mod begun;

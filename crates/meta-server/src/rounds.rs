@@ -165,10 +165,8 @@ impl Core {
             match &seen {
                 Err(errno) => end(going.tell, Err(*errno)),
                 Ok(seen) => {
-                    records.extend(restat.iter().filter_map(|r| {
-                        let seen = *seen.get(&r.path)?;
-                        Some(Record::Seen { ino: r.ino, seen: Some(seen) })
-                    }));
+                    let now = restat.iter().filter_map(|r| Some((r.ino, *seen.get(&r.path)?)));
+                    records.extend(now.flat_map(|(ino, now)| now.records(ino)));
                     records.extend(owed);
                     self.commit_ns(&mut state, records);
                     left.push(going);
@@ -271,11 +269,11 @@ impl Core {
     async fn look_at(
         &self,
         paths: BTreeSet<BackingPath>,
-    ) -> Result<BTreeMap<BackingPath, ebb_namespace::Seen>, Errno> {
+    ) -> Result<BTreeMap<BackingPath, crate::acl::Now>, Errno> {
         let look = move |b: &Backing| {
             let seen = paths.into_iter().filter_map(|path| {
-                let seen = b.stat(&path).ok()?.seen;
-                Some((path, seen))
+                let now = b.now_at(&path)?;
+                Some((path, now))
             });
             Ok(seen.collect())
         };
