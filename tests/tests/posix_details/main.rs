@@ -1,6 +1,7 @@
 //! What POSIX and Linux say about single calls, tried on real mounts: one test per behaviour,
 //! under the `posix` model unless it says otherwise, on two nodes where that makes a difference.
 
+mod acls;
 mod attributes;
 mod data;
 mod given_up;

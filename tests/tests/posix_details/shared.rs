@@ -5,15 +5,15 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
-const USER: u32 = 61_001;
-const OTHER: u32 = 61_002;
+pub const USER: u32 = 61_001;
+pub const OTHER: u32 = 61_002;
 
-fn mode(path: &Path, mode: u32) {
+pub fn mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
 }
 
 /// Opens as that user; 0 or the errno.
-fn may_open(user: u32, path: &Path, flags: i32) -> i32 {
+pub fn may_open(user: u32, path: &Path, flags: i32) -> i32 {
     let path = c(path);
     // SAFETY: the string lives through the call.
     as_user(user, || verdict(unsafe { libc::open(path.as_ptr(), flags, 0o640) }))
