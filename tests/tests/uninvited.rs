@@ -11,10 +11,10 @@ use rand::{Rng, RngCore, SeedableRng};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -504,4 +504,85 @@ fn a_stranger_in_a_shared_directory_gets_and_changes_nothing() {
         assert_eq!(meta.mode() & 0o777, 0o400, "{name} tells of everybody's files");
     }
     node.umount();
+}
+
+/// The part file in a directory of the backing.
+fn part_of(backing: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(backing).expect("list").flatten().map(|e| e.path());
+    let is_part = |p: &PathBuf| p.to_string_lossy().contains("/.ebb-part-");
+    let parts: Vec<_> = entries.filter(is_part).collect();
+    assert_eq!(parts.len(), 1, "{parts:?}");
+    parts[0].clone()
+}
+
+/// A file is partly in its part file, and another user puts something else in the place of that: a file of
+/// his own, or a link to a file of somebody whose directory he may not write to.
+#[test]
+fn a_part_file_that_a_stranger_swaps_is_not_written_to_nor_published() {
+    if skip_reason().is_some() || !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: needs mounts and root to become another user");
+    }
+    for links in [false, true] {
+        let cluster = Cluster::builder().nodes(2).separate_meta().flush("end").start();
+        let (one, two, backing) = (cluster.node(0), cluster.node(1), cluster.backing());
+        for (dir, mode) in [(cluster.root(), 0o755), (backing, 0o777)] {
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).expect("chmod");
+        }
+        let (first, rest) = (content::bytes(1, 1, 0, 100_000), content::bytes(2, 1, 0, 50_000));
+        for (node, at, data) in [(one, 0, &first), (two, 100_000, &rest)] {
+            let mut how = std::fs::File::options();
+            let file = how.write(true).create(true).truncate(false).open(node.path("f"));
+            file.expect("open").write_all_at(data, at).expect("write");
+            node.wait_closed();
+        }
+        let _ = two.ebb("drain", &["--timeout", "10s"], &[]);
+        assert!(!backing.join("f").exists(), "it is not whole");
+        let part = part_of(backing);
+        let victim = match links {
+            true => cluster.root().join("victim"),
+            false => backing.join("victim"),
+        };
+        let (path, aside) = (part.display(), backing.join("aside"));
+        if links {
+            std::fs::write(&victim, "the victim's").expect("write");
+            std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o600))
+                .expect("chmod");
+            let moved = as_stranger(&format!("mv {path} {}", aside.display()));
+            assert!(moved.0, "{moved:?}");
+            // Where the kernel protects no links he makes it himself.
+            std::fs::hard_link(&victim, &part).expect("link");
+        } else {
+            let victim = victim.display();
+            let script = format!(
+                "echo -n \"the victim's\" > {victim} && mv {path} {} && ln {victim} {path}",
+                aside.display()
+            );
+            let moved = as_stranger(&script);
+            assert!(moved.0, "{moved:?}");
+        }
+        let of = |p: &Path| {
+            let m = std::fs::metadata(p).expect("stat");
+            (m.ino(), m.len(), m.mode(), m.uid(), m.nlink(), m.mtime(), m.mtime_nsec())
+        };
+        let before = of(&victim);
+        let drain = one.ebb("drain", &["--timeout", "20s"], &[]);
+        assert_eq!(drain.status.code(), Some(3), "links: {links}: {}", describe(&drain));
+        println!("links: {links}: {}", describe(&drain));
+        assert!(!backing.join("f").exists(), "another file never gets the name");
+        assert_eq!((of(&victim), of(&part)), (before, before), "links: {links}");
+        let there = std::fs::read_to_string(&victim).expect("read");
+        assert_eq!(there, "the victim's", "links: {links}");
+        // Nor are bytes of it read; nothing is lost, and the file is whole when its own part is back.
+        let whole = [&first[..], &rest[..]].concat();
+        let read = std::fs::read(one.path("f"));
+        println!("links: {links}: read meanwhile: {:?}", read.as_ref().map(Vec::len));
+        if let Ok(read) = read {
+            content::same("f", &read, &whole);
+        }
+        std::fs::rename(&aside, &part).expect("put it back");
+        one.drain();
+        two.drain();
+        content::same("f", &std::fs::read(backing.join("f")).expect("published"), &whole);
+        cluster.umount_all();
+    }
 }

@@ -13,14 +13,20 @@ use std::ffi::CString;
 use std::io::{self, Read, Write};
 use std::os::fd::FromRawFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(20);
 
+const LOST: &str = "ebb_locks_lost_total";
+
 fn pair(model: &str) -> Cluster {
+    pair_by(model, "daemon")
+}
+
+/// Of a file that is passed through the kernel asks nobody (docs/operations.md).
+fn pair_by(model: &str, io_path: &str) -> Cluster {
     let cluster = Cluster::builder().nodes(2).consistency(model).lease("1500ms");
-    // Of a file that is passed through the kernel asks nobody (docs/operations.md).
-    cluster.option("--io-path", "daemon").start()
+    cluster.option("--io-path", io_path).start()
 }
 
 /// What a [`User`] can do. Each is answered with 0 or an errno.
@@ -178,6 +184,49 @@ fn who_had_locked_at_a_silent_node_fails_until_it_has_closed() {
     records.gets(Do::Lock);
     records.ok(Do::Write);
     assert!(cluster.node(0).log().contains("locks may be others' now"));
+    assert_eq!(cluster.node(0).counter(LOST), 2, "both files");
+}
+
+/// Its reads and writes do not come to the daemon and go on; whatever does come there fails.
+#[test]
+fn who_had_locked_past_the_daemon_of_a_silent_node_hears_of_it_at_sync_lock_and_close() {
+    for model in ["session", "commit"] {
+        let cluster = pair_by(model, "auto");
+        let node = cluster.node(0);
+        let past = || node.status()["opens"]["passthrough-write"].as_u64().unwrap_or(0);
+        drop(create(&node.path("f")));
+        node.wait_closed();
+        let before = past();
+        let mut a = User::of(&node.path("f"));
+        assert!(past() > before, "{model}: it is not passed through: {}", node.status());
+        a.ok(Do::Lock);
+        a.ok(Do::Write);
+        let mut b = User::of(&cluster.node(1).path("f"));
+        assert_eq!(b.does(Do::Lock), libc::EAGAIN);
+        node.signal(Signal::STOP);
+        let end = Instant::now() + SOON;
+        let mut got = b.does(Do::Lock);
+        while got != 0 && Instant::now() < end {
+            got = b.does(Do::Lock);
+        }
+        node.signal(Signal::CONT);
+        assert_eq!(got, 0, "{model}: the lock of a node that is silent");
+        wait_until(SOON, "the node hears of it", || {
+            node.log().contains("locks may be others' now")
+        });
+        assert_eq!(node.counter(LOST), 1, "{model}");
+        a.ok(Do::Write);
+        a.ok(Do::Read);
+        a.fails(Do::Sync);
+        a.fails(Do::Lock);
+        a.fails(Do::Close);
+        drop(b);
+        a.ok(Do::Open);
+        a.gets(Do::Lock);
+        a.ok(Do::Write);
+        a.ok(Do::Sync);
+        a.ok(Do::Close);
+    }
 }
 
 /// The service that gave the locks to somebody else is not the one that the node comes back to.

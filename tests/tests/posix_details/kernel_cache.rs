@@ -45,6 +45,51 @@ fn sendfile_after_a_lock_gives_what_the_other_node_wrote() {
     }
 }
 
+/// What splice(2) gives of the beginning of a file.
+fn spliced(file: &File, len: usize) -> io::Result<Vec<u8>> {
+    let mut pipe = [0; 2];
+    let mut at: libc::off_t = 0;
+    let mut got = vec![0; len];
+    // SAFETY: memory that lives through the calls, and descriptors that are ours.
+    unsafe {
+        checked(libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC))?;
+        let (mut out, into) = (File::from_raw_fd(pipe[0]), File::from_raw_fd(pipe[1]));
+        let mut done = 0;
+        while done < len {
+            let (from, to, null) = (file.as_raw_fd(), into.as_raw_fd(), std::ptr::null_mut());
+            let n = libc::splice(from, &raw mut at, to, null, len - done, 0);
+            let n = checked(n as i64)? as usize;
+            if n == 0 {
+                break;
+            }
+            out.read_exact(&mut got[done..done + n])?;
+            done += n;
+        }
+        got.truncate(done);
+    }
+    Ok(got)
+}
+
+/// What copy_file_range(2) puts into `into`, read from there.
+fn copied(file: &File, into: &File, len: usize) -> io::Result<Vec<u8>> {
+    let (mut at, mut to): (libc::off_t, libc::off_t) = (0, 0);
+    let mut done = 0;
+    while done < len {
+        let (from, out) = (file.as_raw_fd(), into.as_raw_fd());
+        // SAFETY: memory that lives through the call.
+        let n =
+            unsafe { libc::copy_file_range(from, &raw mut at, out, &raw mut to, len - done, 0) };
+        let n = checked(n as i64)? as usize;
+        if n == 0 {
+            break;
+        }
+        done += n;
+    }
+    let mut got = vec![0; done];
+    into.read_exact_at(&mut got, 0)?;
+    Ok(got)
+}
+
 const DROPPED: &str = "ebb_kernel_pages_dropped_total";
 
 /// A read-only mapping of a page, looked at as often as one likes.
@@ -119,4 +164,37 @@ fn sendfile_after_an_fsync_that_looks_gives_what_was_published() {
     b.sync_all().expect("fsync");
     a.sync_all().expect("fsync");
     assert_eq!(sent(&a, 9000).expect("sendfile"), [b'b'; 9000]);
+}
+
+/// The other calls that go by the kernel's pages.
+#[test]
+fn splice_and_copy_file_range_give_what_the_other_node_wrote() {
+    for io_path in ["daemon", "auto"] {
+        let cluster =
+            Cluster::builder().nodes(2).consistency("posix").option("--io-path", io_path).start();
+        std::fs::write(cluster.node(0).path("f"), [b'a'; 9000]).expect("write");
+        let a = File::open(cluster.node(0).path("f")).expect("open");
+        let copy = create(&cluster.node(0).path("copy"));
+        let before = [b'a'; 9000];
+        assert!(spliced(&a, 9000).expect("splice") == before, "{io_path}: at first");
+        assert!(copied(&a, &copy, 9000).expect("copy_file_range") == before, "{io_path}: at first");
+        let b = open(&cluster.node(1).path("f"));
+        for round in 1..=20 {
+            let bytes = [b'a' + round; 9000];
+            b.write_all_at(&bytes, 0).expect("write");
+            // Each of them is the first one to look in every other round.
+            let both: [(&str, &dyn Fn() -> io::Result<Vec<u8>>); 2] = [
+                ("splice", &|| spliced(&a, 9000)),
+                ("copy_file_range", &|| copied(&a, &copy, 9000)),
+            ];
+            for n in 0..2 {
+                let (call, gives) = both[(n + usize::from(round)) % 2];
+                let got = gives().unwrap_or_else(|e| panic!("{io_path}: {call}: {e}"));
+                assert!(got == bytes, "{io_path}: {call}, round {round}: {:?}", got.first());
+            }
+        }
+        let dropped = cluster.node(0).counter(DROPPED);
+        println!("{io_path}: {dropped} times pages were dropped");
+        assert!(io_path == "auto" || dropped >= 20, "{io_path}: it was not this: {dropped}");
+    }
 }
