@@ -4,6 +4,7 @@
 
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts};
 use ebb_tests::content::{bytes, same};
+use ebb_tests::copies::{clear, lose};
 use ebb_tests::load::make_directory;
 use ebb_tests::reboot::copy_dir;
 use ebb_tests::tools::wait_until;
@@ -87,6 +88,62 @@ fn a_service_that_lost_its_state_destroys_nothing_on_a_living_node() {
     assert_eq!(code(&drain), 3, "{}", describe(&drain));
     umount_and_recover(&cluster, node);
     same("file", &fs::read(cluster.backing().join("d/file")).expect("recovered"), &data);
+}
+
+/// As the hooks of Slurm mount it: the service is in the first node, at a port that is known before, and all
+/// have a token. That node is lost with its cache and mounted again by the same line.
+#[test]
+fn a_first_node_that_begins_anew_takes_nothing_from_the_second() {
+    for then in [Then::Asked, Then::Killed] {
+        begins_anew(then);
+    }
+}
+
+/// What happens to the second node's daemon once it has refused the new service.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Then {
+    Asked,
+    /// The next ones refuse it too, until the supervisor gives up.
+    Killed,
+}
+
+fn begins_anew(then: Then) {
+    let cluster = Cluster::builder().nodes(2).flush("end").consistency("session");
+    let cluster =
+        cluster.option("--request-timeout", "3s").fixed_port().token().supervised().start();
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    let data = bytes(1, 1, 0, 6_000_000);
+    fs::create_dir(second.path("d")).expect("mkdir");
+    write_synced(&second.path("d/file"), &data);
+    second.wait_closed();
+    let was_at = second.status()["meta"].clone();
+    lose(first);
+    clear(first);
+    first.mount();
+    assert_eq!(first.status()["meta"], was_at, "another service, where the lost one was");
+    wait_refused(second, "another job");
+    let error = fs::write(second.path("new"), "x").expect_err("nothing new can be made");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    let drain = second.ebb("drain", &[], &[]);
+    assert_eq!(code(&drain), 3, "{}", describe(&drain));
+    match then {
+        Then::Asked => umount_and_recover(&cluster, second),
+        Then::Killed => {
+            assert!(second.kill_daemon_only(), "it has a supervisor");
+            wait_until(SOON, "the end of it", || second.log().contains("no daemon can go on"));
+            assert!(second.log().contains("run `ebb recover"), "{}", second.log());
+            let ended = second.ebb("umount", &["--no-drain"], &[]);
+            assert_ne!(code(&ended), 0, "{}", describe(&ended));
+            assert!(!mounts::is_mounted(second.mountpoint()));
+            recover(&cluster, second);
+        }
+    }
+    same("file", &fs::read(cluster.backing().join("d/file")).expect("recovered"), &data);
+    // The new job goes on.
+    write_synced(&first.path("after"), b"after");
+    first.umount();
+    assert_eq!(fs::read(cluster.backing().join("after")).expect("drained"), b"after");
+    same("file", &fs::read(cluster.backing().join("d/file")).expect("it stays"), &data);
 }
 
 #[test]
