@@ -105,6 +105,7 @@ impl Service {
             consistency: start.consistency,
             lease: start.lease,
             trust: Config::TRUST,
+            publishes_within: Config::PUBLISHES_WITHIN,
             jobs_hint: start.jobs_hint,
             inodes_max: start.inodes_max,
             rebuild: start.rebuild,

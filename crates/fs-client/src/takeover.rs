@@ -9,6 +9,7 @@ use crate::node::Node;
 use crate::ops::reopen;
 use crate::restore;
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
+use ebb_transport::auth;
 use ebb_types::{Errno, Ino};
 use ebb_wire::pb::Welcome;
 use std::collections::HashSet;
@@ -18,6 +19,13 @@ use std::time::{Duration, Instant};
 /// How long the service may believe that a dead daemon is alive: a lease, and some.
 pub(crate) const JOIN_WITHIN: Duration = Duration::from_secs(15);
 
+/// A service that hangs up on a node that comes is tried again for so long: when all nodes of a job come
+/// at once, it may have to. Where nobody is there that is said at once: it may be a mistake.
+const STORM: Duration = Duration::from_secs(5);
+
+/// The first pause before it is tried again, and the longest one.
+const PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+
 /// Joins the job. Whatever is in the cache, the service may believe for a while that an earlier
 /// daemon of this name is alive: the end of its connection may be lost with a broken link.
 pub(crate) async fn join(
@@ -25,11 +33,15 @@ pub(crate) async fn join(
     patience: Duration,
 ) -> Result<(MetaClient, Welcome), RunError> {
     let began = Instant::now();
+    let [mut pause, longest] = PAUSES;
     loop {
         match MetaClient::connect(options.clone()).await {
             Err(cause) if may_pass(&cause, began.elapsed(), patience) => {
                 tracing::info!(error = %cause, "joining again in a moment");
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                // Up to twice as long, so that not all come again at once.
+                let more = pause.mul_f64(f64::from(auth::nonce()[0]) / 255.0);
+                tokio::time::sleep(pause + more).await;
+                pause = (pause * 2).min(longest);
             }
             Err(cause) => return Err(RunError::Meta(cause)),
             Ok(joined) => return Ok(joined),
@@ -40,6 +52,7 @@ pub(crate) async fn join(
 fn may_pass(cause: &ConnectError, waited: Duration, patience: Duration) -> bool {
     match cause {
         ConnectError::NameTaken(_) => waited < JOIN_WITHIN,
+        ConnectError::HungUp(_) => waited < patience.max(STORM),
         cause => cause.may_pass() && waited < patience,
     }
 }
@@ -134,4 +147,41 @@ pub(crate) fn go_on(
         "goes on for a daemon that ended"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use tokio::net::TcpListener;
+
+    /// A new mount that finds nobody, or somebody who hangs up; how long it took and how often it came.
+    async fn joined(hangs_up: bool) -> (Duration, u32, RunError) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let came = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&came);
+        if hangs_up {
+            tokio::spawn(async move {
+                while listener.accept().await.is_ok() {
+                    counted.fetch_add(1, Relaxed);
+                }
+            });
+        } else {
+            drop(listener);
+        }
+        let began = Instant::now();
+        let options = ConnectOptions::new(address.clone(), "a");
+        let Err(error) = join(options, Duration::ZERO).await else { panic!("joined {address}") };
+        assert!(error.to_string().contains(&address), "{error}");
+        (began.elapsed(), came.load(Relaxed), error)
+    }
+
+    #[tokio::test]
+    async fn a_new_mount_comes_again_where_it_is_hung_up_on_and_not_where_nobody_is() {
+        let (took, came, error) = joined(true).await;
+        assert!(took >= STORM && took < STORM * 2 && came >= 3, "{took:?} {came} {error}");
+        let (took, _, error) = joined(false).await;
+        assert!(took < Duration::from_secs(1), "{took:?} {error}");
+    }
 }

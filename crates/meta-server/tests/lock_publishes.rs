@@ -167,7 +167,7 @@ async fn where_a_node_cannot_publish_the_lock_fails_and_is_given_back() {
     asked(&mut b).await;
     assert!(!is_free(&mut b, file, (10, 20)).await);
     while a.is_quiet(id).await {
-        b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0 })).await.unwrap();
+        b.ask(Op::Heartbeat(pb::Heartbeat { dirty_bytes: 0, ..Default::default() })).await.unwrap();
     }
     let failed = a.wait(id).await;
     assert!(began.elapsed() >= within);

@@ -169,13 +169,17 @@ fn follow_part(
     }
 }
 
-/// What is older under a name is no directory, and the kernel lets none replace it.
-fn make_way(p: &mut Planner<'_>, src: Dentry, to: Place<'_>, under: Under) -> Result<(), Errno> {
-    if under == Under::Older && p.ns.inode(src.ino)?.is_dir() {
-        let path = p.child(to.0, to.1)?;
-        p.effect(Effect::Unlink { path });
+/// What is older under a name is no directory, and the kernel lets none replace it. What is under the
+/// name then.
+fn make_way(p: &mut Planner<'_>, src: Dentry, to: Place<'_>, under: Under) -> Result<Under, Errno> {
+    if under != Under::Older || !p.ns.inode(src.ino)?.is_dir() {
+        return Ok(under);
     }
-    Ok(())
+    let path = p.child(to.0, to.1)?;
+    p.effect(Effect::Unlink { path });
+    p.uncover(to.0, to.1)?;
+    p.restat_dir(to.0);
+    Ok(Under::Nothing)
 }
 
 fn exchange(
@@ -209,7 +213,9 @@ fn exchange(
             (Under::This, Under::Nothing)
         }
         // What is older belongs to the name, not to the inode.
-        (under_a, under_b) => (under_a, under_b),
+        (under_a, under_b) => {
+            (make_way(p, b_entry, a, under_a)?, make_way(p, a_entry, b, under_b)?)
+        }
     };
     let (ia, ib) = (p.ns.inode(a_entry.ino)?, p.ns.inode(b_entry.ino)?);
     p.record(Record::Dentry { parent: a.0, name: a.1.clone(), ino: b_entry.ino, under: a_under });

@@ -591,6 +591,18 @@ proptest! {
     }
 }
 
+#[test]
+fn a_new_directory_changes_places_with_a_file_that_was_moved() {
+    run(&[
+        Act::Rename(vec![0, 3], vec![2], 0),
+        Act::Write(vec![0, 3], 0, 0),
+        Act::Unlink(vec![1]),
+        Act::Rename(vec![0, 3], vec![0, 2], 0),
+        Act::Mkdir(vec![1]),
+        Act::Rename(vec![1], vec![0, 2], 2),
+    ]);
+}
+
 /// A new file has taken one of an older file's names, and then takes the other one before it is on the
 /// backing: the older file ends, and what hid it is taken away there.
 #[test]
