@@ -18,8 +18,9 @@ pub enum Model {
 }
 
 impl Model {
-    /// All but `romio`, which differs from `mpiio` in that reads look up as well.
-    pub const ALL: [Model; 4] = [Model::Posix, Model::Commit, Model::Session, Model::Mpiio];
+    /// All of them.
+    pub const ALL: [Model; 5] =
+        [Model::Posix, Model::Commit, Model::Session, Model::Mpiio, Model::Romio];
 
     /// As the command line calls it.
     #[must_use]

@@ -109,3 +109,13 @@ fn four_nodes_session() {
 fn four_nodes_mpiio() {
     run(Model::Mpiio, 4);
 }
+
+#[test]
+fn two_nodes_romio() {
+    run(Model::Romio, 2);
+}
+
+#[test]
+fn four_nodes_romio() {
+    run(Model::Romio, 4);
+}

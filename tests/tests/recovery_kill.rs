@@ -74,7 +74,9 @@ impl Writer<'_> {
             if self.model == Model::Posix {
                 expected.acknowledge(offset, len);
             }
-            if matches!(self.model, Model::Commit | Model::Mpiio) && self.dice.random_bool(0.5) {
+            if matches!(self.model, Model::Commit | Model::Mpiio | Model::Romio)
+                && self.dice.random_bool(0.5)
+            {
                 file.sync_all()?;
                 expected.acknowledge_all();
             }
