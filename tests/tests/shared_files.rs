@@ -4,10 +4,11 @@
 use ebb_testkit::disk::Disk;
 use ebb_testkit::{Cluster, Node, skip_reason};
 use ebb_tests::model::close;
-use ebb_tests::nodes::open;
+use ebb_tests::nodes::{open, requests};
+use std::ffi::CString;
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
 
@@ -197,8 +198,6 @@ fn read_modify_write_under_locks_loses_no_byte() {
     }
 }
 
-/// A lock of one node waits for nothing when nobody else has the file open, and for no locks of others
-/// when they lock other parts of it at the same time.
 /// A node whose cache disk is full cannot publish what it wrote under a lock: unlock and close say so. What
 /// another node writes there under the lock after that is not written over when there is room again.
 #[test]
@@ -243,6 +242,8 @@ fn what_could_not_be_published_does_not_come_after_what_others_wrote() {
     }
 }
 
+/// A lock of one node waits for nothing when nobody else has the file open, and for no locks of others
+/// when they lock other parts of it at the same time.
 #[test]
 fn locks_of_disjoint_parts_do_not_wait_for_each_other() {
     let cluster = two("session", "daemon");
@@ -287,6 +288,10 @@ fn memory_kib(node: &Node) -> u64 {
     line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
 }
 
+/// What a daemon may have needed at most after such a test. (440 MB were seen of 655,360 ranges at each node;
+/// 1.1 to 1.7 GB when it grew faster than they do.)
+const MEMORY_KIB_MAX: u64 = 700 << 10;
+
 /// What one node stored through a mapping lies between bytes of the other's blocks: each byte is a range
 /// of its own, and there are several hundred thousand of them, more than one message takes.
 #[test]
@@ -296,6 +301,7 @@ fn a_file_of_very_many_ranges_is_published_by_close() {
     let (a, b) = (cluster.node(0), cluster.node(1));
     open(&a.path("f")).set_len(LEN as u64).expect("extend");
     let (first, second) = (open(&a.path("f")), open(&b.path("f")));
+    let before = [a, b].map(|node| requests(node, "attach"));
     store(&first, LEN, (0..LEN).step_by(2).map(|at| (at, 1 + (at / 2 % 255) as u8)));
     store(&second, LEN, (1..LEN).step_by(2).map(|at| (at, 1 + (at / 3 % 255) as u8)));
     close(first).expect("close");
@@ -303,6 +309,10 @@ fn a_file_of_very_many_ranges_is_published_by_close() {
     close(second).expect("close");
     a.wait_closed();
     b.wait_closed();
+    let sent = [(a, before[0]), (b, before[1])].map(|(node, was)| requests(node, "attach") - was);
+    println!("messages of each: {sent:?}");
+    // 262,144 ranges at a time.
+    assert!(sent[0].max(sent[1]) >= 3, "they fit into one message: {sent:?}");
     println!("published after {:?}; {} and {} KiB", began.elapsed(), memory_kib(a), memory_kib(b));
     let want = |at: usize| 1 + (if at.is_multiple_of(2) { at / 2 } else { at / 3 } % 255) as u8;
     for node in [a, b] {
@@ -311,8 +321,175 @@ fn a_file_of_very_many_ranges_is_published_by_close() {
         assert_eq!((got.len(), wrong), (LEN, None), "on {}", node.name());
         assert!(!node.log().contains("Argument list too long"), "{}", node.log());
     }
-    assert!(memory_kib(a).max(memory_kib(b)) < 2 << 20, "memory grows with the ranges, not faster");
+    let most = memory_kib(a).max(memory_kib(b));
+    assert!(most < MEMORY_KIB_MAX, "{most} KiB: memory grows with the ranges, not faster");
     cluster.umount_all();
     let there = std::fs::read(cluster.backing().join("f")).expect("read");
     assert!(there.iter().enumerate().all(|(at, byte)| *byte == want(at)), "on the backing");
+}
+
+const RANKS: u64 = 4;
+/// No multiple of anything.
+const UNALIGNED: u64 = 1_003;
+/// Stored through a mapping by one rank: whole pages, for two nodes may not store into one page at a time.
+const STORED: u64 = 3 * 4096;
+/// Written plainly, in records; what is behind it is stored through mappings.
+const HALF: u64 = RANKS * STORED * 11;
+
+/// A byte of a round: small numbers of four bytes each, so that three of four bytes are zeros.
+fn small_number(round: u64, at: u64) -> u8 {
+    if at.is_multiple_of(4) { (1 + (round * 83 + at / 4) % 255) as u8 } else { 0 }
+}
+
+/// Where processes say that they have opened the file, and wait until all have.
+struct Gate {
+    ready: (File, File),
+    go: (File, File),
+}
+
+impl Gate {
+    fn new() -> Gate {
+        let pipe = || {
+            let mut ends = [0; 2];
+            // SAFETY: an array that lives through the call, and descriptors that are ours.
+            unsafe {
+                checked(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), "pipe");
+                (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+            }
+        };
+        Gate { ready: pipe(), go: pipe() }
+    }
+
+    fn open(&self) {
+        let mut all = [0; RANKS as usize];
+        (&self.ready.0).read_exact(&mut all).expect("all of them");
+        (&self.go.1).write_all(&all).expect("all of them");
+    }
+
+    /// In a child, which closes every other descriptor first.
+    unsafe fn alone(&self) -> (i32, i32) {
+        let (say, hear) = (self.ready.1.as_raw_fd(), self.go.0.as_raw_fd());
+        for fd in (3..4096).filter(|fd| ![say, hear].contains(fd)) {
+            // SAFETY: nobody uses it in this process.
+            unsafe { libc::close(fd) };
+        }
+        (say, hear)
+    }
+}
+
+/// A process of its own that writes its records of the first half, stores those of the second one through
+/// a mapping, and closes the file.
+fn rank(node: &Node, name: &str, round: u64, rank: u64, gate: &Gate) -> libc::pid_t {
+    let path = CString::new(node.path(name).into_os_string().into_encoded_bytes()).expect("a path");
+    let whole: Vec<u8> = (0..2 * HALF).map(|at| small_number(round, at)).collect();
+    // SAFETY: the child only makes system calls and stores into its mapping, and ends by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", io::Error::last_os_error());
+    if pid == 0 {
+        // SAFETY: as above.
+        unsafe { libc::_exit(write_and_store(&path, &whole, rank, gate)) }
+    }
+    pid
+}
+
+/// 0, or the step that failed.
+unsafe fn write_and_store(path: &CString, whole: &[u8], rank: u64, gate: &Gate) -> i32 {
+    let own = |start: u64, each: u64| {
+        let starts = (start + rank * each..start + HALF).step_by((RANKS * each) as usize);
+        starts.map(move |at| (at, each.min(start + HALF - at)))
+    };
+    let len = whole.len();
+    // SAFETY: system calls on memory that lives through them; stores are inside the mapping.
+    unsafe {
+        let (say, hear) = gate.alone();
+        let fd = libc::open(path.as_ptr(), libc::O_RDWR);
+        let mut byte = 0_u8;
+        libc::write(say, (&raw const byte).cast(), 1);
+        if libc::read(hear, (&raw mut byte).cast(), 1) != 1 || fd < 0 {
+            return 1;
+        }
+        for (at, n) in own(0, UNALIGNED) {
+            let from = whole[at as usize..].as_ptr().cast();
+            if libc::pwrite(fd, from, n as usize, at as i64) != n as isize {
+                return 2;
+            }
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let map = libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, 0);
+        if map == libc::MAP_FAILED {
+            return 3;
+        }
+        for at in own(HALF, STORED).flat_map(|(at, n)| at..at + n) {
+            map.cast::<u8>().add(at as usize).write_volatile(whole[at as usize]);
+        }
+        if libc::munmap(map, len) != 0 {
+            return 4;
+        }
+        if libc::close(fd) == 0 { 0 } else { 5 }
+    }
+}
+
+fn ended(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: `status` lives through the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+/// Two processes on each of two nodes, past their daemons: unaligned records of all of them beside each
+/// other, and stores into mappings. Three of four bytes are zeros, so that who looks for what was written
+/// (`--tracker off`) finds very many pieces.
+#[test]
+fn unaligned_records_and_mapped_stores_of_many_processes_hang_nothing() {
+    if let Some(why) = skip_reason() {
+        return println!("SKIPPED: {why}");
+    }
+    for (tracker, rounds) in [("auto", 5), ("off", 2)] {
+        processes_past_the_daemon(tracker, rounds);
+    }
+}
+
+fn processes_past_the_daemon(tracker: &str, rounds: u64) {
+    let cluster = Cluster::builder().nodes(2).consistency("session");
+    let cluster = cluster.option("--io-path", "auto").option("--tracker", tracker).start();
+    let past = |node: &Node| node.status()["opens"]["passthrough-write"].as_u64().unwrap_or(0);
+    for round in 0..rounds {
+        let name = format!("f{round}");
+        open(&cluster.node(0).path(&name)).set_len(2 * HALF).expect("extend");
+        let before: Vec<u64> = cluster.nodes().iter().map(past).collect();
+        let node = |n: u64| cluster.node((n % 2) as usize);
+        let began = std::time::Instant::now();
+        let gate = Gate::new();
+        let pids: Vec<_> = (0..RANKS).map(|n| rank(node(n), &name, round, n, &gate)).collect();
+        gate.open();
+        let codes: Vec<_> = pids.into_iter().map(ended).collect();
+        assert_eq!(codes, [0; RANKS as usize], "round {round}");
+        cluster.nodes().iter().for_each(Node::wait_closed);
+        println!("--tracker {tracker}, round {round}: {:?}", began.elapsed());
+        for (node, before) in cluster.nodes().iter().zip(before) {
+            let went = past(node) - before;
+            assert!(went >= 2, "round {round}: {went} opens past the daemon of {}", node.name());
+            let got = std::fs::read(node.path(&name)).expect("read");
+            let mut wrong =
+                (0_u64..).zip(&got).filter(|(at, byte)| **byte != small_number(round, *at));
+            let first = wrong.next();
+            assert_eq!(
+                (got.len() as u64, first),
+                (2 * HALF, None),
+                "round {round}, {}",
+                node.name()
+            );
+        }
+    }
+    for node in cluster.nodes() {
+        println!("{}: {} KiB", node.name(), memory_kib(node));
+        assert!(memory_kib(node) < MEMORY_KIB_MAX, "{} KiB", memory_kib(node));
+        assert_eq!(node.counter("ebb_stuck_operations_total"), 0, "{}", node.log());
+        assert!(!node.log().contains("not published at the last close"), "{}", node.log());
+    }
+    cluster.umount_all();
+    for round in 0..rounds {
+        let got = std::fs::read(cluster.backing().join(format!("f{round}"))).expect("read");
+        assert!((0_u64..).zip(&got).all(|(at, byte)| *byte == small_number(round, at)), "backing");
+    }
 }
