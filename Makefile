@@ -5,6 +5,7 @@
 #   make test    all tests, on real mounts
 #   make test-past   those on mounts once more, with --io-path auto; some also with --tracker off
 #   make test-past-core  the core of those, which .ci/run runs
+#   make test-supervised  a few of those on mounts once more, under supervisors
 #   make test-locks  some of those on mounts with daemons that watch the order of their locks
 #   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
 #                break; another cluster after every n rounds
@@ -15,7 +16,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-past test-past-core test-locks chaos bench lint clean tools
+.PHONY: build demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -47,6 +48,11 @@ test-past-core: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx --test medium \
 	    --test recovery --test survive
+
+# Daemons under supervisors, as they are by default, in tests that are not about them.
+test-supervised: build
+	EBB_SUPERVISED=1 EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
+	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test leases --test namespace_ops
 
 # Daemons that note in which order they take their locks: what could make two threads wait for each
 # other for ever is told, whether they meet or not.
