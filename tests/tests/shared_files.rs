@@ -493,3 +493,42 @@ fn processes_past_the_daemon(tracker: &str, rounds: u64) {
         assert!((0_u64..).zip(&got).all(|(at, byte)| *byte == small_number(round, at)), "backing");
     }
 }
+
+/// Every request that the node has sent.
+fn all_requests(node: &Node) -> u64 {
+    let status = node.status();
+    let rpc = status["rpc"].as_object().expect("requests by name");
+    rpc.values().filter_map(serde_json::Value::as_u64).sum()
+}
+
+/// What docs/semantics.md says of `posix` where many nodes write small pieces of one file.
+#[test]
+fn small_pieces_of_a_shared_file_cost_a_request_each_under_posix_alone() {
+    const PIECES: u64 = 300;
+    for model in ["posix", "session", "mpiio"] {
+        let cluster = two(model, "daemon");
+        drop(open(&cluster.node(0).path("f")));
+        let before: Vec<u64> = cluster.nodes().iter().map(all_requests).collect();
+        both(&cluster, |who, node, barrier| {
+            let file = open(&node.path("f"));
+            barrier.wait();
+            for piece in (who as u64..2 * PIECES).step_by(2) {
+                file.write_all_at(&[1 + who as u8; 100], piece * 100).expect("write");
+            }
+            barrier.wait();
+            close(file).expect("close");
+        });
+        for (node, before) in cluster.nodes().iter().zip(before) {
+            let sent = all_requests(node) - before;
+            println!("{model}: {sent} requests for {PIECES} pieces");
+            match model {
+                // One to publish, and often one to ask for what the other has changed.
+                "posix" => assert!((PIECES..4 * PIECES).contains(&sent), "{sent}"),
+                _ => assert!(sent < PIECES / 10, "{model}: {sent}"),
+            }
+            let got = std::fs::read(node.path("f")).expect("read");
+            assert_eq!(got.len() as u64, 2 * PIECES * 100, "{model}");
+            assert!((0..).zip(&got).all(|(at, byte)| *byte == 1 + (at / 100 % 2) as u8), "{model}");
+        }
+    }
+}
