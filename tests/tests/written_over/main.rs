@@ -12,6 +12,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What is written past the daemon is flushed when it is closed.
+const FLUSHED_WHILE_OPEN: &[(&str, &str)] = &[("--flush", "immediate"), ("--io-path", "daemon")];
+
 const SOON: Duration = Duration::from_secs(20);
 
 const MODELS: [&str; 4] = ["session", "posix", "commit", "mpiio"];
@@ -81,7 +84,7 @@ fn the_old_one_stays_until_the_new_one_is_whole_and_closed() {
         return;
     }
     let ways: [&[(&str, &str)]; 4] =
-        [&[], &[("--io-path", "auto")], &[("--cache-size", "64MiB")], &[("--flush", "immediate")]];
+        [&[], &[("--io-path", "auto")], &[("--cache-size", "64MiB")], FLUSHED_WHILE_OPEN];
     for model in MODELS {
         for options in ways {
             let what = format!("{model} {options:?}");
@@ -184,7 +187,7 @@ fn when_all_die_the_old_one_is_there_until_the_caches_bring_the_new_one() {
         return;
     }
     let ways: [&[(&str, &str)]; 4] =
-        [&[], &[("--io-path", "auto")], &[("--flush", "immediate")], &[("--replicas", "2")]];
+        [&[], &[("--io-path", "auto")], FLUSHED_WHILE_OPEN, &[("--replicas", "2")]];
     for model in ["session", "posix"] {
         for options in ways {
             for nodes in [1, 2] {
@@ -227,7 +230,7 @@ fn a_close_beside_the_last_flush_publishes() {
     }
     let seed = random::seed();
     let mut dice = random::generator(seed);
-    let cluster = with_a_checkpoint(1, "posix", &[("--flush", "immediate")]);
+    let cluster = with_a_checkpoint(1, "posix", FLUSHED_WHILE_OPEN);
     for round in 2..20u8 {
         let file = empty(cluster.node(0));
         file.write_all_at(&[round; 20_000], 0).expect("write");
@@ -245,7 +248,7 @@ fn a_node_that_was_not_told_of_the_new_name_takes_it_for_nobody_elses() {
         return;
     }
     for dies in [false, true] {
-        let mut cluster = with_a_checkpoint(2, "posix", &[("--flush", "immediate")]);
+        let mut cluster = with_a_checkpoint(2, "posix", FLUSHED_WHILE_OPEN);
         let (a, b) = (cluster.node(0), cluster.node(1));
         let first = empty(a);
         let second = File::options().write(true).open(b.path("checkpoint")).expect("open");
@@ -286,7 +289,7 @@ fn what_waits_is_not_forgotten_by_the_next_daemon() {
     if skip_reason().is_some() {
         return;
     }
-    let mut cluster = with_a_checkpoint(1, "session", &[("--flush", "immediate")]);
+    let mut cluster = with_a_checkpoint(1, "session", FLUSHED_WHILE_OPEN);
     let node = cluster.node(0);
     let file = empty(node);
     file.write_all_at(&new(), 0).expect("write");
@@ -459,8 +462,7 @@ fn whenever_it_is_looked_at_the_backing_has_a_whole_one() {
     let seed = random::seed();
     let mut dice = random::generator(seed);
     let (mut published, mut kills) = (0, 0);
-    for options in [&[("--flush", "immediate")][..], &[("--flush", "idle"), ("--io-path", "auto")]]
-    {
+    for options in [FLUSHED_WHILE_OPEN, &[("--flush", "idle"), ("--io-path", "auto")]] {
         let mut cluster = with_a_checkpoint(2, "posix", options);
         let len = |round: u8| 40_000 + 10_000 * usize::from(round % 5);
         std::fs::write(there(&cluster), vec![1; len(1)]).expect("write");
