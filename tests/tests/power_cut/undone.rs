@@ -197,6 +197,8 @@ fn a_synced_file_whose_flush_is_forgotten_is_whole() {
             drop(synced(&cluster));
             let there = mounts::wait_until(SOON, || is_on_the_backing(&cluster));
             assert!(there, "{what}: it is not flushed");
+            // The node hears of it a little later.
+            cluster.node(0).wait_status(SOON, |s| s["dirty_bytes"] == 0);
             way.was_gone(cluster.node(0));
             let kept = cluster.node(0).counter(KEPT);
             cut(&mut disk, &mut cluster, Writes::NodeJournals);
