@@ -128,12 +128,16 @@ fn a_writer_whose_death_nobody_has_noticed_yet_leaves_the_old_one() {
         let what = format!("{model} {options:?}");
         let cluster = with_a_short_lease(model, options, "idle");
         let (a, b) = (cluster.node(0), cluster.node(1));
+        has_a_partner(a, options);
         // In a process that is started before: every other one would have to close it as well.
         let mut writer = a.command("sh");
         let writer = writer.args(["-c", "exec 3> checkpoint; sync .; echo; read -r _"]);
         let mut writer =
             writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a shell");
         writer.stdout.take().expect("its output").read_exact(&mut [0]).expect("it has begun");
+        if !options.contains(&("--replicas", "2")) {
+            went_its_way(a, options, &what);
+        }
         a.signal(Signal::STOP);
         let began = Instant::now();
         let drained = b.ebb("drain", &[], &[]);

@@ -186,16 +186,9 @@ impl Core {
         held_back(&state, ino, |node| unless == Unless::Open || half(node))
     }
 
-    /// The nodes that are writing it over, or were when they died.
-    pub(super) fn writes_over(&self, ino: Ino) -> Vec<NodeId> {
-        let state = self.state();
-        state.ns.open_by(ino).filter(|node| state.may_be_half(ino, *node)).collect()
-    }
-
     /// The nodes that are gone and may have died in the middle of writing it.
     pub(super) fn left_half_by(&self, state: &State, ino: Ino) -> Vec<NodeId> {
-        let half = |node: &NodeId| self.sessions.is_gone(*node) && state.may_be_half(ino, *node);
-        state.ns.open_by(ino).filter(half).collect()
+        state.writes_over(ino).filter(|node| self.sessions.is_gone(*node)).collect()
     }
 
     /// A failure on the backing that status shows.

@@ -7,7 +7,7 @@ use crate::sessions::Pass;
 use crate::state::State;
 use crate::stats::failure;
 use ebb_namespace::Home;
-use ebb_types::{Errno, Ino};
+use ebb_types::{Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use std::sync::Arc;
@@ -97,11 +97,15 @@ impl Call {
     /// A node that died in the middle of writing one of these files over counts as gone from here on, also when
     /// nobody has noticed it yet.
     async fn who_died_is_gone(&self, files: &[Ino], unless: Unless) {
-        if unless == Unless::OpenByTheDead {
-            let writers = files.iter().flat_map(|ino| self.core.writes_over(*ino));
-            let others = writers.filter(|node| *node != self.who.node).collect::<Vec<_>>();
-            self.core.alive_or_gone(others).await;
+        if unless != Unless::OpenByTheDead {
+            return;
         }
+        let others: Vec<NodeId> = {
+            let state = self.core.state();
+            let writers = files.iter().flat_map(|ino| state.writes_over(*ino));
+            writers.filter(|node| *node != self.who.node).collect()
+        };
+        self.core.alive_or_gone(others).await;
     }
 
     /// What of this node's bytes is on the backing and not under the file's name, because of a node that is

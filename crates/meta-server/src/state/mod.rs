@@ -188,6 +188,11 @@ impl State {
             && (self.halves.has(ino, node) || self.has_written(ino, node))
     }
 
+    /// The nodes that are writing it over, or were when they died.
+    pub fn writes_over(&self, ino: Ino) -> impl Iterator<Item = NodeId> + '_ {
+        self.ns.open_by(ino).filter(move |node| self.may_be_half(ino, *node))
+    }
+
     /// Makes an entry true.
     pub fn apply(&mut self, entry: &Entry) -> Result<(), Misfit> {
         match entry {
