@@ -3,7 +3,8 @@
 //! A book keeps of every name, inode and extended attribute the newest fact. So it does not matter
 //! in which order facts come, whether some come twice, or which of several books they were in:
 //! joining books is taking the newer of each. What a service calls settled is on the backing; facts
-//! up to there are dropped, except where a directory is that others are in.
+//! up to there are dropped, except where a directory is that others are in, and which inodes were
+//! removed: other nodes may hold bytes of them and not have heard it. Of these the newest are kept.
 
 use crate::facts::DEPTH_MAX;
 use ebb_types::facts::{Bound, Facts, InodeFact, Moment, NameFact, Shape, XattrFact};
@@ -14,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const STEP: usize = 128;
 /// The same of extended attributes, which may be large.
 const XATTR_STEP: usize = 8;
+/// Removed inodes that are remembered when that is settled: the newest.
+const REMOVED_MAX: usize = 4096;
 
 type Key = (Ino, Name);
 
@@ -26,6 +29,8 @@ pub struct Book {
     names: BTreeMap<Key, (Moment, Option<Bound>)>,
     inodes: BTreeMap<Ino, (Moment, Option<Shape>)>,
     xattrs: BTreeMap<(Ino, Box<[u8]>), (Moment, Option<Box<[u8]>>)>,
+    /// Inodes without a name, since a moment that is settled.
+    removed: BTreeMap<Ino, Moment>,
     /// How many names each inode has here.
     bound: HashMap<Ino, usize>,
     /// Directories that names are in and of which it is not known where they are, or only where they
@@ -65,7 +70,8 @@ pub struct Astray(
 impl PartialEq for Book {
     fn eq(&self, other: &Book) -> bool {
         let all = |b: &Book| {
-            ((b.settled, b.shared, b.nodes), b.names.clone(), b.inodes.clone(), b.xattrs.clone())
+            let told = (b.settled, b.shared, b.nodes, b.removed.clone());
+            (told, b.names.clone(), b.inodes.clone(), b.xattrs.clone())
         };
         all(self) == all(other)
     }
@@ -134,10 +140,25 @@ impl Book {
         self.settled = upto;
         let newer = |at: &Moment| *at > upto;
         let needed = self.directories_of(|at| at > upto);
+        self.keep_removed(upto);
         self.names.retain(|_, (at, b)| newer(at) || b.is_some_and(|b| needed.contains(&b.ino)));
         self.inodes.retain(|ino, (at, _)| newer(at) || needed.contains(ino));
         self.xattrs.retain(|_, (at, _)| newer(at));
         self.index();
+    }
+
+    /// What was removed by then stays known, as far as there is room for it.
+    fn keep_removed(&mut self, upto: Moment) {
+        let settled = self.inodes.iter().filter(|(_, (at, shape))| *at <= upto && shape.is_none());
+        self.removed.extend(settled.map(|(ino, (at, _))| (*ino, *at)));
+        let surplus = self.removed.len().saturating_sub(REMOVED_MAX);
+        if surplus > 0 {
+            let mut oldest: Vec<_> = self.removed.iter().map(|(ino, at)| (*at, *ino)).collect();
+            oldest.sort_unstable();
+            for (_, ino) in &oldest[..surplus] {
+                self.removed.remove(ino);
+            }
+        }
     }
 
     /// The directories that names of such moments are in, and those above them.
@@ -323,8 +344,11 @@ impl Book {
             name: name.clone(),
             value: value.clone(),
         });
+        // Whoever hears that it is settled, too, keeps it as removed.
+        let removed =
+            self.removed.iter().map(|(ino, at)| InodeFact { at: *at, ino: *ino, shape: None });
         let names: Vec<_> = names.collect();
-        let inodes: Vec<_> = inodes.collect();
+        let inodes: Vec<_> = removed.chain(inodes).collect();
         let xattrs: Vec<_> = xattrs.collect();
         let mut out = Vec::new();
         let piece = Facts::default;
@@ -350,6 +374,13 @@ impl Book {
     #[must_use]
     pub fn is_gone(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|(_, shape)| shape.is_none())
+    }
+
+    /// True when it was heard at any time that the inode has no name any more. A file that never had one
+    /// before may have got its first name since, and be on the backing.
+    #[must_use]
+    pub fn was_removed(&self, ino: Ino) -> bool {
+        self.is_gone(ino) || self.removed.contains_key(&ino) && self.shape(ino).is_none()
     }
 
     /// Extended attributes of an inode that the backing does not have.

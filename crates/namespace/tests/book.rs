@@ -48,6 +48,8 @@ struct World {
     horizon: Horizon,
     books: Vec<Book>,
     objects: u64,
+    /// All inodes that were ever made.
+    ever: BTreeSet<Ino>,
 }
 
 fn seen(ino: u64) -> Seen {
@@ -66,7 +68,12 @@ impl World {
             Found { kind, perm: 0o755, uid: 0, gid: 0, rdev: 0, atime: NOW, seen, target: None };
         let ns = Namespace::new(&root, Ino(100));
         let books = vec![Book::default(); NODES];
-        World { ns, now: 1, horizon: Horizon::default(), books, objects: 1000 }
+        let ever = BTreeSet::new();
+        World { ns, now: 1, horizon: Horizon::default(), books, objects: 1000, ever }
+    }
+
+    fn is_named(&self, ino: Ino) -> bool {
+        self.ns.get(ino).is_some_and(|i| !i.links.is_empty())
     }
 
     fn apply(&mut self, plan: &Plan) {
@@ -75,6 +82,7 @@ impl World {
                 self.ns.apply(record).unwrap();
                 self.now += 1;
             }
+            self.ever.extend(self.ns.inodes().map(|i| i.ino).filter(|ino| *ino != Ino::ROOT));
             for r in &step.restat {
                 if self.ns.get(r.ino).is_none() {
                     continue;
@@ -233,6 +241,10 @@ proptest! {
         for (path, what) in &lacking {
             prop_assert_eq!(said.get(path), Some(what), "{}", String::from_utf8_lossy(path));
         }
+        // Also what was settled long ago.
+        for (ino, named) in world.ever.iter().map(|ino| (*ino, world.is_named(*ino))) {
+            prop_assert_eq!(all.was_removed(ino), !named, "{:?}", ino);
+        }
         // What nobody told, because the backing got it by the way, may still be said to be missing: it
         // is found there.
         for (path, (ino, _)) in said.iter().filter(|(p, _)| !lacking.contains_key(*p)) {
@@ -265,6 +277,23 @@ fn books_that_are_settled_are_empty() {
     world.act(0, &Act::Make(0, 3, 1));
     world.act(0, &Act::Settle);
     assert!(!world.books[0].is_empty());
+}
+
+/// Of so many only the newest.
+#[test]
+fn what_was_removed_is_remembered_when_it_is_settled_and_not_for_ever() {
+    const MANY: u64 = 5_000;
+    let mut book = Book::default();
+    for i in 1..=MANY {
+        let gone = ebb_types::facts::InodeFact { at: i, ino: Ino(10 + i), shape: None };
+        book.hear(&Facts { inodes: vec![gone], settled: i, ..Facts::default() });
+    }
+    assert!(book.is_empty() && book.len() == 0);
+    let known = (1..=MANY).filter(|i| book.was_removed(Ino(10 + i))).collect::<Vec<_>>();
+    assert_eq!(known, (MANY - 4095..=MANY).collect::<Vec<_>>());
+    let mut other = Book::default();
+    other.join(&book);
+    assert!(other == book);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod attributes;
 mod doubts;
+mod removed;
 mod zeros;
 
 use ebb_testkit::{Cluster, Node, random, skip_reason};

@@ -4,6 +4,7 @@
 //! BACKING/.ebb-part-recovery-JOB/        0700, of the user who recovers
 //!     INO/place                          which file the bytes of this inode go into; the first one counts
 //!     INO/from-HASH                      the statement of a node, replaced by rename
+//!     INO/kept-HASH                      the same of a node that does not bring what it has, and was told why
 //!     INO/.ebb-part-whole                the file itself, where none was there before, until it has its name
 //!     names-HASH                         what a node has heard of names
 //!     acted-HASH                         what its recovery has gone by, before anything is done by it
@@ -127,6 +128,10 @@ const NAME: &str = "name";
 /// Which nodes have said all that they have to say.
 const LIVES: &str = "lives-";
 
+/// What nodes say of a file: of those that bring what they have, and of others.
+const FROM: &str = "from-";
+const KEPT: &str = "kept-";
+
 /// The name of a file that waits for another one.
 const READY: &str = ".ebb-part-ready";
 
@@ -194,9 +199,13 @@ impl Board {
         Ok(Corner { dir, path, whole, alone: Some(mine.clone()), left })
     }
 
-    /// True when somebody has said something of the file.
-    pub fn has(&self, ino: Ino) -> bool {
-        self.left.contains_key(&ino) || self.has_corner(ino)
+    /// True when somebody has said something of the file that goes by it.
+    pub fn has(&self, ino: Ino) -> io::Result<bool> {
+        if self.left.contains_key(&ino) || !self.has_corner(ino) {
+            return Ok(self.left.contains_key(&ino));
+        }
+        let corner = self.corner(ino)?;
+        Ok(corner.place()?.is_some() || !list(&corner.dir, FROM.as_bytes())?.is_empty())
     }
 
     fn has_corner(&self, ino: Ino) -> bool {
@@ -373,7 +382,9 @@ impl Corner {
         if let Some(mine) = &self.alone {
             return Ok(vec![mine.clone()]);
         }
-        for name in list(&self.dir, b"from-")? {
+        let mut names = list(&self.dir, FROM.as_bytes())?;
+        names.extend(list(&self.dir, KEPT.as_bytes())?);
+        for name in names {
             let bytes = read(&self.dir, &name)?;
             // One that cannot be read may claim anything.
             let bad = || {
@@ -393,9 +404,25 @@ impl Corner {
             mine.clone_from(statement);
             return Ok(());
         }
+        self.put(FROM, statement)?;
+        let kept = self.named(KEPT, statement)?;
+        if kept.stat()?.is_some() { kept.remove() } else { Ok(()) }
+    }
+
+    /// Says what a node has and does not bring: nobody waits for it, or takes its bytes for a hole.
+    pub fn keep(&self, statement: &Statement) -> io::Result<()> {
+        self.put(KEPT, statement)
+    }
+
+    fn named(&self, prefix: &str, statement: &Statement) -> io::Result<At> {
+        let id = hash::bytes(statement.node.as_bytes());
+        at(&self.dir, &format!("{prefix}{id:016x}"))
+    }
+
+    fn put(&self, prefix: &str, statement: &Statement) -> io::Result<()> {
         let id = hash::bytes(statement.node.as_bytes());
         let new = prepare(&self.dir, &format!("new-{id:016x}"), &statement.encode())?;
-        new.rename_over(&at(&self.dir, &format!("from-{id:016x}"))?)
+        new.rename_over(&self.named(prefix, statement)?)
     }
 
     /// Where the bytes go, when that is decided.

@@ -58,6 +58,12 @@ impl Site<'_> {
         let is_it = |parts: &Parts| parts.contains(&(home.last().to_vec(), home.ino));
         parts.as_ref().is_none_or(is_it)
     }
+
+    /// True when the backing has nothing that this node knows to be the file.
+    pub fn is_nowhere(&self, note: &Note) -> bool {
+        let Some(home) = &note.header.home else { return true };
+        matches!(self.places.home(home, &note.header.path), Ok(None))
+    }
 }
 
 /// A file on its way.
@@ -117,14 +123,31 @@ pub(super) enum Progress {
 }
 
 impl Work {
-    /// Says what this node has of the file, before anything is written.
+    /// Says what this node has of the file, before anything is written; also when it cannot bring that.
     pub fn begin(site: &Site<'_>, ino: Ino, note: &Note) -> Result<Work, Stay> {
-        let (mut statement, sources) =
+        let (statement, sources) =
             claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
+        let mut kept = statement.clone();
+        let begun = Work::begin_with(site, ino, note, statement, sources);
+        if matches!(begun, Err(Stay::Conflict(_))) && note.has_bytes() {
+            let all: Vec<ByteRange> = kept.claims.iter().map(|(range, _)| range).collect();
+            kept.set(&all, Fate::Overtaken);
+            site.board.corner(ino)?.keep(&kept)?;
+        }
+        begun
+    }
+
+    fn begin_with(
+        site: &Site<'_>,
+        ino: Ino,
+        note: &Note,
+        mut statement: Statement,
+        sources: Sources,
+    ) -> Result<Work, Stay> {
         // Who has nothing to write decides nothing.
         let known = match is_flushed(note) {
             true => site.board.place(ino)?.is_some(),
-            false => site.board.has(ino),
+            false => site.board.has(ino)?,
         };
         let why = match note.header.path.is_empty() {
             true => {

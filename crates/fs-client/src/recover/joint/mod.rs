@@ -198,8 +198,10 @@ enum Open<'a> {
 
 impl Recovery<'_> {
     fn all(&self, image: &Image, names: &Names) -> BTreeMap<Ino, End> {
-        let (gone, files): (Vec<_>, Vec<(Ino, &Note)>) =
-            image.sayable().partition(|(ino, _)| names.is_gone(*ino));
+        let is_gone = |(ino, note): &(Ino, &Note)| {
+            names.is_gone(*ino) || names.was_removed(*ino) && self.site.is_nowhere(note)
+        };
+        let (gone, files): (Vec<_>, Vec<(Ino, &Note)>) = image.sayable().partition(is_gone);
         let total: u64 = files.iter().map(|(_, n)| n.len()).sum();
         let queue = Mutex::new(files.iter());
         let ends = Mutex::new(BTreeMap::new());
@@ -241,10 +243,8 @@ impl Recovery<'_> {
         if *said && self.site.everybody.load(Ordering::Acquire) {
             return false;
         }
-        let is_silent = |state: &Open<'_>| match state {
-            Open::Not(_, stay) => !matches!(stay, Stay::Over),
-            _ => false,
-        };
+        // Of what it does not bring it has said what it has, unless that cannot be read.
+        let is_silent = |state: &Open<'_>| matches!(state, Open::Not(_, Stay::Io(_)));
         let silent = open.iter().any(|(_, state)| is_silent(state));
         let late = ends.values().any(|end| matches!(end, End::Late));
         let looked = match &self.lives {

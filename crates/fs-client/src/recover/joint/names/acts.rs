@@ -410,7 +410,7 @@ pub(super) fn from_ready(
 
 /// What has its names need not wait for one.
 pub(super) fn tidy_ready(site: &Site<'_>, ino: Ino, object: u64) -> Result<(), Trouble> {
-    if !site.board.has(ino) {
+    if !site.board.has(ino)? {
         return Ok(());
     }
     let ready = site.board.ready(ino)?;

@@ -194,6 +194,11 @@ impl Names {
         self.all.is_gone(ino)
     }
 
+    /// True when it has done so at any time, as far as that is remembered.
+    pub fn was_removed(&self, ino: Ino) -> bool {
+        self.all.was_removed(ino)
+    }
+
     /// A file of which this node has bytes, with the name and the modes that it has by now.
     pub fn corrected(&self, ino: Ino, note: &Note) -> Note {
         let mut note = note.clone();
@@ -431,7 +436,7 @@ impl Names {
     ) -> Result<(), Trouble> {
         let shape = missing.shape;
         let regular = shape.kind == FileKind::Regular && ours == Some(object);
-        if !regular || !shape.is_zeros() || !site.board.has(missing.ino) {
+        if !regular || !shape.is_zeros() || !site.board.has(missing.ino)? {
             return Ok(());
         }
         let file = site.places.file(&bytes(&missing.path), object)?;
