@@ -84,7 +84,7 @@ fn what_a_stranger_removed_stays_and_holds_no_other_file_up() {
     std::fs::remove_file(cluster.backing().join("old")).expect("rm");
     for round in 0..2 {
         let ended = both(&cluster);
-        ended_with(&ended[0], 3, &["old: the file on the backing is gone"]);
+        ended_with(&ended[0], 3, &["old: 3 bytes (the file on the backing is gone)"]);
         let said = String::from_utf8_lossy(&ended[0].stderr);
         assert!(!said.contains("f: "), "round {round}: {said}");
         ended_with(&ended[1], 0, &[]);

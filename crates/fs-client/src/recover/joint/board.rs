@@ -362,12 +362,14 @@ fn list(dir: &OwnedFd, prefix: &[u8]) -> io::Result<Vec<Name>> {
 }
 
 impl Corner {
-    /// It is going to get this name.
-    pub fn note_name(&self, path: &[u8]) -> io::Result<()> {
+    /// It is going to get this name, as this node knows.
+    pub fn note_name(&self, node: &str, path: &[u8]) -> io::Result<()> {
         if self.alone.is_some() {
             return Ok(());
         }
-        let new = prepare(&self.dir, &format!("new-{NAME}"), &statement::encode(&path))?;
+        // Others may be about to say the same.
+        let new = format!("new-{NAME}-{:016x}", hash::bytes(node.as_bytes()));
+        let new = prepare(&self.dir, &new, &statement::encode(&path))?;
         new.rename_over(&at(&self.dir, NAME)?)
     }
 

@@ -414,7 +414,7 @@ impl Work {
         let there = to.stat()?;
         let mut unders = all.iter().filter_map(|s| s.under.as_ref());
         let older = unders.find(|u| there.is_some_and(|t| t.st_ino == u.ino));
-        self.corner.note_name(&path)?;
+        self.corner.note_name(site.node, &path)?;
         tick::effect()?;
         let renamed = match there {
             Some(t) if older.is_some() || site.force && kind(&t) == FileType::RegularFile => {

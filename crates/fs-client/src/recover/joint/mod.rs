@@ -408,10 +408,11 @@ fn may_change(state: &Open<'_>) -> bool {
     match state {
         Open::Not(note, _) | Open::Begun(_, note, _) if !note.is_unpublished() => false,
         Open::Not(note, Stay::Conflict(_)) => !note.alone,
-        Open::Begun(_, note, Ok(Progress::Missing(missing))) => {
+        // Also of a file that this node had heard to be its own: then others have said otherwise.
+        Open::Begun(_, _, Ok(Progress::Missing(missing))) => {
             let others =
                 !missing.holes.is_empty() || missing.silent || !missing.doubtful.is_empty();
-            others && !note.alone || !missing.waiting.is_empty()
+            others || !missing.waiting.is_empty()
         }
         _ => false,
     }
