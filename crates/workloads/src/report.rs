@@ -83,11 +83,11 @@ impl Report {
             let _ = writeln!(
                 csv,
                 "{},{},{},{},{},{},{:.3},{:.3},{:.3},{}",
-                k.section,
-                k.workload,
-                k.phase,
+                field(&k.section),
+                field(&k.workload),
+                field(&k.phase),
                 k.nodes,
-                k.variant,
+                field(&k.variant),
                 k.unit,
                 s.median,
                 s.least,
@@ -237,6 +237,15 @@ impl Block<'_> {
     }
 }
 
+/// As RFC 4180 has it: names of workloads may have commas in them.
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,6 +271,16 @@ mod tests {
         assert_eq!(r.median("CC-R 8 KiB", "read", 2, "posix"), None);
         assert_eq!(r.csv().lines().count(), 1 + 3);
         assert!(r.csv().contains("Shared,CC-R 8 KiB,read,2,commit,MiB/s,100.000,50.000,150.000,3"));
+    }
+
+    #[test]
+    fn every_line_of_the_table_has_as_many_fields_as_the_first() {
+        let mut r = Report::new();
+        let read = vec![Measure::rate("read", 1, 1.0)];
+        r.add("Reads, first", "8 KiB, \"random\"", 1, "session", read);
+        let csv = r.csv();
+        let line = csv.lines().nth(1).expect("a line");
+        assert!(line.starts_with("\"Reads, first\",\"8 KiB, \"\"random\"\"\",read,1,session,"));
     }
 
     #[test]
