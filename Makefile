@@ -36,34 +36,37 @@ test: build
 	.ci/test-totals env EBB_REQUIRE_FUSE=1 EBB_REQUIRE_TOOLS=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release --workspace --no-fail-fast
 
+# Tests are chosen from the whole workspace: of a package alone cargo would build much of what is below it with
+# other features, once more.
+
 # The same tests on real mounts with the kernel reading and writing past the daemon.
 test-past: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
 	    cargo test --release -p ebb-tests --no-fail-fast
 	EBB_TEST_TRACKER=off EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx \
+	    cargo test --release --workspace --no-fail-fast --test litmus --test fsx \
 	    --test passthrough --test passthrough_edges --test passthrough_kill
 
 # The core of these, for every change.
 test-past-core: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test fsx --test medium \
+	    cargo test --release --workspace --no-fail-fast --test litmus --test fsx --test medium \
 	    --test recovery --test survive
 
 # Daemons under supervisors, as they are by default, in tests that are not about them.
 test-supervised: build
 	EBB_SUPERVISED=1 EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release -p ebb-tests --no-fail-fast --test litmus --test leases --test namespace_ops
+	    cargo test --release --workspace --no-fail-fast --test litmus --test leases --test namespace_ops
 
 # Daemons that note in which order they take their locks: what could make two threads wait for each
 # other for ever is told, whether they meet or not.
 LOCKS := $(TARGET)/locks
 test-locks: build
-	cargo test --release -p ebb-locks --features order --target-dir $(LOCKS)
-	cargo build --release -p ebb -p ebb-locks --features ebb-locks/order --target-dir $(LOCKS)
+	cargo test --profile locks -p ebb-locks --features order --target-dir $(LOCKS)
+	cargo build --profile locks -p ebb -p ebb-locks --features ebb-locks/order --target-dir $(LOCKS)
 	rm -f $(LOCKS)/told
-	LOCK_ORDER_FILE="$$(realpath $(LOCKS))/told" EBB_BIN="$$(realpath $(LOCKS)/release/ebb)" \
-	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) cargo test --release -p ebb-tests --no-fail-fast \
+	LOCK_ORDER_FILE="$$(realpath $(LOCKS))/told" EBB_BIN="$$(realpath $(LOCKS)/locks/ebb)" \
+	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) cargo test --release --workspace --no-fail-fast \
 	    --test litmus --test leases --test name_leases --test quiet_writes --test seats \
 	    --test failures --test recovery --test passthrough
 	@! cat $(LOCKS)/told 2>/dev/null
@@ -72,7 +75,7 @@ test-locks: build
 chaos: build
 	EBB_CHAOS_SECONDS=$(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) \
 	    $(if $(SEED),EBB_SEED=$(SEED)) $(if $(ROUNDS),EBB_CHAOS_ROUNDS=$(ROUNDS)) EBB_REQUIRE_FUSE=1 \
-	    cargo test --release -p ebb-tests --test chaos -- --ignored --nocapture
+	    cargo test --release --workspace --test chaos -- --ignored --nocapture
 
 bench: build
 	EBB_REQUIRE_FUSE=1 cargo bench --workspace
