@@ -2,6 +2,7 @@
 
 use ebb_testkit::node::is_running;
 use ebb_testkit::{Cluster, describe, mounts, skip_reason};
+use ebb_tests::tools::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -58,6 +59,36 @@ fn nodes_of_one_service_see_each_other() {
     for name in ["node0", "node1", "node2"] {
         assert!(text.contains(name), "{text}");
     }
+    cluster.umount_all();
+}
+
+/// What the service is told of a node, when it is that much.
+fn wait_told(cluster: &Cluster, node: &str, bytes: u64) {
+    let address = cluster.meta_address().expect("a service").to_owned();
+    wait_until(SOON, "the service is told", || {
+        let said = cluster.run_ebb(&["status", &address, "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+        let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+        let of_it = nodes.iter().find(|n| n["name"] == node);
+        of_it.is_some_and(|n| n["dirty_bytes"] == bytes)
+    });
+}
+
+/// Somebody may switch a node off who believes it.
+#[test]
+fn the_service_says_how_much_of_each_node_is_not_on_the_backing() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().nodes(2).separate_meta().flush("end").start();
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    std::fs::write(first.path("f"), vec![1; 300_000]).expect("write");
+    wait_told(&cluster, "node0", 300_000);
+    wait_told(&cluster, "node1", 0);
+    let peers = second.status()["peers"].clone();
+    assert_eq!(peers[0]["dirty_bytes"], 300_000, "{peers}");
+    first.drain();
+    wait_told(&cluster, "node0", 0);
     cluster.umount_all();
 }
 

@@ -18,6 +18,9 @@ const RANGES_MAX: usize = 8192;
 const ASK_FIRST: Duration = Duration::from_secs(1);
 const ASK_MOST: Duration = Duration::from_secs(10);
 
+/// How often it is counted what the service is told of bytes that are not on the backing.
+const COUNT_EVERY: Duration = Duration::from_secs(2);
+
 /// What the flusher holds of the daemon.
 pub struct NodeSource(pub Weak<Node>);
 
@@ -109,6 +112,17 @@ impl Node {
     /// How many bytes are not on the backing.
     fn unflushed_bytes(&self) -> u64 {
         self.listed_dirty().iter().map(|file| file.state.read().view.unflushed_bytes()).sum()
+    }
+
+    /// Counts, for what heartbeats tell the service. Apart from these, because a count waits for files
+    /// that are being written to a disk that may hang.
+    pub(crate) async fn keep_counting(node: Weak<Node>) {
+        loop {
+            tokio::time::sleep(COUNT_EVERY).await;
+            let Some(node) = node.upgrade() else { return };
+            let count = move || node.meta.set_dirty_bytes(node.unflushed_bytes());
+            let _ = tokio::task::spawn_blocking(count).await;
+        }
     }
 
     async fn begin_flush(

@@ -249,6 +249,8 @@ pub struct Peer {
     pub name: String,
     pub address: String,
     pub alive: bool,
+    /// As it told the service last, some seconds ago.
+    pub dirty_bytes: u64,
 }
 
 /// Something that went wrong and has not been made good yet.
@@ -298,7 +300,12 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
             .into_iter()
             .filter(|n| n.id != node.me.0)
             .inspect(|n| drop(names.insert(n.id, n.name.clone())))
-            .map(|n| Peer { name: n.name, address: n.peer_address, alive: n.alive })
+            .map(|n| Peer {
+                name: n.name,
+                address: n.peer_address,
+                alive: n.alive,
+                dirty_bytes: n.dirty_bytes,
+            })
             .collect(),
         _ => {
             errors.push(unreachable_meta(node));
