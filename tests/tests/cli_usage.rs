@@ -88,7 +88,7 @@ fn wrong_usage_is_status_2() {
         ("--flush-threads", "0", "--flush-threads"),
         ("--durability", "perhaps", "backing"),
         ("--transport", "pigeon", "tcp"),
-        ("--transport", "rdma", "not built"),
+        ("--transport", "rdma", "tcp"),
         ("--consistency", "sesion", "session"),
         ("--rule", "*.log", "GLOB=MODEL"),
         ("--rule", "*.log=sesion", "sesion"),

@@ -76,12 +76,6 @@ impl PosixDir {
         self.confinement
     }
 
-    /// Which directory this is; all nodes of a job compare it with the service's.
-    pub fn root_identity(&self) -> Result<Identity, BackendError> {
-        let stat = rustix::fs::fstat(&self.root).map_err(|e| io_error(Operation::Stat, ".", e))?;
-        Ok(identity_of(&stat))
-    }
-
     /// Takes away a part file of a job that is over (and nothing else), if it is still the inode
     /// that was meant.
     pub fn remove_part(&self, path: &[u8], ino: u64) -> Result<(), BackendError> {

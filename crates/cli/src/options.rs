@@ -96,7 +96,7 @@ pub struct MountOptions {
     /// on or off [default: on]
     #[arg(long, value_name = "WHEN")]
     pub checksums: Option<String>,
-    /// Peer data plane: tcp, or rdma where built in [default: tcp]
+    /// How bytes come from other nodes: tcp [default: tcp]
     #[arg(long, value_name = "KIND")]
     pub transport: Option<String>,
     /// The job's shared secret, made by `ebb token`

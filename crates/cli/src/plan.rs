@@ -41,12 +41,6 @@ pub struct Plan {
 impl Plan {
     /// The plan for mounting `backing` at `mountpoint`.
     pub fn new(settings: &Settings, backing: &Path, mountpoint: &Path) -> Result<Plan, Failure> {
-        if settings.text("transport") == Some("rdma") {
-            return Err(Failure::usage(format!(
-                "{}: rdma is not built into this binary (use tcp)",
-                settings.named("transport")
-            )));
-        }
         let backing = std::path::absolute(backing).or_usage(backing.display())?;
         let mountpoint = mounts::resolve(mountpoint)
             .or_usage(format!("mount point {}", mountpoint.display()))?;
@@ -242,10 +236,5 @@ mod tests {
         assert_eq!((back.config.waiting, back.jobs_hint), (Waiting::Adaptive, Some(7)));
         assert_eq!(back.config.cache_size.map(|s| s.0), Some(3 << 30));
         assert_eq!(back.stop_timeout.0, Duration::from_secs(600));
-    }
-
-    #[test]
-    fn rdma_is_refused_while_it_is_not_built_in() {
-        assert_eq!(plan(&[("transport", "rdma")]).unwrap_err().status, 2);
     }
 }

@@ -59,7 +59,7 @@ const DURABILITY: &[&str] = &["local", "backing", "none"];
 const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRACKER: &[&str] = &["auto", "on", "off"];
 const SUPERVISE: &[&str] = &["auto", "off"];
-const TRANSPORT: &[&str] = &["tcp", "rdma"];
+const TRANSPORT: &[&str] = &["tcp"];
 const CHECKSUMS: &[&str] = &["on", "off"];
 const SECURE: &[&str] = &["on", "loopback", "off"];
 
