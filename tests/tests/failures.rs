@@ -543,6 +543,53 @@ fn an_append_that_failed_and_was_made_leaves_zeros_with_io_path_auto_and_with_co
     an_append_that_failed_and_was_made(&copied);
 }
 
+/// Somebody who reads where another program of the node appends hears of the place before its bytes are here, or
+/// before it is known that there are none.
+#[test]
+fn a_reader_beside_appends_is_not_told_that_bytes_are_lost() {
+    const LINES: usize = 300;
+    let cluster = through_the_daemon(2);
+    let (one, two) = (cluster.node(0), cluster.node(1));
+    let line = [b'x'; 3000];
+    std::thread::scope(|scope| {
+        let appending = [one, two].map(|node| {
+            let path = node.path("log");
+            scope.spawn(move || {
+                let options = OpenOptions::new().append(true).create(true).open(path);
+                let mut file = options.expect("open");
+                (0..LINES).for_each(|_| file.write_all(&line).expect("append"));
+            })
+        });
+        while appending.iter().any(|thread| !thread.is_finished()) {
+            let read = fs::read(one.path("log"));
+            assert!(read.is_ok() || !one.path("log").exists(), "{read:?}");
+        }
+    });
+    let mut file = OpenOptions::new().append(true).open(one.path("log")).expect("open");
+    for round in 0..3 {
+        cluster.signal_meta(Signal::STOP);
+        let failed = within(OPERATION_MAX, "append", {
+            let mut file = file.try_clone().expect("dup");
+            move || file.write_all(b"lost")
+        });
+        let reading = std::thread::spawn({
+            let path = one.path("log");
+            move || fs::read(path)
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.signal_meta(Signal::CONT);
+        assert_eq!(failed.expect_err("nobody answers").raw_os_error(), Some(libc::ETIMEDOUT));
+        let read = reading.join().expect("a thread");
+        assert!(read.is_ok(), "round {round}: {read:?}");
+        file.write_all(b"next").expect("append");
+    }
+    let whole = fs::read(two.path("log")).expect("read");
+    assert_eq!(whole.len(), 2 * LINES * line.len() + 3 * 8, "each place is there");
+    drop(file);
+    cluster.umount_all();
+    same("log", &fs::read(cluster.backing().join("log")).expect("read"), &whole);
+}
+
 /// Whoever was told that it has no lock must not keep others out.
 #[test]
 fn a_lock_that_failed_and_was_granted_is_given_back() {

@@ -260,7 +260,12 @@ impl Node {
     ) -> Result<Result<u32, NodeId>, Errno> {
         self.settle_append(file).await?;
         self.note_appending(file)?;
-        let since = file.state.read().view.heard_version();
+        let since = {
+            let mut state = file.state.write();
+            let since = state.view.heard_version();
+            state.append_unheard = Some(since);
+            since
+        };
         let now = Time::now();
         let mut changing = self.changing(&[], &[file.ino]);
         let wish = changing.wish_for(&file.state.read().model);
@@ -268,6 +273,7 @@ impl Node {
         changing.heard(&done);
         let done = done.inspect_err(|_| self.append_unheard(file, since))?;
         if let Some(seat) = done.seat {
+            file.state.write().append_unheard = None;
             return Ok(Err(seat));
         }
         let start = done.size.checked_sub(data.len() as u64).ok_or(Errno::EPROTO)?;
@@ -280,6 +286,7 @@ impl Node {
                 all_of(file.put(&self.cache, &cache, &mut state, data, start))?;
                 state.view.write(range);
                 state.mtime = Some(now);
+                state.append_unheard = None;
             }
             self.attach(file, range, false, false).await?;
             self.list_dirty(file);
@@ -295,6 +302,7 @@ impl Node {
             });
             state.view.write(range);
             let changes = state.view.appended(range, done.version, done.size);
+            state.append_unheard = None;
             self.attr_published(&mut state, done.size, Some(now));
             changing.told(done.told);
             changing.end();

@@ -166,7 +166,7 @@ impl Node {
 
     async fn fetch_from_peer(
         &self,
-        file: &CachedFile,
+        file: &Arc<CachedFile>,
         owner: NodeId,
         range: ByteRange,
     ) -> Result<Option<Bytes>, Errno> {
@@ -181,6 +181,13 @@ impl Node {
             let missing =
                 |p: &Piece| matches!(p.source, Source::Peer { node, .. } if node == self.me);
             let Some(lost) = plan.into_iter().find(missing) else { return Ok(None) };
+            if file.state.read().append_unheard.is_some() {
+                // The place of an append that is under way, or of which is not known what came of it.
+                if let Ok(_turn) = file.turn.try_lock() {
+                    self.settle_append(file).await?;
+                }
+                return Ok(None);
+            }
             // A program may ask for each of them, and again.
             if !file.said_lost.swap(true, Relaxed) {
                 let path = file.label();

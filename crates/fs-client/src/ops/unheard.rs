@@ -1,4 +1,4 @@
-//! Appends whose outcome was not heard: the answer was an error, or none came in time, and the
+//! Appends whose outcome was not heard (yet): the answer was an error, or none came in time, and the
 //! service may have made room at the end of the file all the same. The program was told that
 //! nothing was written; the room is this node's, and nobody has bytes for it. It is filled with
 //! zeros, as after a daemon that died between the answer and its bytes.
