@@ -551,6 +551,7 @@ fn a_reader_beside_appends_is_not_told_that_bytes_are_lost() {
     let cluster = through_the_daemon(2);
     let (one, two) = (cluster.node(0), cluster.node(1));
     let line = [b'x'; 3000];
+    File::create(one.path("log")).expect("create");
     std::thread::scope(|scope| {
         let appending = [one, two].map(|node| {
             let path = node.path("log");
@@ -562,11 +563,14 @@ fn a_reader_beside_appends_is_not_told_that_bytes_are_lost() {
         });
         while appending.iter().any(|thread| !thread.is_finished()) {
             let read = fs::read(one.path("log"));
-            assert!(read.is_ok() || !one.path("log").exists(), "{read:?}");
+            assert!(read.is_ok(), "{read:?}");
         }
     });
-    let mut file = OpenOptions::new().append(true).open(one.path("log")).expect("open");
-    for round in 0..3 {
+    let file = OpenOptions::new().append(true).open(one.path("log")).expect("open");
+    for round in 0..2 {
+        // Of a file of its own a node would not ask.
+        append(two, "log", "next").expect("append");
+        append(one, "log", "next").expect("append");
         cluster.signal_meta(Signal::STOP);
         let failed = within(OPERATION_MAX, "append", {
             let mut file = file.try_clone().expect("dup");
@@ -581,10 +585,11 @@ fn a_reader_beside_appends_is_not_told_that_bytes_are_lost() {
         assert_eq!(failed.expect_err("nobody answers").raw_os_error(), Some(libc::ETIMEDOUT));
         let read = reading.join().expect("a thread");
         assert!(read.is_ok(), "round {round}: {read:?}");
-        file.write_all(b"next").expect("append");
     }
     let whole = fs::read(two.path("log")).expect("read");
-    assert_eq!(whole.len(), 2 * LINES * line.len() + 3 * 8, "each place is there");
+    // Those that failed were made, or not.
+    let short = whole.len() - (2 * LINES * line.len() + 2 * 8);
+    assert!(matches!(short, 0 | 4 | 8), "each place is there: {short}");
     drop(file);
     cluster.umount_all();
     same("log", &fs::read(cluster.backing().join("log")).expect("read"), &whole);
