@@ -1,10 +1,12 @@
 //! What the benchmarks share: interleaved rounds, medians with their spread, one table and one
-//! CSV file. Every figure stands beside one of the bare directory from the same run.
+//! CSV file. Every figure stands beside one of the bare directory from the same run; but those of
+//! [`nodes`], a simulation of many nodes, which are what one service pays.
 
 pub mod asking;
 pub mod crew;
 pub mod fetching;
 pub mod hollow;
+pub mod nodes;
 pub mod one_file;
 pub mod through;
 pub mod timeline;
