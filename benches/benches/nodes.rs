@@ -1,5 +1,5 @@
 //! What many nodes cost the metadata service, phase by phase: clients in this process, the service in a
-//! process of its own (docs/scale.md).
+//! process of its own; figures are in docs/scale.md.
 //!
 //! `cargo bench -p ebb-benches --bench nodes -- --nodes 10,100,1000 --records 1000`
 
