@@ -297,19 +297,7 @@ fn bytes_of(ranges: impl IntoIterator<Item = ByteRange>) -> u64 {
 }
 
 fn attach_of(ino: Ino, ranges: Vec<ByteRange>) -> AttachRequest {
-    AttachRequest {
-        ino,
-        ranges,
-        guessed: Vec::new(),
-        known: Version::ZERO,
-        again: Vec::new(),
-        mtime: Some(Time::now()),
-        durable: false,
-        then_query: None,
-        copies: 0,
-        lease: Wish::No,
-        quietly: None,
-    }
+    AttachRequest { mtime: Some(Time::now()), ..AttachRequest::new(ino, ranges) }
 }
 
 /// Opens the file and asks for the rest of its map where the answer ends before, as a daemon does; what

@@ -389,7 +389,6 @@ fn start(
     let _ = node.daemon.set(Arc::downgrade(&daemon));
     crate::watchdog::start(Arc::downgrade(&node));
     runtime.spawn(crate::ops::few::keep_few(Arc::downgrade(&node)));
-    runtime.spawn(Node::keep_counting(Arc::downgrade(&node)));
     runtime.spawn(crate::medium::watch(Arc::downgrade(&node)));
     match open_doors(runtime, &daemon, &mounted, inherited.is_some()) {
         Ok(()) => Ok((daemon, mounted)),

@@ -18,9 +18,6 @@ const RANGES_MAX: usize = 8192;
 const ASK_FIRST: Duration = Duration::from_secs(1);
 const ASK_MOST: Duration = Duration::from_secs(10);
 
-/// How often it is counted what the service is told of bytes that are not on the backing.
-const COUNT_EVERY: Duration = Duration::from_secs(2);
-
 /// What the flusher holds of the daemon.
 pub struct NodeSource(pub Weak<Node>);
 
@@ -49,8 +46,13 @@ impl FlushSource for NodeSource {
         self.0.upgrade().map_or_else(Vec::new, |node| node.dirty_files())
     }
 
+    /// The flusher asks at least once a second. Heartbeats tell the service the last answer: counting waits for
+    /// files that are being written to a disk that may hang, for which they must not wait.
     fn dirty_bytes(&self) -> u64 {
-        self.0.upgrade().map_or(0, |node| node.unflushed_bytes())
+        let Some(node) = self.0.upgrade() else { return 0 };
+        let bytes = node.unflushed_bytes();
+        node.meta.set_dirty_bytes(bytes);
+        bytes
     }
 
     fn capacity(&self) -> u64 {
@@ -112,17 +114,6 @@ impl Node {
     /// How many bytes are not on the backing.
     fn unflushed_bytes(&self) -> u64 {
         self.listed_dirty().iter().map(|file| file.state.read().view.unflushed_bytes()).sum()
-    }
-
-    /// Counts, for what heartbeats tell the service. Apart from these, because a count waits for files
-    /// that are being written to a disk that may hang.
-    pub(crate) async fn keep_counting(node: Weak<Node>) {
-        loop {
-            tokio::time::sleep(COUNT_EVERY).await;
-            let Some(node) = node.upgrade() else { return };
-            let count = move || node.meta.set_dirty_bytes(node.unflushed_bytes());
-            let _ = tokio::task::spawn_blocking(count).await;
-        }
     }
 
     async fn begin_flush(

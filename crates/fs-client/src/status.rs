@@ -249,8 +249,8 @@ pub struct Peer {
     pub name: String,
     pub address: String,
     pub alive: bool,
-    /// As it told the service last, some seconds ago.
-    pub dirty_bytes: u64,
+    /// As it told the service last, some seconds ago; nothing before it has told a service that just began.
+    pub dirty_bytes: Option<u64>,
 }
 
 /// Something that went wrong and has not been made good yet.

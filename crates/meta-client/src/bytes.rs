@@ -132,6 +132,26 @@ pub struct AttachRequest {
     pub quietly: Option<Quietly>,
 }
 
+impl AttachRequest {
+    /// Of bytes that nobody else need know more of; no time is set.
+    #[must_use]
+    pub fn new(ino: Ino, ranges: Vec<ByteRange>) -> AttachRequest {
+        AttachRequest {
+            ino,
+            ranges,
+            guessed: Vec::new(),
+            known: Version::ZERO,
+            again: Vec::new(),
+            mtime: None,
+            durable: false,
+            then_query: None,
+            copies: 0,
+            lease: Wish::No,
+            quietly: None,
+        }
+    }
+}
+
 /// What a node tells of bytes that it wrote without telling.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quietly {
@@ -470,19 +490,8 @@ impl MetaClient {
     /// file then.
     pub async fn attach_again(&self, ino: Ino, ranges: &[ByteRange]) -> Result<MapAnswer, Errno> {
         for some in ranges.chunks(RANGES_AT_ONCE) {
-            let request = AttachRequest {
-                ino,
-                ranges: Vec::new(),
-                guessed: Vec::new(),
-                known: Version::ZERO,
-                again: some.to_vec(),
-                mtime: None,
-                durable: false,
-                then_query: None,
-                copies: 0,
-                lease: Wish::No,
-                quietly: None,
-            };
+            let request =
+                AttachRequest { again: some.to_vec(), ..AttachRequest::new(ino, Vec::new()) };
             self.attach(&request).await?;
         }
         self.query_whole(ino).await

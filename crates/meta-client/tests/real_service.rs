@@ -110,19 +110,8 @@ async fn create(client: &MetaClient, at: &str) -> Opened {
 }
 
 fn attach(ino: Ino, start: u64, end: u64) -> AttachRequest {
-    AttachRequest {
-        ino,
-        ranges: vec![ByteRange::new(start, end)],
-        guessed: Vec::new(),
-        known: Version::ZERO,
-        again: Vec::new(),
-        mtime: Some(Time::now()),
-        durable: false,
-        then_query: None,
-        copies: 0,
-        lease: Wish::No,
-        quietly: None,
-    }
+    let ranges = vec![ByteRange::new(start, end)];
+    AttachRequest { mtime: Some(Time::now()), ..AttachRequest::new(ino, ranges) }
 }
 
 #[tokio::test]

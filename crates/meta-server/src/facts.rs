@@ -110,7 +110,10 @@ impl Core {
                 subject.names.retain(known);
                 subject.inos.retain(|ino| state.ns.get(*ino).is_some());
             }
-            Ok(_) => {}
+            // Forgotten again in between, too: that it is gone is believed for good.
+            Ok(_) => {
+                subject.inos.retain(|ino| state.ns.get(*ino).is_some() || state.is_deleted(*ino));
+            }
             Err(e) if subject.asked => subject.keep_proven(&state, e.errno),
             Err(_) => return None,
         }

@@ -70,7 +70,7 @@ struct Session {
     /// It has had a stream of this service.
     was_here: bool,
     heard: Instant,
-    dirty_bytes: u64,
+    dirty_bytes: Option<u64>,
     alive: bool,
     expired: bool,
     remembered: HashMap<u64, Remembered>,
@@ -115,7 +115,7 @@ impl Session {
             stream: None,
             was_here: false,
             heard: Instant::now(),
-            dirty_bytes: 0,
+            dirty_bytes: None,
             alive: true,
             expired: false,
             remembered: HashMap::new(),
@@ -267,7 +267,7 @@ impl Sessions {
         if let Some(session) = self.inner.lock().get_mut(&node) {
             session.heard = Instant::now();
             session.alive = true;
-            session.dirty_bytes = dirty_bytes.unwrap_or(session.dirty_bytes);
+            session.dirty_bytes = dirty_bytes.or(session.dirty_bytes);
         }
     }
 
@@ -310,9 +310,9 @@ impl Sessions {
         self.inner.lock().get(&node).is_none_or(Session::is_gone)
     }
 
-    /// True within the lease; and what the node said it has to flush.
-    pub fn is_alive(&self, node: NodeId) -> (bool, u64) {
-        self.inner.lock().get(&node).map_or((false, 0), |s| (s.alive, s.dirty_bytes))
+    /// True within the lease; and what the node has said it has to flush, if it has.
+    pub fn is_alive(&self, node: NodeId) -> (bool, Option<u64>) {
+        self.inner.lock().get(&node).map_or((false, None), |s| (s.alive, s.dirty_bytes))
     }
 
     /// Has this request been done before?

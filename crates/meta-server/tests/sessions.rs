@@ -199,7 +199,8 @@ async fn a_silent_node_loses_grants_then_locks_and_opens() {
     match b.ask(Op::NodeInfo(pb::NodeInfo { node: 0, silent: false })).await {
         Ok(Some(Body::NodeInfo(n))) => {
             assert_eq!(n.nodes.iter().map(|n| n.alive).collect::<Vec<_>>(), [false, true]);
-            assert_eq!(n.nodes[1].dirty_bytes, 5);
+            assert_eq!(n.nodes[1].dirty_bytes, Some(5));
+            assert_eq!(n.nodes[0].dirty_bytes, None, "it has not said so: that is not 0");
         }
         other => panic!("{other:?}"),
     }

@@ -98,6 +98,10 @@ impl Book {
         for fact in facts.inodes.iter().filter(|f| f.at > after) {
             if self.inodes.get(&fact.ino).is_none_or(|(at, _)| *at <= fact.at) {
                 self.inodes.insert(fact.ino, (fact.at, fact.shape.clone()));
+                let gone = self.removed.get(&fact.ino);
+                if fact.shape.is_some() && gone.is_some_and(|gone| *gone < fact.at) {
+                    self.removed.remove(&fact.ino);
+                }
             }
         }
         for fact in facts.xattrs.iter().filter(|f| f.at > after) {
@@ -376,11 +380,10 @@ impl Book {
         self.inodes.get(&ino).is_some_and(|(_, shape)| shape.is_none())
     }
 
-    /// True when it was heard at any time that the inode has no name any more. A file that never had one
-    /// before may have got its first name since, and be on the backing.
+    /// The same, also when that was settled long ago.
     #[must_use]
     pub fn was_removed(&self, ino: Ino) -> bool {
-        self.is_gone(ino) || self.removed.contains_key(&ino) && self.shape(ino).is_none()
+        self.is_gone(ino) || self.removed.contains_key(&ino)
     }
 
     /// Extended attributes of an inode that the backing does not have.

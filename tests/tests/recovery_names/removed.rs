@@ -1,7 +1,7 @@
 //! A file of which a node has unflushed bytes is removed, and that node has not heard of it when everything
 //! dies.
 
-use crate::cluster;
+use crate::{cluster, cluster_of};
 use ebb_testkit::{Cluster, Node};
 use ebb_tests::content::same;
 use ebb_tests::recoveries::{all_die, ended_with, recover, start};
@@ -52,7 +52,13 @@ fn f_is(cluster: &Cluster, wanted: &[u8]) {
 
 #[test]
 fn what_another_node_removed_is_gone_and_nobody_waits_for_it() {
-    let Some(mut cluster) = cluster(2) else { return };
+    for model in ["session", "commit"] {
+        removed_elsewhere(model);
+    }
+}
+
+fn removed_elsewhere(model: &str) {
+    let Some(mut cluster) = cluster_of(model, 2) else { return };
     let file = rewritten(&cluster);
     let b = cluster.node(1);
     std::fs::remove_file(b.path("old")).expect("rm");

@@ -127,9 +127,10 @@ impl Work {
     pub fn begin(site: &Site<'_>, ino: Ino, note: &Note) -> Result<Work, Stay> {
         let (statement, sources) =
             claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
-        let mut kept = statement.clone();
         let begun = Work::begin_with(site, ino, note, statement, sources);
         if matches!(begun, Err(Stay::Conflict(_))) && note.has_bytes() {
+            let (mut kept, _) =
+                claims(site.node, ino, note, site.rebooted, site.cache, site.places)?;
             let all: Vec<ByteRange> = kept.claims.iter().map(|(range, _)| range).collect();
             kept.set(&all, Fate::Overtaken);
             site.board.corner(ino)?.keep(&kept)?;
