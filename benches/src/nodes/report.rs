@@ -188,7 +188,7 @@ mod tests {
         let rows = [measured(10, 10, Outcome::Done), measured(40, 10, Outcome::Limit)];
         let text = tables(&Settings::default(), &rows);
         assert!(text.contains("at the limit, 40 of 40") && text.contains("1000.0"), "{text}");
-        assert!(text.contains("2.0 MiB") && !text.contains("join"), "{text}");
+        assert!(text.contains("2048.0 KiB") && !text.contains("join"), "{text}");
         let json = json(&Settings::default(), &rows);
         assert_eq!(json["rows"][0]["cpu_us_per_range"], 100.0);
         assert_eq!(json["rows"][1]["cpu_us_per_range"], Value::Null);

@@ -177,11 +177,15 @@ impl Node {
             }
             // What is known may be older than what this node has given back since.
             self.query_anew(file, range).await?;
-            let plan = file.state.read().view.plan_read(range);
+            // Both at one moment: an append ends in between, and has its bytes then.
+            let (plan, appends) = {
+                let state = file.state.read();
+                (state.view.plan_read(range), state.append_unheard.is_some())
+            };
             let missing =
                 |p: &Piece| matches!(p.source, Source::Peer { node, .. } if node == self.me);
             let Some(lost) = plan.into_iter().find(missing) else { return Ok(None) };
-            if file.state.read().append_unheard.is_some() {
+            if appends {
                 // The place of an append that is under way, or of which is not known what came of it.
                 if let Ok(_turn) = file.turn.try_lock() {
                     self.settle_append(file).await?;
