@@ -167,8 +167,10 @@ impl Builder {
             std::fs::create_dir_all(dir).expect("directories of a cluster");
         }
         let mut options = self.options.clone();
+        // EBB_SUPERVISED=1 runs any test with supervisors, also those that are not about them.
+        let supervised = self.supervised || std::env::var_os("EBB_SUPERVISED").is_some();
         // The same tests once more on another data path; supervised daemons have only one.
-        if !self.supervised
+        if !supervised
             && let Ok(way) = std::env::var("EBB_TEST_IO_PATH")
             && !options.iter().any(|o| o == "--io-path")
         {
@@ -179,8 +181,7 @@ impl Builder {
         {
             options.extend(["--tracker".to_owned(), when]);
         }
-        // EBB_SUPERVISED=1 runs any test with supervisors, also those that are not about them.
-        if !self.supervised && std::env::var_os("EBB_SUPERVISED").is_none() {
+        if !supervised {
             options.splice(0..0, ["--supervise".to_owned(), "off".to_owned()]);
         }
         // EBB_TEST_SECURE=on runs any test encrypted, also those that are not about it.
@@ -220,6 +221,9 @@ impl Builder {
             }
             if self.squashed {
                 node.squash();
+            }
+            if supervised {
+                node.supervise();
             }
             if let Some(network) = &self.network {
                 node.set_network(Arc::clone(network), index);

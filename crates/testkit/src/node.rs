@@ -40,6 +40,8 @@ pub struct Node {
     pid: Mutex<Option<u32>>,
     /// Without the capabilities that override permissions.
     squashed: bool,
+    /// A mount without a supervisor is a failure.
+    supervised: bool,
     network: Option<(Arc<Network>, Port)>,
 }
 
@@ -72,6 +74,7 @@ impl Node {
             meta,
             pid: Mutex::new(None),
             squashed: false,
+            supervised: false,
             network: None,
         }
     }
@@ -88,6 +91,10 @@ impl Node {
 
     pub(crate) fn squash(&mut self) {
         self.squashed = true;
+    }
+
+    pub(crate) fn supervise(&mut self) {
+        self.supervised = true;
     }
 
     pub(crate) fn set_cache(&mut self, cache: PathBuf) {
@@ -155,7 +162,7 @@ impl Node {
     /// Mounts with further options.
     ///
     /// # Panics
-    /// When it fails.
+    /// When it fails, or has no supervisor and should.
     pub fn mount_with(&self, more: &[&str]) {
         let output = self.mount_command(more).output().expect("ebb can be started");
         assert!(output.status.success(), "{}: ebb mount: {}", self.name, describe(&output));
@@ -164,6 +171,32 @@ impl Node {
         if self.is_service {
             *locked(&self.meta) = status["meta"].as_str().map(str::to_owned);
         }
+        if self.supervised && !self.does_without_supervisor(more) {
+            self.check_supervisor(&status);
+        }
+    }
+
+    /// True when the test itself asks for a mount that has none.
+    fn does_without_supervisor(&self, more: &[&str]) -> bool {
+        let options: Vec<&str> =
+            self.options.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let last = |name| options.iter().rposition(|o| *o == name).map(|at| options[at + 1]);
+        last("--supervise") == Some("off") || last("--io-path").is_some_and(|way| way != "daemon")
+    }
+
+    /// What the daemon says, and what the system says of the same processes.
+    fn check_supervisor(&self, status: &Value) {
+        let name = &self.name;
+        let supervisor = &status["supervisor"];
+        let none = &status["unsupervised"];
+        assert!(supervisor["alive"] == true, "{name}: no supervisor ({none}): {supervisor}");
+        let daemon = self.pid().expect("it is mounted");
+        let parent = stat_of(daemon).and_then(|stat| stat.parent);
+        assert_eq!(
+            parent.map(Value::from).as_ref(),
+            supervisor.get("pid"),
+            "{name}: the parent of the daemon is not its supervisor"
+        );
     }
 
     /// Mounts; also again after an unmount or a crash.
@@ -431,7 +464,7 @@ fn is_stopped(pid: u32) -> bool {
 /// True for a process that runs; one that only waits to be collected does not.
 #[must_use]
 pub fn is_running(pid: u32) -> bool {
-    match state_of(pid) {
+    match stat_of(pid).map(|stat| stat.state) {
         None | Some('X') => false,
         // Its first thread has ended; the others may still hold its files and locks.
         Some('Z') => std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|t| t.count() > 1),
@@ -439,10 +472,19 @@ pub fn is_running(pid: u32) -> bool {
     }
 }
 
-/// The letter that stands for it in /proc.
-fn state_of(pid: u32) -> Option<char> {
+/// What the system tells of a process.
+struct Stat {
+    /// The letter that stands for what it does.
+    state: char,
+    parent: Option<u32>,
+}
+
+fn stat_of(pid: u32) -> Option<Stat> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next())
+    // Its name, which may have anything in it, ends with the last parenthesis.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some(Stat { state, parent: fields.next().and_then(|pid| pid.parse().ok()) })
 }
 
 /// Only daemons are ended: a process id may have been taken over by another program.

@@ -15,6 +15,29 @@ fn one(model: &str) -> Option<Cluster> {
     Some(Cluster::builder().supervised().consistency(model).flush("end").start())
 }
 
+/// The testkit's own check: without it, any test passes that is run with supervisors and has none.
+#[test]
+fn a_cluster_that_wants_supervisors_does_not_come_up_without() {
+    if let Some(reason) = skip_reason() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let cluster = Cluster::builder().supervised().prepare();
+    let node = cluster.node(0);
+    let config = cluster.root().join("config.toml");
+    fs::write(&config, "supervise = \"off\"\n").unwrap();
+    let config = config.display().to_string();
+    let mounting = || node.mount_with(&["--config", &config]);
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(mounting));
+    let said = failed.expect_err("it has no supervisor");
+    let said = said.downcast_ref::<String>().expect("a text");
+    assert!(said.contains("no supervisor") && said.contains("--supervise off"), "{said}");
+    assert!(node.status()["supervisor"].is_null(), "it is mounted, and by that reason failed");
+    node.umount();
+    node.mount();
+    assert_eq!(node.status()["supervisor"]["alive"], true);
+}
+
 #[test]
 fn open_files_and_positions_in_directories_go_on() {
     let Some(cluster) = one("session") else { return };
