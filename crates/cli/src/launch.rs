@@ -142,8 +142,8 @@ fn await_report(line: &UnixStream, plan: &Plan) -> Result<Option<Report>, Failur
     }
     let log = plan.log_file();
     eprintln!(
-        "ebb: not mounted yet: what an earlier mount left is put together, or the metadata service waits \
-         for other nodes (see {})",
+        "ebb: not mounted yet: what an earlier mount left is put together, or the metadata service \
+         does not answer or waits for other nodes (see {})",
         log.display()
     );
     rx.recv_timeout(START_LIMIT - SILENT_FOR).map_err(|_| {

@@ -53,6 +53,8 @@ fn may_pass(cause: &ConnectError, waited: Duration, patience: Duration) -> bool 
     match cause {
         ConnectError::NameTaken(_) => waited < JOIN_WITHIN,
         ConnectError::HungUp(_) => waited < patience.max(STORM),
+        // Whatever else is there will not have gone in a moment.
+        ConnectError::Stranger(_) => false,
         cause => cause.may_pass() && waited < patience,
     }
 }

@@ -4,6 +4,7 @@ use crate::driver::{self, Event};
 pub(crate) use crate::exchange::Answer;
 use crate::exchange::{Ask, Exchange, Patience};
 use crate::facts::{Asking, NameNotes};
+use crate::heard::Heard;
 use crate::ops::{NAMES, counter};
 use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
 use crate::trust::Trusting;
@@ -360,8 +361,10 @@ pub async fn service_status(
     secure: Secure,
     patience: Duration,
 ) -> Result<pb::StatusReply, ConnectError> {
+    let heard = Arc::new(Heard::default());
     let asked = async {
-        let mut client = session::client(session::channel(address, None, token, secure).await?);
+        let way = session::channel(address, None, token, secure, &heard).await?;
+        let mut client = session::client(way);
         let asked = pb::StatusRequest {};
         let call = admin::Call { name: "status", request: &asked.encode_to_vec() };
         let mut request = tonic::Request::new(asked);
@@ -377,7 +380,7 @@ pub async fn service_status(
             }
         })
     };
-    timeout(patience, asked)
-        .await
-        .unwrap_or_else(|_| Err(ConnectError::Unreachable(format!("{address}: no answer in time"))))
+    let late = |_| Err(ConnectError::Unreachable(format!("{address}: no answer in time")));
+    let answered = timeout(patience, asked).await.unwrap_or_else(late);
+    answered.map_err(|e| heard.explain(address, e))
 }

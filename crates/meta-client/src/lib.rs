@@ -4,6 +4,7 @@
 //! * [`exchange`]: which requests are unanswered, what goes into the next frame, what is asked
 //!   again after a broken connection. No sockets, no clock.
 //! * [`session`]: the connection, the proof of the token, the welcome.
+//! * [`heard`]: who answers where no service does.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
 //! * [`once`]: which request is which when the daemon itself was replaced.
 //! * [`facts`]: what the node's journal hears of names.
@@ -17,6 +18,7 @@ mod driver;
 mod exchange;
 mod facts;
 mod frames;
+mod heard;
 mod locks;
 mod map;
 mod names;

@@ -3,6 +3,7 @@
 
 use crate::exchange::Exchange;
 use crate::frames::Frames;
+use crate::heard::{self, Heard, Overheard};
 use ebb_locks::Mutex;
 use ebb_transport::auth::{self, SessionHandshake};
 use ebb_transport::secure::{self, Channel as Wire, Purpose, SecureError};
@@ -99,6 +100,9 @@ pub enum ConnectError {
     /// come at once than it can greet. It may work in a moment.
     #[error("metadata service {0}")]
     HungUp(String),
+    /// What answers there is something else. It may work later, when a service is in its place.
+    #[error("metadata service {0}")]
+    Stranger(String),
     /// The address cannot be one.
     #[error("metadata service address {0}")]
     BadAddress(String),
@@ -128,7 +132,8 @@ impl ConnectError {
     /// Trying again without changing anything may help.
     #[must_use]
     pub fn may_pass(&self) -> bool {
-        matches!(self, ConnectError::Unreachable(_) | ConnectError::HungUp(_))
+        use ConnectError::{HungUp, Stranger, Unreachable};
+        matches!(self, Unreachable(_) | HungUp(_) | Stranger(_))
     }
 
     /// True when the job's own service has said so, and for good. Who only sits where it was cannot end
@@ -137,6 +142,7 @@ impl ConnectError {
         match self {
             ConnectError::Unreachable(_)
             | ConnectError::HungUp(_)
+            | ConnectError::Stranger(_)
             | ConnectError::AnotherService(_)
             | ConnectError::Unproven(_) => false,
             ConnectError::BadAddress(_)
@@ -180,12 +186,14 @@ pub(crate) struct Session {
     pub early: pb::ServerFrame,
 }
 
-/// A channel to the service at `address`, connected, and encrypted where it should be.
+/// A channel to the service at `address`, connected, and encrypted where it should be. What comes
+/// first over the network is `heard`.
 pub(crate) async fn channel(
     address: &str,
     side_door: Option<&SideDoor>,
     token: Option<&Token>,
     secure: Secure,
+    heard: &Arc<Heard>,
 ) -> Result<Channel, ConnectError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| ConnectError::BadAddress(format!("'{address}': {e}")))?
@@ -200,7 +208,8 @@ pub(crate) async fn channel(
         None => {
             let wire = secure::connect(address, Purpose::Service, token, secure).await;
             let wire = wire.map_err(|e| unconnected(address, &e))?;
-            endpoint.connect_with_connector(tower::service_fn(once(wire))).await
+            let wire = once(heard.over(wire));
+            endpoint.connect_with_connector(tower::service_fn(wire)).await
         }
         Some(door) => {
             let enter = move |_| std::future::ready(door.enter().map(TokioIo::new));
@@ -211,7 +220,9 @@ pub(crate) async fn channel(
 }
 
 /// Hands a connection out, once: a broken one is replaced by a new session, not below it.
-fn once<T>(wire: Wire) -> impl FnMut(T) -> std::future::Ready<io::Result<TokioIo<Wire>>> {
+fn once<T>(
+    wire: Overheard<Wire>,
+) -> impl FnMut(T) -> std::future::Ready<io::Result<TokioIo<Overheard<Wire>>>> {
     let wire = Mutex::new(Some(wire));
     move |_| {
         let taken = wire.lock().take().map(TokioIo::new);
@@ -224,7 +235,11 @@ fn unconnected(address: &str, e: &io::Error) -> ConnectError {
         Some(SecureError::OtherToken) => {
             ConnectError::BadToken(format!("{address}: {}", SecureError::OtherToken))
         }
-        None if is_end(e.kind()) => ConnectError::HungUp(format!("{address}: {e}")),
+        Some(SecureError::PeerPort) => heard::peer_port(address),
+        Some(why @ SecureError::Broken(_)) => {
+            ConnectError::Unreachable(format!("{address}: {why} ({})", heard::ADVICE))
+        }
+        None if is_end(e.kind()) => heard::hung_up(address),
         _ => ConnectError::Unreachable(format!("{address}: {e}")),
     }
 }
@@ -240,9 +255,12 @@ fn broken(address: &str, e: &tonic::Status) -> ConnectError {
     let text = format!("{address}: {}", e.message());
     match e.code() {
         // Somebody has said so.
-        Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented => {
-            ConnectError::Unreachable(text)
-        }
+        Code::PermissionDenied | Code::Unauthenticated => ConnectError::Unreachable(text),
+        Code::Unimplemented => ConnectError::Stranger(format!(
+            "{address}: speaks HTTP/2, but is no metadata service of Ebb: {} ({})",
+            e.message(),
+            heard::ADVICE
+        )),
         _ => ConnectError::HungUp(text),
     }
 }
@@ -307,21 +325,24 @@ pub(crate) async fn open(
     exchange: &Arc<Exchange>,
     known: Option<Acquaintance>,
 ) -> Result<Session, ConnectError> {
-    let introduced = introduce(options, exchange, known);
-    timeout(options.connect_timeout, introduced).await.unwrap_or_else(|_| {
+    let heard = Arc::new(Heard::default());
+    let introduced = introduce(options, exchange, known, &heard);
+    let introduced = timeout(options.connect_timeout, introduced).await.unwrap_or_else(|_| {
         Err(ConnectError::Unreachable(format!("{}: no welcome in time", options.address)))
-    })
+    });
+    introduced.map_err(|e| heard.explain(&options.address, e))
 }
 
 async fn introduce(
     options: &ConnectOptions,
     exchange: &Arc<Exchange>,
     known: Option<Acquaintance>,
+    heard: &Arc<Heard>,
 ) -> Result<Session, ConnectError> {
     let ConnectOptions { address, side_door, token, secure, .. } = options;
     let resume = known.is_some();
     let known = known.unwrap_or_default();
-    let way = channel(address, side_door.as_ref(), token.as_deref(), *secure).await;
+    let way = channel(address, side_door.as_ref(), token.as_deref(), *secure, heard).await;
     let way = way.map_err(|e| e.proven_if(!resume))?;
     let mut client = client(way);
     let (number, id) = exchange.begin();

@@ -8,6 +8,9 @@
 //! server    magic u32 | version u16 | verdict u16   only after that
 //! ```
 //!
+//! A node that takes this port for the metadata service's begins as HTTP/2 does. It is answered
+//! with a head, so that it can say where it is, and turned away as every other stranger.
+//!
 //! On an encrypted connection the keys have proven the token before the first of these bytes, and
 //! the verdict is Welcome. Each proof covers both nonces and the role of who makes it, so neither can be replayed or
 //! reflected. The server proves first: a client with a token never talks to a stranger.
@@ -16,6 +19,8 @@ use crate::auth::{self, PROOF_LEN, Token};
 use crate::secure::{Channel, MUST_ENCRYPT, SecureError};
 use crate::wire::VERSION;
 use std::io;
+use std::time::Duration;
+use tokio::time::timeout;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"EbP2");
 const HEAD_LEN: usize = 8;
@@ -24,6 +29,21 @@ const SERVER_LEN: usize = HEAD_LEN + 2 * PROOF_LEN;
 
 const CLIENT_ROLE: &str = "peer-client";
 const SERVER_ROLE: &str = "peer-server";
+
+/// How HTTP/2 begins.
+const HTTP: [u8; HEAD_LEN] = *b"PRI * HT";
+
+/// More than a client of HTTP/2 sends before it hears anything.
+const BEGINNING_BYTES: usize = 4096;
+
+/// Until such a client has heard the answer and hung up.
+const BEGINNING_WITHIN: Duration = Duration::from_secs(1);
+
+/// True when a peer port has answered so.
+#[must_use]
+pub fn begins_as_peer(answer: &[u8]) -> bool {
+    answer.starts_with(&MAGIC.to_le_bytes())
+}
 
 /// What a server thinks of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +199,9 @@ async fn read_hello(stream: &Channel) -> Result<auth::Proof, HandshakeError> {
     let mut hello = [0; CLIENT_LEN];
     // The head alone first: a stranger who sends less than a hello is turned away at once.
     stream.read_exact(&mut hello[..HEAD_LEN]).await?;
+    if hello.starts_with(&HTTP) {
+        return Err(answer_http(stream).await);
+    }
     let (version, zero) = read_head(&hello)?;
     stream.read_exact(&mut hello[HEAD_LEN..]).await?;
     if version != VERSION || zero != 0 {
@@ -189,6 +212,18 @@ async fn read_hello(stream: &Channel) -> Result<auth::Proof, HandshakeError> {
     let mut nonce = [0; PROOF_LEN];
     nonce.copy_from_slice(&hello[HEAD_LEN..]);
     Ok(nonce)
+}
+
+/// One head, in which there is nothing that a stranger may not know.
+async fn answer_http(stream: &Channel) -> HandshakeError {
+    // Whether the other end hears it is its own concern.
+    if stream.write_all(&head(VERSION, Verdict::WrongVersion)).await.is_ok() {
+        // Bytes that nobody has read when a socket is closed take the answer away with them.
+        let _ = rustix::net::shutdown(stream.tcp(), rustix::net::Shutdown::Write);
+        let mut beginning = [0; BEGINNING_BYTES];
+        let _ = timeout(BEGINNING_WITHIN, stream.read_exact(&mut beginning)).await;
+    }
+    HandshakeError::Refused("takes this port for a metadata service")
 }
 
 async fn answer(

@@ -26,6 +26,7 @@ pub mod wire;
 
 pub use auth::{Token, TokenError};
 pub use copies::{CopyError, CopyLink};
+pub use handshake::begins_as_peer;
 pub use peer::{
     BoxFuture, PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest,
 };

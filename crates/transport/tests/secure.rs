@@ -138,12 +138,14 @@ async fn mixed_ends_say_what_to_do() {
 async fn a_peer_cannot_be_taken_for_the_service() {
     let job = token();
     let (server, _) = served_with(Some(job.clone()), Secure::On);
-    let connect = async |purpose| {
+    let connect = async |token: &Token, purpose| {
         let tcp = TcpStream::connect(server.address()).await.unwrap();
-        Channel::client(tcp, job.keys(), purpose).await
+        Channel::client(tcp, token.keys(), purpose).await
     };
-    assert!(connect(Purpose::Peer).await.unwrap().is_secure());
-    let error = connect(Purpose::Service).await.unwrap_err();
+    assert!(connect(&job, Purpose::Peer).await.unwrap().is_secure());
+    let error = connect(&job, Purpose::Service).await.unwrap_err();
+    assert!(error.to_string().contains("is a node's peer port"), "{error}");
+    let error = connect(&token(), Purpose::Service).await.unwrap_err();
     assert!(error.to_string().contains("another job token"), "{error}");
 }
 

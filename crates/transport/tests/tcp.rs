@@ -6,7 +6,9 @@ mod conformance;
 
 use conformance::files::{Files, Lending, eventually};
 use ebb_transport::wire::{self, Request};
-use ebb_transport::{PeerPool, PeerServer, PoolOptions, ReadError, ReadRequest, ServeOptions, Tcp};
+use ebb_transport::{
+    PeerPool, PeerServer, PoolOptions, ReadError, ReadRequest, ServeOptions, Tcp, begins_as_peer,
+};
 use ebb_types::{ByteRange, Ino};
 use std::io;
 use std::sync::Arc;
@@ -89,6 +91,13 @@ async fn garbage_and_silence_are_closed_and_harm_nobody() {
     half.write_all(b"EbP2\x01\x00").await.unwrap();
     assert!(closes(&mut half).await, "half a hello");
     assert_eq!(server.stats().refused, 3);
+    let mut mistaken = TcpStream::connect(server.address()).await.unwrap();
+    mistaken.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    mistaken.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.len() == 8 && begins_as_peer(&answer), "it says where that is: {answer:?}");
+    drop(mistaken);
+    eventually("it is turned away", || server.stats().refused == 4).await;
 
     let mut garbage = greeted(&server).await;
     garbage.write_all(&[0x5a; 100]).await.unwrap();

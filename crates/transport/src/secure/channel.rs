@@ -1,7 +1,7 @@
 //! A TCP connection that may be encrypted, with the calls of a `TcpStream` that the peer protocol
 //! uses, and as a byte stream for gRPC. Both directions can be used at the same time.
 
-use super::keys::{Keys, Purpose};
+use super::keys::{Keys, Purpose, another_role};
 use super::tls::{RECORD_BYTES_MAX, SEAL_BYTES_MAX, Tls, nothing};
 use super::{MUST_ENCRYPT, Secure};
 use crate::auth::Token;
@@ -21,6 +21,9 @@ pub enum SecureError {
     /// The other end has another key.
     #[error("has another job token")]
     OtherToken,
+    /// The other end has the key of a peer port, and the metadata service's was expected.
+    #[error("is a node's peer port, and no metadata service")]
+    PeerPort,
     /// The other end says that it does not encrypt.
     #[error(
         "does not encrypt, but this end does: --secure off is set there and not here, or it has no \
@@ -39,6 +42,7 @@ impl SecureError {
     fn of(e: &Error) -> SecureError {
         // Alerts may be anybody's: that the token differs is found out here, by the key.
         match e {
+            e if *e == another_role() => SecureError::PeerPort,
             Error::InvalidCertificate(_) => SecureError::OtherToken,
             Error::AlertReceived(AlertDescription::InsufficientSecurity) => SecureError::NotSecure,
             e => SecureError::Broken(e.to_string()),

@@ -89,8 +89,8 @@ impl Keys {
     pub(crate) fn of(secret: &[u8]) -> Keys {
         let hkdf = Hkdf::<Sha256>::new(Some(SALT), secret);
         Keys {
-            service: Ends::new(&hkdf, "service", "node"),
-            peer: Ends::new(&hkdf, "peer server", "peer client"),
+            service: Ends::new(&hkdf, "service", "node", Some("peer server")),
+            peer: Ends::new(&hkdf, "peer server", "peer client", None),
             cells: Arc::default(),
         }
     }
@@ -131,15 +131,16 @@ impl fmt::Debug for Keys {
 }
 
 impl Ends {
-    /// Both ends of one purpose: each has its own key and takes exactly the other's.
-    fn new(hkdf: &Hkdf<Sha256>, server: &str, client: &str) -> Ends {
+    /// Both ends of one purpose: each has its own key and takes exactly the other's. `mistaken`: a
+    /// role that somebody may connect to who means this server.
+    fn new(hkdf: &Hkdf<Sha256>, server: &str, client: &str, mistaken: Option<&str>) -> Ends {
         let provider = Arc::new(provider());
         let (server, client) = (key_of(hkdf, server), key_of(hkdf, client));
         let algorithms = provider.signature_verification_algorithms;
-        let only = |key: &CertifiedKey| {
-            Arc::new(Only { public: key.cert[0].as_ref().to_vec(), algorithms })
-        };
-        let (only_server, only_client) = (only(&server), only(&client));
+        let public = |key: &CertifiedKey| key.cert[0].as_ref().to_vec();
+        let mistaken = mistaken.map(|role| public(&key_of(hkdf, role)));
+        let only_server = Arc::new(Only { public: public(&server), mistaken, algorithms });
+        let only_client = Arc::new(Only { public: public(&client), mistaken: None, algorithms });
         Ends {
             client: Arc::new(client_config(provider.clone(), only_server, client)),
             server: Arc::new(server_config(provider, only_client, server)),
@@ -205,6 +206,8 @@ fn key_of(hkdf: &Hkdf<Sha256>, role: &str) -> Arc<CertifiedKey> {
 #[derive(Debug)]
 struct Only {
     public: Vec<u8>,
+    /// One that is not taken either, but told apart from a stranger's.
+    mistaken: Option<Vec<u8>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
@@ -212,6 +215,9 @@ impl Only {
     fn check(&self, offered: &[u8], others: &[CertificateDer<'_>]) -> Result<(), Error> {
         if offered == self.public && others.is_empty() {
             return Ok(());
+        }
+        if self.mistaken.as_deref() == Some(offered) {
+            return Err(another_role());
         }
         Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
     }
@@ -225,6 +231,11 @@ impl Only {
         let key = SubjectPublicKeyInfoDer::from(key.as_ref());
         rustls::crypto::verify_tls13_signature_with_raw_key(message, &key, signed, &self.algorithms)
     }
+}
+
+/// The key is one of this job, and of another role.
+pub(super) fn another_role() -> Error {
+    Error::InvalidCertificate(CertificateError::InvalidPurpose)
 }
 
 fn not_in_tls12() -> Error {
