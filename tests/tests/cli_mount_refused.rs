@@ -1,7 +1,10 @@
 //! What `ebb mount` says where something else is in its way: who answers at `--meta` is no metadata
-//! service. Causes and remedies; that nothing is left is in `cli_mount.rs`.
+//! service, or another daemon has the cache. Causes and remedies; that nothing is left is in
+//! `cli_mount.rs`.
 
+use ebb_testkit::node::is_running;
 use ebb_testkit::{Cluster, Node, describe, mounts, skip_reason};
+use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Output;
@@ -89,8 +92,8 @@ fn who_answers_in_place_of_the_service_is_said_and_what_to_do() {
     assert!(took < Duration::from_secs(10) && closing.came.load(Relaxed) > 1, "{took:?}");
 }
 
-/// The port beside the service's is the likely mistake: without a token, with one, and encrypted, as
-/// between machines.
+/// The port beside the service's is the likely mistake: without a token, with one, and encrypted,
+/// as between machines.
 #[test]
 fn the_peer_port_of_a_node_is_called_that() {
     if skip_reason().is_some() {
@@ -120,4 +123,86 @@ fn the_peer_port_of_a_node_is_called_that() {
         other.mount_with(&[&["--meta", meta], more].concat());
         other.umount();
     }
+}
+
+/// A node whose mount is up has its cache for itself.
+#[test]
+fn who_has_a_cache_is_said_and_how_to_get_it() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().flush("end").start();
+    let node = cluster.node(0);
+    let (point, cache) = (node.mountpoint().display().to_string(), node.cache());
+    let other = cluster.root().join("other");
+    std::fs::create_dir(&other).expect("mkdir");
+    let second = || node.mount_command_at(cache, &other, &[]).output().expect("ebb");
+    let holder = format!("process {} (the mount at {point})", node.pid().expect("mounted"));
+    let (look, end) = (format!("`ebb status {point}`"), format!("`ebb umount {point}` ends it"));
+    ended_with(&second(), 2, &[&cache.display().to_string(), &holder, &look, &end]);
+    // What it says to do helps.
+    node.umount();
+    assert!(second().status.success());
+    let ended = cluster.run_ebb(&["umount", &other.display().to_string()]);
+    assert!(ended.status.success(), "{}", describe(&ended));
+}
+
+/// As long as a daemon works after its mount has gone (here it stands still), there is no mount
+/// point to unmount.
+#[test]
+fn a_cache_of_a_daemon_without_its_mount_is_waited_for() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().flush("end").start();
+    let node = cluster.node(0);
+    std::fs::write(node.path("f"), "content").expect("write");
+    let pid = node.pid().expect("mounted");
+    node.signal(Signal::STOP);
+    let gone = mounts::clear(node.mountpoint());
+    let again = node.mount_command(&[]).output();
+    node.signal(Signal::CONT);
+    assert!(gone, "it is still mounted");
+    let again = again.expect("ebb can be started");
+    let log = node.cache().join("ebb.log").display().to_string();
+    let words = ["nothing is mounted there yet, or any more", "wait for its end", &log];
+    ended_with(&again, 2, &words);
+    assert!(mounts::wait_until(Duration::from_secs(20), || !is_running(pid)), "{}", node.log());
+    node.mount();
+    assert_eq!(std::fs::read_to_string(node.path("f")).expect("read"), "content");
+    node.umount();
+}
+
+/// The first node is unmounted, and the service in its daemon stays for the second.
+#[test]
+fn a_cache_whose_daemon_stays_as_the_service_says_for_whom_and_how_to_join() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().nodes(2).flush("end").start();
+    let [first, second] = [cluster.node(0), cluster.node(1)];
+    let pid = first.pid().expect("mounted");
+    let meta = first.status()["meta"].as_str().expect("the service").to_owned();
+    std::fs::write(second.path("f"), "content").expect("write");
+    first.umount();
+    let again = first.mount_command(&[]).output().expect("ebb");
+    let holder = format!("process {pid} (the metadata service {meta} of the job, which stays for");
+    let (name, point) = (second.name(), first.mountpoint().display().to_string());
+    let was = format!("stays for {name}; the mount at {point} is gone");
+    let join = format!("--meta {meta} and another --cache");
+    let look = format!("`ebb status {meta}`");
+    ended_with(&again, 2, &[&first.cache().display().to_string(), &holder, &was, &look, &join]);
+    // Both of what it says to do: to join with another cache, and to wait until nobody needs the
+    // service.
+    let cache = cluster.root().join("another cache");
+    let joined = first.mount_command_at(&cache, first.mountpoint(), &["--meta", &meta]).output();
+    let joined = joined.expect("ebb can be started");
+    assert!(joined.status.success(), "{}", describe(&joined));
+    assert_eq!(std::fs::read_to_string(first.path("f")).expect("read"), "content");
+    first.umount();
+    second.umount();
+    assert!(mounts::wait_until(Duration::from_secs(20), || !is_running(pid)), "{}", first.log());
+    first.mount();
+    assert_eq!(std::fs::read_to_string(first.path("f")).expect("read"), "content");
+    first.umount();
 }

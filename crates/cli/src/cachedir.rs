@@ -1,11 +1,12 @@
-//! The buffer directory as seen from outside the daemon: private to its user, one daemon at a
-//! time, and not reused while it holds data that nobody knows. What the journal of a dead daemon
-//! knows is the business of `left.rs`.
+//! The buffer directory as seen from outside the daemon: private to its user, and not reused while
+//! it holds data that nobody knows. Who has it is the business of `lock.rs`, what the journal of a
+//! dead daemon knows that of `left.rs`.
 
 use crate::exit::{Context, Failure};
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use crate::lock::LOCK;
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Name of the directory under $TMPDIR that holds the caches of one user.
@@ -87,55 +88,6 @@ pub fn refuse_others(dir: &Path) -> Result<(), Failure> {
     Err(Failure::usage(format!(
         "{shown}: not a cache of Ebb (it has no `{LOCK}` and no `journal`)"
     )))
-}
-
-/// In each cache; tells who has it.
-const LOCK: &str = "lock";
-
-/// What is in it begins like this.
-const HOLDER: &str = "process ";
-const HOLDER_BYTES_MAX: u64 = 4096;
-
-/// The right to use a cache directory; ends with the process, however it ends.
-#[derive(Debug)]
-pub struct Lock {
-    _file: File,
-}
-
-impl Lock {
-    /// Takes the directory; refuses when another daemon has it.
-    pub fn take(dir: &Path, purpose: &str) -> Result<Lock, Failure> {
-        let path = dir.join(LOCK);
-        let what = format!("{}", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .or_usage(&what)?;
-        // Before anything waits or is written: it may be a file of somebody else's.
-        let mut holder = Vec::new();
-        (&mut file).take(HOLDER_BYTES_MAX).read_to_end(&mut holder).or_usage(&what)?;
-        let holder = String::from_utf8_lossy(&holder);
-        if !holder.is_empty() && !holder.starts_with(HOLDER) {
-            return Err(Failure::usage(format!("{what}: not a lock of Ebb; name another cache")));
-        }
-        match ebb_journal::take_lock(&file) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let holder = holder.trim();
-                let shown = dir.display();
-                return Err(Failure::usage(format!("{shown} is in use by {holder}")));
-            }
-            Err(e) => return Err(e).or_failed(&what),
-        }
-        file.set_len(0).or_failed(&what)?;
-        file.rewind().or_failed(&what)?;
-        writeln!(file, "{HOLDER}{} ({purpose})", std::process::id()).or_failed(&what)?;
-        Ok(Lock { _file: file })
-    }
 }
 
 /// Data files that a daemon which is no more left in its cache.
@@ -253,29 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn one_daemon_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = Lock::take(dir.path(), "mount of /m").unwrap();
-        let e = Lock::take(dir.path(), "mount of /n").unwrap_err();
-        assert!(e.text.contains("/m") && e.text.contains(&std::process::id().to_string()), "{e}");
-        drop(first);
-        Lock::take(dir.path(), "mount of /n").unwrap();
-    }
-
-    #[test]
-    fn files_and_directories_of_others_are_left_alone() {
+    fn what_was_never_a_cache_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(refuse_others(dir.path()).unwrap_err().status, 2);
-        let lock = dir.path().join(LOCK);
-        std::fs::write(&lock, "mine\n").unwrap();
-        assert_eq!(Lock::take(dir.path(), "test").unwrap_err().status, 2);
-        assert_eq!(std::fs::read(&lock).unwrap(), b"mine\n");
-        std::fs::write(&lock, "").unwrap();
-        for purpose in ["a long purpose", "short"] {
-            Lock::take(dir.path(), purpose).unwrap();
-            let text = std::fs::read_to_string(&lock).unwrap();
-            assert_eq!(text, format!("process {} ({purpose})\n", std::process::id()));
-        }
+        std::fs::write(dir.path().join(LOCK), "").unwrap();
         refuse_others(dir.path()).unwrap();
     }
 

@@ -5,10 +5,11 @@
 //! unmounts at once and leaves what is dirty in the cache. While nothing is mounted yet they end
 //! the process, and after the mount is gone they end the service.
 
-use crate::cachedir::{self, Lock};
+use crate::cachedir;
 use crate::client;
 use crate::exit::{Context, Failure};
 use crate::launch::{Report, Up};
+use crate::lock::{Lock, Use};
 use crate::plan::Plan;
 use crate::service::Service;
 use crate::{keeper, mounts, progress, unmount};
@@ -37,8 +38,7 @@ pub fn run(
 ) -> Result<(), Failure> {
     prepare_process();
     cachedir::prepare(&plan.config.cache)?;
-    let purpose = format!("the mount at {}", plan.config.mountpoint.display());
-    let lock = Lock::take(&plan.config.cache, &purpose)?;
+    let lock = Lock::take(&plan.config.cache, &Use::Mount(plan.config.mountpoint.clone()))?;
     cachedir::refuse_unknown(&plan.config.cache)?;
     // Before a service is started, which would begin a new job.
     let plan = &successor(plan)?;
@@ -73,7 +73,9 @@ pub fn run(
         .and_then(|()| left_behind.lock().take().map_or(Ok(()), Err));
     phase.store(LINGERING, Ordering::SeqCst);
     if let Some(service) = service {
-        let nobody_needs_it = runtime.block_on(service.linger(&plan.config.node));
+        let address = service.address().to_owned();
+        let tell = |nodes: &str| say_who_stays(&lock, plan, &address, nodes);
+        let nobody_needs_it = runtime.block_on(service.linger(&plan.config.node, tell));
         if ended.is_ok() && nobody_needs_it {
             forget_state(plan);
         }
@@ -81,6 +83,15 @@ pub fn run(
     runtime.shutdown_background();
     drop(lock);
     ended
+}
+
+/// Whoever wants the cache meanwhile is told why it cannot be had.
+fn say_who_stays(lock: &Lock, plan: &Plan, address: &str, nodes: &str) {
+    let (was, address) = (plan.config.mountpoint.clone(), address.to_owned());
+    let said = lock.say(&Use::Service { was, address, nodes: nodes.to_owned() });
+    if let Err(e) = said {
+        tracing::warn!(error = %e, "what the cache is used for is not noted in it");
+    }
 }
 
 /// The plan of a daemon that takes over what another one left: it goes by the same name.

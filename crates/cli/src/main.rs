@@ -10,6 +10,7 @@ mod exit;
 mod keeper;
 mod launch;
 mod left;
+mod lock;
 mod logging;
 mod models;
 mod mounts;

@@ -138,8 +138,9 @@ impl Service {
     }
 
     /// Waits until every node but this daemon's own has left (or its lease has run out), then
-    /// ends the service. True when nobody can need its journal any more.
-    pub async fn linger(self, own: &str) -> bool {
+    /// ends the service; `tell` hears for whom it stays. True when nobody can need its journal any
+    /// more.
+    pub async fn linger(self, own: &str, tell: impl Fn(&str)) -> bool {
         let mut said = String::new();
         loop {
             let nodes = self.server.status().nodes;
@@ -150,6 +151,7 @@ impl Service {
             }
             if names != said {
                 tracing::info!("the mount is gone; the metadata service stays for: {names}");
+                tell(&names);
                 said = names;
             }
             tokio::time::sleep(LINGER_INTERVAL).await;

@@ -1,8 +1,9 @@
 //! `ebb recover`: lists and drains what a dead daemon left in its cache, without a mount.
 
-use crate::cachedir::{self, Lock};
+use crate::cachedir;
 use crate::exit::{Code, Context, Failure};
 use crate::left::Left;
+use crate::lock::{Lock, Use};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::service::Service;
@@ -63,7 +64,7 @@ impl Args {
         let backing = backing.or_usage(format!("backing {}", self.backing.display()))?;
         crate::logging::start(&self.log_level, None)?;
         cachedir::refuse_others(&cache)?;
-        let _lock = Lock::take(&cache, "ebb recover")?;
+        let _lock = Lock::take(&cache, &Use::Command("ebb recover"))?;
         let left = self.look(&cache)?;
         let dry_run = self.dry_run;
         self.recover(left, &cache, &backing, &what)?;
@@ -263,7 +264,7 @@ impl Args {
         });
         let outcome = outcome.map_err(|e| Failure::with_status(e.exit_code(), e.to_string()));
         let ended = outcome.and_then(|o| progress.finish(what, o));
-        let nobody_needs_it = runtime.block_on(service.linger(&config.node));
+        let nobody_needs_it = runtime.block_on(service.linger(&config.node, |_| ()));
         runtime.shutdown_background();
         ended.map(|()| nobody_needs_it)
     }
