@@ -7,6 +7,7 @@ mod client;
 mod commands;
 mod daemon;
 mod exit;
+mod joined;
 mod keeper;
 mod launch;
 mod left;

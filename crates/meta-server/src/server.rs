@@ -163,6 +163,7 @@ impl Server {
             secure: self.secure.to_string(),
             encrypted_sent_bytes: encrypted.sent_bytes,
             encrypted_received_bytes: encrypted.received_bytes,
+            job: core.job(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::cachedir;
 use crate::exit::{Code, Context, Failure};
+use crate::joined;
 use crate::left::Left;
 use crate::lock::{Lock, Use};
 use crate::plan::Plan;
@@ -146,11 +147,7 @@ impl Args {
             )));
         }
         if let Some(meta) = &config.meta {
-            eprintln!(
-                "ebb: note: the metadata service {meta} may know more than this cache; while it \
-                 is there, `ebb mount --meta {meta} --cache {} ...` is the better way",
-                cache.display()
-            );
+            eprintln!("ebb: note: {}", joined::note(meta, cache, &config, &left.bytes));
         }
         Ok(MountConfig {
             backing: backing.to_owned(),
