@@ -8,6 +8,7 @@ pub mod copies;
 pub mod crash;
 pub mod grown;
 pub mod load;
+pub mod mapping;
 pub mod model;
 pub mod nodes;
 pub mod power;

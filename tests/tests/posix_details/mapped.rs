@@ -2,57 +2,11 @@
 
 use super::{create, open, two};
 use ebb_tests::content::{bytes, same};
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::AsRawFd;
+use ebb_tests::mapping::{Map, WRITABLE};
+use std::fs;
 use std::os::unix::fs::FileExt;
 
-/// A mapping of a file from its start.
-struct Map {
-    at: *mut u8,
-    len: usize,
-}
-
-impl Map {
-    fn new(file: &File, len: usize, protection: i32, sharing: i32) -> Map {
-        // SAFETY: a fresh mapping of an open descriptor.
-        let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, sharing, file.as_raw_fd(), 0)
-        };
-        assert_ne!(at, libc::MAP_FAILED, "mmap: {}", io::Error::last_os_error());
-        Map { at: at.cast(), len }
-    }
-
-    fn store(&self, offset: usize, data: &[u8]) {
-        assert!(offset + data.len() <= self.len);
-        // SAFETY: inside the mapping, which is writable.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.at.add(offset), data.len()) }
-    }
-
-    fn load(&self, offset: usize, len: usize) -> Vec<u8> {
-        assert!(offset + len <= self.len);
-        let mut got = vec![0; len];
-        // SAFETY: inside the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(self.at.add(offset), got.as_mut_ptr(), len) }
-        got
-    }
-
-    fn sync(&self) {
-        // SAFETY: this very mapping.
-        let done = unsafe { libc::msync(self.at.cast(), self.len, libc::MS_SYNC) };
-        assert_eq!(done, 0, "msync: {}", io::Error::last_os_error());
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: this very mapping; nothing refers to it any more.
-        unsafe { libc::munmap(self.at.cast(), self.len) };
-    }
-}
-
 const LEN: usize = 300_000;
-const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 #[test]
 fn stores_into_a_shared_mapping_reach_the_other_node_with_msync() {
