@@ -9,6 +9,7 @@ use crate::alive::SignsOfLife;
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::copies::Copies;
+use crate::facts::Settling;
 use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, Read, StateDir};
@@ -111,7 +112,7 @@ pub struct Core {
     /// Which directories were used when, to forget what is in the others. A leaf as well.
     pub forgetting: Forgetting,
     /// What nodes need not remember of names.
-    pub(crate) settling: Mutex<crate::facts::Settling>,
+    pub(crate) settling: Mutex<Settling>,
     /// What is counted.
     pub stats: Stats,
     /// Lease of a node.
@@ -162,6 +163,7 @@ impl Core {
         let in_doubt = Mutex::new(state.ns.pending_after(None).filter(doubtful).collect());
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
         let forgetting = Forgetting::new(config.inodes_max, &state.ns);
+        let settling = Mutex::new(Settling::new(crate::facts::moment(&state.lineage)));
         let core = Core {
             words: Waiting::begin(&state, config.lease),
             sessions: Sessions::new(&state),
@@ -188,7 +190,7 @@ impl Core {
             tickets: AtomicU64::new(1),
             waits: Mutex::default(),
             forgetting,
-            settling: Mutex::default(),
+            settling,
             stats: Stats::default(),
             lease: config.lease,
             instance,

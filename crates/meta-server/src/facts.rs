@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::lineage::Lineage;
 use crate::ops::OpResult;
 use crate::state::State;
-use ebb_namespace::{Absence, Horizon};
+use ebb_namespace::{Absence, Horizon, Inode};
 use ebb_types::facts::{Facts, Moment};
 use ebb_types::{Errno, Ino, Name, NodeId};
 use ebb_wire::pb;
@@ -21,10 +21,28 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const FIRST_NODES: NodeId = NodeId(2);
 
 /// What has reached the backing, looked at now and then.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Settling {
     horizon: Horizon,
     looked: Option<Instant>,
+}
+
+impl Settling {
+    /// Of a service that begins.
+    pub fn new(now: Moment) -> Settling {
+        let mut horizon = Horizon::default();
+        // By what there was before it.
+        horizon.note_any_moved(now);
+        Settling { horizon, looked: None }
+    }
+
+    /// Looks what has reached the backing, now or when it is time.
+    fn look(&mut self, state: &State, now: Moment, at_once: bool) {
+        if at_once || self.looked.is_none_or(|t| t.elapsed() >= LOOK_EVERY) {
+            self.horizon.look(&state.ns, now);
+            self.looked = Some(Instant::now());
+        }
+    }
 }
 
 /// What an answer tells facts of.
@@ -39,6 +57,8 @@ pub struct Subject {
     place: Option<Ino>,
     /// Something has just got to the backing.
     look: bool,
+    /// What has another place now.
+    moved: bool,
     /// Whoever may have written this without a word has just said all: when it is of zeros alone, nobody
     /// has said that yet.
     silent: Option<Ino>,
@@ -66,6 +86,7 @@ impl Core {
             subject.names = about.names;
             subject.inos.extend(about.inos);
             subject.xattr = about.xattrs.into_iter().next();
+            subject.moved = matches!(op, Op::Rename(_));
             if matches!(op, Op::Unlink(_) | Op::Rename(_)) {
                 let state = self.state();
                 for (parent, name) in &subject.names {
@@ -131,7 +152,18 @@ impl Core {
             Some(ino) => state.ns.chain(at, ino, size(&ino)),
             None => Facts::default(),
         };
-        facts.settled = self.settled_upto(&state, at, subject.look);
+        let mut settling = self.settling.lock();
+        // What nodes are going to tell must not be forgotten there before they do.
+        let lacks_any = self.words.lacks_any();
+        if !lacks_any {
+            settling.look(&state, at, subject.look);
+        }
+        if subject.moved {
+            let is_dir = |ino: &&Ino| state.ns.get(**ino).is_some_and(Inode::is_dir);
+            let moved = subject.inos.iter().filter(is_dir);
+            moved.for_each(|dir| settling.horizon.note_moved(*dir, at));
+        }
+        facts.settled = if lacks_any { 0 } else { settling.horizon.settled() };
         facts.shared = state.next_node() > FIRST_NODES;
         facts.lives = state.lives();
         facts.nodes = u32::try_from(state.nodes.len()).unwrap_or(u32::MAX);
@@ -158,22 +190,15 @@ impl Core {
         }
         let inodes = subject.inos.iter().map(|ino| state.ns.inode_fact(at, *ino, size(ino)));
         facts.inodes.extend(inodes);
+        if subject.place.is_none() {
+            let places = settling.horizon.places(&state.ns, at, &facts.names);
+            facts.names.extend(places.names);
+            facts.inodes.extend(places.inodes);
+        }
+        drop(settling);
         let xattr = subject.xattr.as_ref();
         facts.xattrs.extend(xattr.map(|(ino, name)| state.ns.xattr_fact(at, *ino, name)));
         Some(ebb_wire::facts_to_pb(at, &facts))
-    }
-
-    fn settled_upto(&self, state: &State, now: Moment, look: bool) -> Moment {
-        // What nodes are going to tell must not be forgotten there before they do.
-        if self.words.lacks_any() {
-            return 0;
-        }
-        let mut settling = self.settling.lock();
-        if look || settling.looked.is_none_or(|t| t.elapsed() >= LOOK_EVERY) {
-            settling.horizon.look(&state.ns, now);
-            settling.looked = Some(Instant::now());
-        }
-        settling.horizon.settled()
     }
 }
 

@@ -114,6 +114,9 @@ impl World {
         }
         facts.inodes =
             inos.iter().map(|ino| self.ns.inode_fact(self.now, *ino, (0, false))).collect();
+        let places = self.horizon.places(&self.ns, self.now, &facts.names);
+        facts.names.extend(places.names);
+        facts.inodes.extend(places.inodes);
         self.books[node].hear(&facts);
         self.ask(node);
     }
@@ -159,6 +162,9 @@ impl World {
                     self.ns.plan_rename((from.0, &from.1), (to.0, &to.1), RenameMode::Replace, NOW);
                 let Ok(plan) = planned else { return };
                 self.apply(&plan);
+                for dir in before.iter().filter(|i| self.ns.get(**i).is_some_and(Inode::is_dir)) {
+                    self.horizon.note_moved(*dir, self.now);
+                }
                 self.tell(node, &[from, to], before);
             }
             Act::Remove(dir, n) => {
@@ -277,6 +283,38 @@ fn books_that_are_settled_are_empty() {
     world.act(0, &Act::Make(0, 3, 1));
     world.act(0, &Act::Settle);
     assert!(!world.books[0].is_empty());
+}
+
+/// The node that moved the directory has forgotten it by the time when the other one is lost.
+#[test]
+fn where_a_directory_was_moved_is_known_by_who_makes_a_name_in_it_later() {
+    for is_deep in [false, true] {
+        let mut world = World::new();
+        world.act(1, &Act::Make(0, 0, 0));
+        if is_deep {
+            world.act(1, &Act::Make(1, 3, 0));
+        }
+        for ino in world.ns.inodes().map(|i| i.ino).filter(|i| *i != Ino::ROOT).collect::<Vec<_>>()
+        {
+            let plan = world.ns.plan_publish(ino, 0, None, NOW).unwrap();
+            world.apply(&plan);
+        }
+        world.act(0, &Act::Make(0, 4, 1));
+        let waited_for = world.pick(0, |i| i.kind == FileKind::Regular).unwrap();
+        world.act(2, &Act::Rename(0, 0, 0, 1));
+        world.act(0, &Act::Settle);
+        world.act(1, &Act::Make(1 + u8::from(is_deep), 2, 1));
+        let plan = world.ns.plan_publish(waited_for, 0, None, NOW).unwrap();
+        world.apply(&plan);
+        world.act(2, &Act::Settle);
+        assert!(world.books[2].is_empty(), "it is settled");
+        world.act(0, &Act::Make(0, 0, 0));
+        let mut all = Book::default();
+        world.books.iter().for_each(|book| all.join(book));
+        let made = if is_deep { &b"n1/n3/n2"[..] } else { b"n1/n2" };
+        let said = said(&all);
+        assert!(said.contains_key(made) && said.len() == 2, "{said:?}");
+    }
 }
 
 /// Of so many only the newest.
