@@ -4,6 +4,7 @@
 
 mod attributes;
 mod doubts;
+mod moved;
 mod removed;
 mod zeros;
 

@@ -1,0 +1,56 @@
+//! A directory is moved by a node that forgets it, because the backing has it so; another node has made a
+//! file in it meanwhile, and knew the directory by its old name.
+
+use crate::{cluster_of, sync};
+use ebb_testkit::Node;
+use ebb_tests::recoveries::{all_die, ended_with, start};
+use std::process::Output;
+use std::time::Duration;
+
+/// The service looks once a second what has reached the backing.
+const LOOKED_AFTER: Duration = Duration::from_millis(1_200);
+
+/// The service has looked, and this node has heard what it saw.
+fn look(node: &Node) {
+    std::thread::sleep(LOOKED_AFTER);
+    sync(node);
+}
+
+#[test]
+fn a_file_in_a_directory_that_was_moved_comes_back_where_that_is() {
+    for model in ["session", "commit"] {
+        moved_meanwhile(model);
+    }
+}
+
+fn moved_meanwhile(model: &str) {
+    let Some(mut cluster) = cluster_of(model, 3) else { return };
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.node(i));
+    // What is waited for first, and then.
+    std::fs::write(a.path("first"), "1").expect("write");
+    look(a);
+    b.shell("mkdir -p d/deep && echo old > d/deep/old");
+    b.drain();
+    std::fs::write(c.path("second"), "2").expect("write");
+    c.shell("mv d e");
+    a.drain();
+    look(a);
+    b.shell("echo new > e/deep/new && sync e/deep/new");
+    sync(b);
+    b.kill9();
+    c.drain();
+    look(c);
+    c.wait_status(Duration::from_secs(20), |s| s["names_noted"] == 0);
+    a.shell("mkdir d");
+    sync(a);
+    assert!(!cluster.backing().join("e/deep/new").exists(), "{model}: nobody else has it");
+    all_die(&mut cluster);
+    let running: Vec<_> = cluster.nodes().iter().map(|n| start(&cluster, n)).collect();
+    let ended: Vec<Output> =
+        running.into_iter().map(|child| child.wait_with_output().expect("wait")).collect();
+    ended.iter().for_each(|output| ended_with(output, 0, &[]));
+    let new = std::fs::read(cluster.backing().join("e/deep/new"));
+    assert_eq!(new.expect("it came back"), b"new\n", "{model}");
+    let d = std::fs::read_dir(cluster.backing().join("d")).expect("the other directory");
+    assert_eq!(d.count(), 0, "{model}: nothing is in it");
+}
