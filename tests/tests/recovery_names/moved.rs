@@ -3,7 +3,7 @@
 
 use crate::{cluster_of, sync};
 use ebb_testkit::Node;
-use ebb_tests::recoveries::{all_die, ended_with, start};
+use ebb_tests::recoveries::{ended_with, start};
 use std::process::Output;
 use std::time::Duration;
 
@@ -44,7 +44,12 @@ fn moved_meanwhile(model: &str) {
     a.shell("mkdir d");
     sync(a);
     assert!(!cluster.backing().join("e/deep/new").exists(), "{model}: nobody else has it");
-    all_die(&mut cluster);
+    [a, c].into_iter().for_each(Node::kill9);
+    cluster.kill_meta();
+    std::fs::remove_dir_all(cluster.meta_state()).expect("the state");
+    for node in cluster.nodes() {
+        let _ = node.ebb("umount", &[], &[]);
+    }
     let running: Vec<_> = cluster.nodes().iter().map(|n| start(&cluster, n)).collect();
     let ended: Vec<Output> =
         running.into_iter().map(|child| child.wait_with_output().expect("wait")).collect();
