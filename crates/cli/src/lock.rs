@@ -100,11 +100,12 @@ impl Lock {
     }
 }
 
-/// What is in the file of a lock.
+/// What is in the file of a lock; after a power cut that may be zeros.
 fn said(file: &File) -> io::Result<String> {
     let mut text = vec![0; HOLDER_BYTES_MAX];
     let n = file.read_at(&mut text, 0)?;
-    Ok(String::from_utf8_lossy(&text[..n]).trim().to_owned())
+    let text = String::from_utf8_lossy(&text[..n]);
+    Ok(text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned())
 }
 
 fn refusal(dir: &Path, holder: &str) -> Failure {
@@ -174,6 +175,14 @@ mod tests {
         assert!(e.text.ends_with("(ebb recover): wait for its end"), "{e}");
         drop(first);
         Lock::take(dir.path(), &Use::Mount("/n".into())).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_lost_its_text_with_the_power_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(LOCK), [0; 40]).unwrap();
+        let lock = Lock::take(dir.path(), &Use::Command("test")).unwrap();
+        assert!(said(&lock.file).unwrap().ends_with("(test)"));
     }
 
     #[test]
