@@ -567,6 +567,8 @@ fn reads_beside_appends(cluster: &Cluster, asks: bool) {
     });
     let appends = one.status()["rpc"]["append"].as_u64().unwrap_or_default();
     println!("{reads} reads beside {appends} appends that asked the service");
+    let past = |node: &Node| node.status()["opens"]["passthrough-write"].as_u64().unwrap_or(0);
+    assert_eq!(past(one) + past(two) > 0, !asks, "opens for writing past the daemons");
     // Where a file sits the other node appends; a node alone, until the other one comes, need not ask.
     assert!(reads > 0 && (!asks || appends > LINES / 2), "{reads} reads, {appends} appends");
     if !asks {

@@ -1,7 +1,7 @@
 //! The litmus programs of docs/semantics.md, through real mounts of two nodes. Each runs only
 //! under the models for which the table promises a result, several times at changing offsets.
 
-use ebb_testkit::{Cluster, Node};
+use ebb_testkit::{Cluster, Node, record_lock};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::model::{Model, close};
 use std::fs::{File, OpenOptions};
@@ -95,14 +95,7 @@ fn l5_fsync_open(s: &Scene) {
 }
 
 fn lock(file: &File, kind: libc::c_int) {
-    // SAFETY: plain data.
-    let mut l: libc::flock = unsafe { std::mem::zeroed() };
-    l.l_type = kind as libc::c_short;
-    l.l_whence = libc::SEEK_SET as libc::c_short;
-    let fd = std::os::fd::AsRawFd::as_raw_fd(file);
-    // SAFETY: the lock lives through the call.
-    let done = unsafe { libc::fcntl(fd, libc::F_SETLKW, &raw const l) };
-    assert_eq!(done, 0, "lock: {}", std::io::Error::last_os_error());
+    record_lock(file, libc::F_SETLKW, kind, (0, 0)).expect("lock");
 }
 
 fn l6_locks(s: &Scene) {

@@ -2,7 +2,7 @@
 //! paths: what docs/semantics.md says of mappings. What it promises must be on both mounts and on
 //! the backing; of stores into one page at the same time, one of the results that it allows.
 
-use ebb_testkit::{Cluster, Node, skip_reason};
+use ebb_testkit::{Cluster, Node, record_lock, skip_reason};
 use ebb_tests::content::same;
 use ebb_tests::mapping::Map;
 use ebb_tests::model::{Model, close};
@@ -124,15 +124,9 @@ fn l14_one_page_in_turn(s: &Scene) -> Vec<u8> {
     want
 }
 
+/// Of the handle, for both nodes are in one process.
 fn lock(file: &File, kind: libc::c_int) {
-    // SAFETY: plain data.
-    let mut l: libc::flock = unsafe { std::mem::zeroed() };
-    l.l_type = kind as libc::c_short;
-    l.l_whence = libc::SEEK_SET as libc::c_short;
-    let fd = std::os::fd::AsRawFd::as_raw_fd(file);
-    // SAFETY: the lock lives through the call. Of the handle, for both nodes are in one process.
-    let done = unsafe { libc::fcntl(fd, libc::F_OFD_SETLKW, &raw const l) };
-    assert_eq!(done, 0, "lock: {}", std::io::Error::last_os_error());
+    record_lock(file, libc::F_OFD_SETLKW, kind, (0, 0)).expect("lock");
 }
 
 /// Both have it mapped all the time; who stores has a lock, and ends with msync.

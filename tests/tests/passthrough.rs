@@ -3,8 +3,7 @@
 //!
 //! EBB_SEED: only this seed. EBB_STEPS: steps of the random programs.
 
-use ebb_testkit::number;
-use ebb_testkit::{Builder, Cluster, Node};
+use ebb_testkit::{Builder, Cluster, Node, number, record_lock};
 use ebb_tests::content::same;
 use ebb_tests::model::close;
 use ebb_tests::tools;
@@ -104,13 +103,7 @@ fn four_nodes_write_one_file_in_small_records() {
 
 /// A record lock as a process on one node would take it.
 fn lock(file: &File, kind: i32) {
-    // SAFETY: an all-zero flock is one, and it lives for the call.
-    let done = unsafe {
-        let mut lock: libc::flock = std::mem::zeroed();
-        lock.l_type = kind as i16;
-        libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &lock)
-    };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    record_lock(file, libc::F_OFD_SETLKW, kind, (0, 0)).expect("lock");
 }
 
 const SPACE: u64 = 20_000;

@@ -2,7 +2,7 @@
 //! read-modify-write under locks, and very many small pieces. No byte of anybody may be lost.
 
 use ebb_testkit::disk::Disk;
-use ebb_testkit::{Cluster, Node, skip_reason};
+use ebb_testkit::{Cluster, Node, record_lock, skip_reason};
 use ebb_tests::model::close;
 use ebb_tests::nodes::{open, requests};
 use std::ffi::CString;
@@ -121,12 +121,7 @@ fn allocation_of_a_file_that_sits_elsewhere_never_cuts() {
 }
 
 fn lock(file: &File, kind: libc::c_int, start: u64, len: u64) {
-    // SAFETY: plain data.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    (lock.l_start, lock.l_len) = (start as i64, len as i64);
-    // SAFETY: the lock lives through the call.
-    checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const lock) }, "lock");
+    record_lock(file, libc::F_SETLKW, kind, (start, len)).expect("lock");
 }
 
 const RECORD: u64 = 100;

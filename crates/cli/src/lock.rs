@@ -100,12 +100,14 @@ impl Lock {
     }
 }
 
-/// What is in the file of a lock; after a power cut that may be zeros.
+/// The first line of the file of a lock: what was longer before is not cut at the same moment. After a power
+/// cut that may be zeros.
 fn said(file: &File) -> io::Result<String> {
     let mut text = vec![0; HOLDER_BYTES_MAX];
     let n = file.read_at(&mut text, 0)?;
     let text = String::from_utf8_lossy(&text[..n]);
-    Ok(text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned())
+    let line = text.lines().next().unwrap_or_default();
+    Ok(line.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned())
 }
 
 fn refusal(dir: &Path, holder: &str) -> Failure {
@@ -171,6 +173,7 @@ mod tests {
         first.say(&Use::Command("ebb recover")).unwrap();
         let text = std::fs::read_to_string(&file).unwrap();
         assert_eq!(text, format!("process {pid} (ebb recover)\n"), "nothing of the longer one");
+        std::fs::write(&file, text + "of the longer one, not cut yet)\n").unwrap();
         let e = refused();
         assert!(e.text.ends_with("(ebb recover): wait for its end"), "{e}");
         drop(first);

@@ -163,7 +163,7 @@ impl Core {
         let in_doubt = Mutex::new(state.ns.pending_after(None).filter(doubtful).collect());
         let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
         let forgetting = Forgetting::new(config.inodes_max, &state.ns);
-        let settling = Mutex::new(Settling::new(crate::facts::moment(&state.lineage)));
+        let settling = Mutex::new(Settling::new(&state));
         let core = Core {
             words: Waiting::begin(&state, config.lease),
             sessions: Sessions::new(&state),

@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 /// How often it is looked what has reached the backing: a look may cost a look at each inode.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// The number of the first node.
+const FIRST_NODE: NodeId = NodeId(1);
 /// The number of the second node: when more are given, or it is, there are others.
-const FIRST_NODES: NodeId = NodeId(2);
+const SECOND_NODE: NodeId = NodeId(2);
 
 /// What has reached the backing, looked at now and then.
 #[derive(Debug)]
@@ -28,11 +30,13 @@ pub struct Settling {
 }
 
 impl Settling {
-    /// Of a service that begins.
-    pub fn new(now: Moment) -> Settling {
+    /// Of a service that begins on this state.
+    pub fn new(state: &State) -> Settling {
         let mut horizon = Horizon::default();
-        // By what there was before it.
-        horizon.note_any_moved(now);
+        // Nodes that were there before may have.
+        if state.next_node() > FIRST_NODE || state.is_being_rebuilt() {
+            horizon.note_any_moved(moment(&state.lineage));
+        }
         Settling { horizon, looked: None }
     }
 
@@ -164,7 +168,7 @@ impl Core {
             moved.for_each(|dir| settling.horizon.note_moved(*dir, at));
         }
         facts.settled = if lacks_any { 0 } else { settling.horizon.settled() };
-        facts.shared = state.next_node() > FIRST_NODES;
+        facts.shared = state.next_node() > SECOND_NODE;
         facts.lives = state.lives();
         facts.nodes = u32::try_from(state.nodes.len()).unwrap_or(u32::MAX);
         for (parent, name) in &subject.names {
@@ -195,7 +199,6 @@ impl Core {
             facts.names.extend(places.names);
             facts.inodes.extend(places.inodes);
         }
-        drop(settling);
         let xattr = subject.xattr.as_ref();
         facts.xattrs.extend(xattr.map(|(ino, name)| state.ns.xattr_fact(at, *ino, name)));
         Some(ebb_wire::facts_to_pb(at, &facts))

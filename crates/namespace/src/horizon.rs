@@ -14,6 +14,7 @@ use crate::tree::Namespace;
 use ebb_types::Ino;
 use ebb_types::facts::{Facts, Moment, NameFact};
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::successors;
 
 /// Moved directories that are remembered one by one.
 const MOVED_MAX: usize = 1 << 16;
@@ -69,10 +70,14 @@ impl Horizon {
     /// Where the directories of these names are, as far as they or those above them were moved.
     #[must_use]
     pub fn places(&self, ns: &Namespace, at: Moment, names: &[NameFact]) -> Facts {
-        let parents: BTreeSet<Ino> =
-            names.iter().filter(|fact| fact.bound.is_some()).map(|fact| fact.parent).collect();
         let mut facts = Facts::default();
-        for parent in parents.into_iter().filter(|parent| self.may_be_moved(ns, *parent)) {
+        let any = self.any_moved > self.settled;
+        if !any && self.moved.is_empty() {
+            return facts;
+        }
+        let live = names.iter().filter(|fact| fact.bound.is_some());
+        let parents: BTreeSet<Ino> = live.map(|fact| fact.parent).collect();
+        for parent in parents.into_iter().filter(|parent| any || self.is_moved(ns, *parent)) {
             let chain = ns.chain(at, parent, (0, false));
             facts.names.extend(chain.names);
             facts.inodes.extend(chain.inodes);
@@ -80,19 +85,11 @@ impl Horizon {
         facts
     }
 
-    fn may_be_moved(&self, ns: &Namespace, dir: Ino) -> bool {
-        if self.any_moved > self.settled {
-            return true;
-        }
-        let mut dir = dir;
-        for _ in 0..DEPTH_MAX {
-            if self.moved.is_empty() || self.moved.contains_key(&dir) {
-                break;
-            }
-            let Some(link) = ns.get(dir).and_then(|i| i.links.first()) else { return false };
-            dir = link.parent;
-        }
-        !self.moved.is_empty()
+    /// True when this directory was moved, or one above it.
+    fn is_moved(&self, ns: &Namespace, dir: Ino) -> bool {
+        let above = |dir: &Ino| Some(ns.get(*dir)?.links.first()?.parent);
+        let mut up = successors(Some(dir), above).take(DEPTH_MAX);
+        up.any(|dir| self.moved.contains_key(&dir))
     }
 
     /// The same as it was at the last look.

@@ -8,6 +8,7 @@
 pub mod cluster;
 pub mod disk;
 pub mod environment;
+pub mod locks;
 pub mod mounts;
 pub mod node;
 pub mod power;
@@ -19,6 +20,7 @@ pub use cluster::{Builder, Cluster, Stranger, number};
 pub use disk::Disk;
 pub use ebb_links::{Network, Port};
 pub use environment::{ebb_binary, skip_reason};
+pub use locks::record_lock;
 pub use node::Node;
 pub use power::PowerDisk;
 pub use relay::{Change, Relay, Towards};

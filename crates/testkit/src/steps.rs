@@ -3,6 +3,7 @@
 //! with one of them on each node, of several nodes).
 
 use crate::environment::steps_binary;
+use crate::locks::record_lock;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -138,10 +139,11 @@ fn carry_out(
         Step::Stat { path } => return Ok(Answer::Size(std::fs::symlink_metadata(path)?.len())),
         Step::Lock { file, offset, len, exclusive, wait } => {
             let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-            lock(get(file)?, kind, offset, len, wait)?;
+            let command = if wait { libc::F_SETLKW } else { libc::F_SETLK };
+            record_lock(get(file)?, command, kind, (offset, len))?;
         }
         Step::Unlock { file, offset, len } => {
-            lock(get(file)?, libc::F_UNLCK, offset, len, false)?;
+            record_lock(get(file)?, libc::F_SETLK, libc::F_UNLCK, (offset, len))?;
         }
     }
     Ok(Answer::Done)
@@ -201,22 +203,6 @@ impl Map {
 fn close(file: File) -> io::Result<()> {
     // SAFETY: the descriptor was just taken out of its only owner.
     match unsafe { libc::close(file.into_raw_fd()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn lock(file: &File, kind: i32, offset: u64, len: u64, wait: bool) -> io::Result<()> {
-    let place = |n: u64| i64::try_from(n).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL));
-    // SAFETY: plain numbers, for which zero is a value.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = place(offset)?;
-    lock.l_len = place(len)?;
-    let command = if wait { libc::F_SETLKW } else { libc::F_SETLK };
-    // SAFETY: the descriptor is open and the lock lives through the call.
-    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const lock) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

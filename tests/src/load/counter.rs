@@ -2,9 +2,9 @@
 //! another one's count, whatever the model.
 
 use super::book::COMMON;
+use ebb_testkit::record_lock;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -18,16 +18,7 @@ fn lock(file: &File, kind: libc::c_int) -> io::Result<()> {
 
 /// Waits for a lock of some bytes, or gives it back. Closing the file would do that, too.
 pub(super) fn lock_record(file: &File, kind: libc::c_int, at: u64, len: u64) -> io::Result<()> {
-    // SAFETY: all zeros is a valid value of this plain structure.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    (lock.l_start, lock.l_len) = (at as libc::off_t, len as libc::off_t);
-    // SAFETY: the descriptor is open and the structure lives through the call.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const lock) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    record_lock(file, libc::F_SETLKW, kind, (at, len))
 }
 
 /// What is in the file; nothing counts as 0.

@@ -1,9 +1,9 @@
 //! Whose locks they are and when they end: record locks belong to a process and end when it closes
 //! any descriptor of the file; `flock` and `F_OFD_SETLK` belong to what was opened.
 
-use super::locks::{flock, region, set};
+use super::locks::{flock, set};
 use super::{checked, create, errno, open, two, wait_for};
-use ebb_testkit::Cluster;
+use ebb_testkit::{Cluster, record_lock};
 use ebb_tests::tools::wait_until;
 use std::fs::File;
 use std::io;
@@ -108,9 +108,7 @@ fn a_child_has_none_of_its_parents_record_locks() {
 }
 
 fn set_ofd(file: &File, kind: i32) -> io::Result<i64> {
-    let lock = region(kind, 0, 0);
-    // SAFETY: an open descriptor and a lock that lives through the call.
-    checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) })
+    record_lock(file, libc::F_OFD_SETLK, kind, (0, 0)).map(|()| 0)
 }
 
 #[test]

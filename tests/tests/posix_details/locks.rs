@@ -1,7 +1,7 @@
 //! Locks across nodes: `flock`, `fcntl`, waiting for them, and not waiting for ever.
 
 use super::{c, checked, create, errno, open, two, wait_for};
-use ebb_testkit::Cluster;
+use ebb_testkit::{Cluster, record_lock};
 use ebb_tests::tools::{wait_until, within};
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ pub(super) fn flock(file: &File, how: i32) -> io::Result<i64> {
     checked(unsafe { libc::flock(file.as_raw_fd(), how) })
 }
 
-pub(super) fn region(kind: i32, start: i64, len: i64) -> libc::flock {
+fn region(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: plain numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
@@ -29,10 +29,8 @@ pub(super) fn region(kind: i32, start: i64, len: i64) -> libc::flock {
 }
 
 pub(super) fn set(file: &File, kind: i32, start: i64, len: i64, wait: bool) -> io::Result<i64> {
-    let lock = region(kind, start, len);
     let command = if wait { libc::F_SETLKW } else { libc::F_SETLK };
-    // SAFETY: an open descriptor and a lock that lives through the call.
-    checked(unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const lock) })
+    record_lock(file, command, kind, (start as u64, len as u64)).map(|()| 0)
 }
 
 /// The lock that would be in the way.

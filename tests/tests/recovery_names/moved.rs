@@ -19,11 +19,17 @@ fn look(node: &Node) {
 #[test]
 fn a_file_in_a_directory_that_was_moved_comes_back_where_that_is() {
     for model in ["session", "commit"] {
-        moved_meanwhile(model);
+        moved_meanwhile(model, false);
     }
 }
 
-fn moved_meanwhile(model: &str) {
+/// The service does not know what was moved before.
+#[test]
+fn the_same_with_a_restart_of_the_service_in_between() {
+    moved_meanwhile("session", true);
+}
+
+fn moved_meanwhile(model: &str, restarted: bool) {
     let Some(mut cluster) = cluster_of(model, 3) else { return };
     let [a, b, c] = [0, 1, 2].map(|i| cluster.node(i));
     // What is waited for first, and then.
@@ -33,6 +39,12 @@ fn moved_meanwhile(model: &str) {
     b.drain();
     std::fs::write(c.path("second"), "2").expect("write");
     c.shell("mv d e");
+    if restarted {
+        cluster.kill_meta();
+        cluster.restart_meta();
+        cluster.nodes().iter().for_each(look);
+    }
+    let [a, b, c] = [0, 1, 2].map(|i| cluster.node(i));
     a.drain();
     look(a);
     b.shell("echo new > e/deep/new && sync e/deep/new");
