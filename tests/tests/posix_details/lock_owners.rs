@@ -2,7 +2,7 @@
 //! any descriptor of the file; `flock` and `F_OFD_SETLK` belong to what was opened.
 
 use super::locks::{flock, set};
-use super::{checked, create, errno, open, two, wait_for};
+use super::{create, errno, open, two, wait_for};
 use ebb_testkit::{Cluster, record_lock};
 use ebb_tests::tools::wait_until;
 use std::fs::File;

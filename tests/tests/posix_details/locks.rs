@@ -18,7 +18,7 @@ pub(super) fn flock(file: &File, how: i32) -> io::Result<i64> {
     checked(unsafe { libc::flock(file.as_raw_fd(), how) })
 }
 
-fn region(kind: i32, start: i64, len: i64) -> libc::flock {
+pub(super) fn region(kind: i32, start: i64, len: i64) -> libc::flock {
     // SAFETY: plain numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
