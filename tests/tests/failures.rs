@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// What the daemons of these tests are told about remote requests.
@@ -550,12 +551,13 @@ fn reads_beside_appends(cluster: &Cluster, asks: bool) {
     let (one, two) = (cluster.node(0), cluster.node(1));
     let line = [b'x'; 3000];
     File::create(one.path("log")).expect("create");
-    let mut reads = 0;
+    let (mut reads, both_there) = (0, Barrier::new(2));
     std::thread::scope(|scope| {
         let appending = [one, two].map(|node| {
-            let path = node.path("log");
+            let (path, both_there) = (node.path("log"), &both_there);
             scope.spawn(move || {
                 let mut file = OpenOptions::new().append(true).open(path).expect("open");
+                both_there.wait();
                 (0..LINES).for_each(|_| file.write_all(&line).expect("append"));
             })
         });
@@ -569,8 +571,8 @@ fn reads_beside_appends(cluster: &Cluster, asks: bool) {
     println!("{reads} reads beside {appends} appends that asked the service");
     let past = |node: &Node| node.status()["opens"]["passthrough-write"].as_u64().unwrap_or(0);
     assert_eq!(past(one) + past(two) > 0, !asks, "opens for writing past the daemons");
-    // Where a file sits the other node appends; a node alone, until the other one comes, need not ask.
-    assert!(reads > 0 && (!asks || appends > LINES / 2), "{reads} reads, {appends} appends");
+    // Where a file sits the other node appends; one that is ahead of the other is alone, and need not ask.
+    assert!(reads > 0 && (!asks || appends > LINES / 10), "{reads} reads, {appends} appends");
     if !asks {
         let whole = vec![b'x'; 2 * LINES as usize * line.len()];
         cluster.umount_all();

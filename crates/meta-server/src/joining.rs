@@ -138,7 +138,8 @@ pub fn join(
     match &state.consistency {
         Some(ours) if *ours != hello.consistency => {
             let text = format!(
-                "this job's consistency is '{ours}', the node asks for '{}'",
+                "this job's consistency is '{ours}', the node asks for '{}': mount with the \
+                 --consistency of the other nodes",
                 hello.consistency
             );
             return Err(OpError::new(Errno::EINVAL, text));
