@@ -39,9 +39,14 @@ fn of(rows: &[Measured], phase: Phase) -> &Measured {
 fn every_phase_is_run_and_every_figure_is_there() {
     let settings = settings(Pattern::Strided, Secure::On);
     let rows = simulated(&settings);
-    assert_eq!(rows.iter().map(|m| m.phase).collect::<Vec<_>>(), Phase::ALL);
+    let mut phases: Vec<Phase> = rows.iter().map(|m| m.phase).collect();
+    phases.sort();
+    assert_eq!(phases, Phase::ALL);
     for m in &rows {
-        assert!(!m.cpu.is_zero() && !m.took.is_zero() && m.resident > 1 << 20, "{m:?}");
+        assert!(!m.took.is_zero() && m.resident > 1 << 20, "{m:?}");
+    }
+    for phase in [Phase::JoinInTurn, Phase::Join, Phase::Restart] {
+        assert!(!of(&rows, phase).cpu.is_zero(), "{phase:?}");
     }
     let all = NODES as u64 * RECORDS;
     for phase in [Phase::Attach, Phase::FlushBegin, Phase::FlushEnd] {
@@ -64,7 +69,9 @@ fn records_of_many_sizes_are_found_without_encryption_too() {
     let settings =
         Settings { phases: wanted.to_vec(), ..settings(Pattern::Irregular, Secure::Off) };
     let rows = simulated(&settings);
-    assert_eq!(rows.iter().map(|m| m.phase).collect::<Vec<_>>(), wanted);
+    let mut phases: Vec<Phase> = rows.iter().map(|m| m.phase).collect();
+    phases.sort();
+    assert_eq!(phases, wanted);
 }
 
 #[test]

@@ -84,20 +84,14 @@ pub async fn run(
     nodes: usize,
     mut told: impl FnMut(&Measured),
 ) -> Result<Vec<Measured>, String> {
-    let wanted = phase::with_needed(&settings.phases);
-    let (alone, together): (Vec<Phase>, Vec<Phase>) =
-        wanted.iter().partition(|p| p.is_on_its_own());
     let mut rows = Vec::new();
-    for phases in [alone, together] {
-        if phases.is_empty() {
-            continue;
-        }
+    for wanted in phase::by_service(&settings.phases) {
         let mut stage = Stage::start(settings, nodes).await?;
-        for phase in phases {
+        for phase in phase::with_needed(&wanted) {
             let measured = stage.run(phase).await;
             let is_done = measured.outcome == Outcome::Done;
             // What only prepares is of interest when it fails.
-            if !is_done || settings.phases.contains(&phase) {
+            if !is_done || wanted.contains(&phase) {
                 told(&measured);
                 rows.push(measured);
             }

@@ -30,7 +30,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All, in the order in which they are run.
+    /// All; those of one service are run in this order.
     pub const ALL: [Phase; 11] = [
         Phase::JoinInTurn,
         Phase::Join,
@@ -81,12 +81,6 @@ impl Phase {
         }
     }
 
-    /// It has a service for itself.
-    #[must_use]
-    pub fn is_on_its_own(self) -> bool {
-        self == Phase::JoinInTurn
-    }
-
     fn needs(self) -> Option<Phase> {
         match self {
             Phase::JoinInTurn | Phase::Join => None,
@@ -106,6 +100,17 @@ impl FromStr for Phase {
         let found = Phase::ALL.into_iter().find(|p| p.word() == word);
         found.ok_or_else(|| format!("'{word}' is none of {}", words()))
     }
+}
+
+/// Which phases have one service together. Two have one without the others: the nodes of the one are not those of
+/// what follows, and the other takes so long with many nodes that what follows would not be reached.
+#[must_use]
+pub fn by_service(wanted: &[Phase]) -> Vec<Vec<Phase>> {
+    let apart = [Phase::JoinInTurn, Phase::Open];
+    let together = wanted.iter().copied().filter(|p| !apart.contains(p)).collect();
+    let alone = |phase: Phase| wanted.iter().copied().filter(|p| *p == phase).collect();
+    let all: [Vec<Phase>; 3] = [alone(Phase::JoinInTurn), together, alone(Phase::Open)];
+    all.into_iter().filter(|phases| !phases.is_empty()).collect()
 }
 
 /// These, and those that they need, in order.
@@ -134,6 +139,10 @@ mod tests {
             ]
         );
         assert_eq!(with_needed(&Phase::ALL), Phase::ALL);
+        let mut run: Vec<Phase> = by_service(&Phase::ALL).into_iter().flatten().collect();
+        run.sort();
+        assert_eq!(run, Phase::ALL);
+        assert_eq!(by_service(&[Phase::Open]), [[Phase::Open]]);
         assert!(Phase::ALL.iter().all(|p| p.needs().is_none_or(|needed| needed < *p)));
         assert!(Phase::ALL.iter().all(|p| p.word().parse() == Ok(*p)));
     }

@@ -9,8 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Between an answer and the next question. What the questions cost the service is in the figures: below one
-/// per cent of a processor.
+/// Between an answer and the next question.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Asks until it is dropped.
@@ -49,6 +48,12 @@ impl Probe {
         *waits = waits.anew(Instant::now());
     }
 
+    /// Questions that were answered since `begin`.
+    #[must_use]
+    pub fn answers(&self) -> u32 {
+        self.waits.lock().answers
+    }
+
     /// The longest wait since `begin`, also one that has not ended.
     #[must_use]
     pub fn longest(&self) -> Duration {
@@ -71,11 +76,12 @@ struct Waits {
     /// When the question was asked that has no answer yet.
     asked: Option<Instant>,
     longest: Duration,
+    answers: u32,
 }
 
 impl Waits {
     fn new(since: Instant) -> Waits {
-        Waits { since, asked: None, longest: Duration::ZERO }
+        Waits { since, asked: None, longest: Duration::ZERO, answers: 0 }
     }
 
     fn anew(self, now: Instant) -> Waits {
@@ -85,6 +91,7 @@ impl Waits {
     fn answered(&mut self, now: Instant) {
         self.longest = self.longest(now);
         self.asked = None;
+        self.answers += 1;
     }
 
     /// What of a wait is from before `since` belongs to what was measured then.
@@ -166,6 +173,6 @@ mod tests {
         let mut later = waits.anew(begin + SECOND);
         assert_eq!(later.longest(begin + SECOND * 3), SECOND * 2);
         later.answered(begin + SECOND * 4);
-        assert_eq!(later.longest(begin + SECOND * 9), SECOND * 3);
+        assert_eq!((later.longest(begin + SECOND * 9), later.answers), (SECOND * 3, 1));
     }
 }
