@@ -20,9 +20,9 @@ SHELL := bash
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
-# Tests that mount start several daemons each, and mostly wait: one more than there are processors keeps these
-# busy; many more measure the machine.
-THREADS := $(if $(EBB_TEST_THREADS),$(EBB_TEST_THREADS),$(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4))))
+# Tests that mount start several daemons each, and mostly wait. As many programs as there are processors run at a
+# time (.ci/test-suites), each with so many tests at a time; many more measure the machine.
+THREADS := $(if $(EBB_TEST_THREADS),$(EBB_TEST_THREADS),2)
 
 build: tools
 	cargo build --release --workspace
@@ -33,30 +33,27 @@ demo: build
 # The binaries first, because the tests of other packages run them.
 test: build
 	@.ci/test-tools
-	.ci/test-totals env EBB_REQUIRE_FUSE=1 EBB_REQUIRE_TOOLS=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release --workspace --no-fail-fast
+	EBB_REQUIRE_FUSE=1 EBB_REQUIRE_TOOLS=1 RUST_TEST_THREADS=$(THREADS) .ci/test-suites
 
 # Tests are chosen from the whole workspace: of a package alone cargo would build much of what is below it with
 # other features, once more.
 
 # The same tests on real mounts with the kernel reading and writing past the daemon.
 test-past: build
-	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release -p ebb-tests --no-fail-fast
+	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) .ci/test-suites --package ebb-tests
 	EBB_TEST_TRACKER=off EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release --workspace --no-fail-fast --test litmus --test fsx \
-	    --test passthrough --test passthrough_edges --test passthrough_kill
+	    .ci/test-suites --test litmus --test fsx --test passthrough --test passthrough_edges \
+	    --test passthrough_kill
 
 # The core of these, for every change.
 test-past-core: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release --workspace --no-fail-fast --test litmus --test fsx --test medium \
-	    --test recovery --test survive
+	    .ci/test-suites --test litmus --test fsx --test medium --test recovery --test survive
 
 # Daemons under supervisors, as they are by default, in tests that are not about them.
 test-supervised: build
 	EBB_SUPERVISED=1 EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    cargo test --release --workspace --no-fail-fast --test litmus --test leases --test namespace_ops
+	    .ci/test-suites --test litmus --test leases --test namespace_ops
 
 # Daemons that note in which order they take their locks: what could make two threads wait for each
 # other for ever is told, whether they meet or not.
@@ -66,9 +63,8 @@ test-locks: build
 	cargo build --profile locks -p ebb -p ebb-locks --features ebb-locks/order --target-dir $(LOCKS)
 	rm -f $(LOCKS)/told
 	LOCK_ORDER_FILE="$$(realpath $(LOCKS))/told" EBB_BIN="$$(realpath $(LOCKS)/locks/ebb)" \
-	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) cargo test --release --workspace --no-fail-fast \
-	    --test litmus --test leases --test name_leases --test quiet_writes --test seats \
-	    --test failures --test recovery --test passthrough
+	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) .ci/test-suites --test litmus --test leases \
+	    --test name_leases --test quiet_writes --test seats --test failures --test recovery --test passthrough
 	@! cat $(LOCKS)/told 2>/dev/null
 
 # SECONDS is the shell's own name for its age: only a value from the command line counts.
