@@ -29,7 +29,7 @@ use ebb_backend::{Backend, PosixDir};
 use ebb_flusher::{Activity, Engine, IoClass, Options, Policy, PolicyKind, ReadBack};
 use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::side_door::SideDoor;
-use ebb_transport::{PeerPool, PeerServer, PoolOptions, ServeOptions, Token};
+use ebb_transport::{PeerServing, PeerTransport, PoolOptions, ServeOptions, Tcp, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
 use std::net::ToSocketAddrs;
@@ -120,7 +120,7 @@ pub struct Daemon {
     pub flusher: Arc<Engine>,
     /// Held by control clients that are being served.
     pub busy: Arc<()>,
-    pub(crate) peers: PeerServer,
+    pub(crate) peers: Box<dyn PeerServing>,
     mountpoint: PathBuf,
     /// How it ended, once it has.
     pub(crate) ended: watch::Sender<Option<Outcome>>,
@@ -340,10 +340,11 @@ fn start(
     }
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
+    let transport = transport(&config);
     let node = Node::new(Parts {
         me: NodeId(welcome.node_id),
         meta,
-        peers: PeerPool::new(token.clone(), peer_deadlines(&config)),
+        peers: transport.channel(token.clone()),
         backing: Arc::clone(&backing),
         cache,
         rules,
@@ -367,7 +368,8 @@ fn start(
     runtime.spawn(Node::keep_reasserting(Arc::downgrade(&node)));
     node.metrics.taken_over.store(node.local_bytes().0, std::sync::atomic::Ordering::Relaxed);
     let source = Arc::new(PeerSource(Arc::downgrade(&node)));
-    let peers = PeerServer::serve(listener, source, token, lending(&node.config))
+    let peers = transport
+        .serve(listener, source, token)
         .map_err(|e| RunError::Config(format!("--listen: {e}")))?;
     let source = Arc::new(NodeSource(Arc::downgrade(&node)));
     let engine =
@@ -506,6 +508,11 @@ pub(crate) fn incarnation() -> Incarnation {
         return Incarnation(now | 1);
     }
     Incarnation(u64::from_le_bytes(bytes) | 1)
+}
+
+/// How bytes travel between the nodes.
+pub(crate) fn transport(config: &MountConfig) -> Box<dyn PeerTransport> {
+    Box::new(Tcp { serve: lending(config), pool: peer_deadlines(config) })
 }
 
 /// Reads from peers end by the deadline that every remote request has.

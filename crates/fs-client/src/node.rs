@@ -29,7 +29,7 @@ use ebb_consistency::Model;
 use ebb_flusher::{Activity, Engine};
 use ebb_locks::{Mutex, RwLock};
 use ebb_meta_client::MetaClient;
-use ebb_transport::PeerPool;
+use ebb_transport::PeerChannel;
 use ebb_types::{Errno, Ino, NodeId};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -57,7 +57,7 @@ pub struct Node {
     /// The service, for names and ownership.
     pub meta: MetaClient,
     /// Other nodes, for their bytes.
-    pub peers: PeerPool,
+    pub peers: Arc<dyn PeerChannel>,
     /// The backing, for unowned bytes.
     pub backing: Arc<dyn Backend>,
     /// Cache files.
@@ -148,7 +148,7 @@ pub struct Parts {
     /// The service.
     pub meta: MetaClient,
     /// Other nodes.
-    pub peers: PeerPool,
+    pub peers: Arc<dyn PeerChannel>,
     /// The backing.
     pub backing: Arc<dyn Backend>,
     /// Cache files.

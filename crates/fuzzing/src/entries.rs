@@ -16,12 +16,11 @@ use std::sync::OnceLock;
 pub fn peer_requests(mut bytes: &[u8]) {
     while let Ok(Some((request, len))) = wire::take_request(bytes) {
         assert!(len <= bytes.len() && len > 0);
-        if let wire::Request::Copies(wire::Copies { ranges, what, .. }) = &request {
-            assert!(ranges.len() <= wire::RANGES_MAX);
-            if let Some((total, _)) = what.payload() {
-                assert!(total <= wire::KEEP_BYTES_MAX);
-                assert_eq!(total, ranges.iter().map(|r| r.len()).sum::<u64>());
-            }
+        if let wire::Request::Order(wire::Order { ranges, work, payload, .. }) = &request {
+            assert!(ranges.len() <= wire::RANGES_MAX && payload.total <= wire::KEEP_BYTES_MAX);
+            let brought =
+                if work.brings_bytes() { ranges.iter().map(|r| r.len()).sum() } else { 0 };
+            assert_eq!(payload.total, brought);
         }
         if let wire::Request::Read { ranges, total, .. } = request {
             assert!(ranges.len() <= wire::RANGES_MAX && total <= wire::REPLY_BYTES_MAX);

@@ -6,7 +6,7 @@
 use ebb_fs_client::journal::{Header, Image, Introduction, Journal, Kept, Life, Record};
 use ebb_fuzzing::{entries, feed};
 use ebb_transport::secure::{Purpose, Tls};
-use ebb_transport::{CopySet, Token, wire};
+use ebb_transport::{CopySet, SeatWork, Token, Work, wire};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
@@ -22,20 +22,24 @@ fn peer_requests() {
     wire::put_read(&mut bytes, 3, Ino(7), &many);
     let set = CopySet { owner: NodeId(0), epoch: 0 };
     let one = vec![ByteRange::new(5, 105)];
-    let whats = [
-        (one.clone(), wire::SeatWork::Write { total: 100, crc: 5 }),
-        (one.clone(), wire::SeatWork::Append { total: 100, crc: 5 }),
-        (one.clone(), wire::SeatWork::Cut),
-        (one, wire::SeatWork::Grow),
-        (Vec::new(), wire::SeatWork::Sync),
+    let brought = wire::Payload { total: 100, crc: 5 };
+    let works = [
+        (Vec::new(), Work::BeginCopies, wire::Payload::default()),
+        (one.clone(), Work::Keep, brought),
+        (one.clone(), Work::Drop, wire::Payload::default()),
+        (one.clone(), Work::AtSeat(SeatWork::Write), brought),
+        (one.clone(), Work::AtSeat(SeatWork::Append), brought),
+        (one.clone(), Work::AtSeat(SeatWork::Cut), wire::Payload::default()),
+        (one, Work::AtSeat(SeatWork::Grow), wire::Payload::default()),
+        (Vec::new(), Work::AtSeat(SeatWork::Sync), wire::Payload::default()),
     ];
-    let at_seats = whats.map(|(ranges, work)| {
+    let orders = works.map(|(ranges, work, payload)| {
         let mut bytes = Vec::new();
-        let what = wire::CopyWork::AtSeat(work);
-        wire::put_copies(&mut bytes, &wire::Copies { id: 4, set, ino: Ino(7), ranges, what });
+        let order = wire::Order { id: 4, set, ino: Ino(7), ranges, work, payload };
+        wire::put_order(&mut bytes, &order);
         bytes
     });
-    feed("peer-requests", &[&[bytes][..], &at_seats].concat(), entries::peer_requests);
+    feed("peer-requests", &[&[bytes][..], &orders].concat(), entries::peer_requests);
 }
 
 #[test]

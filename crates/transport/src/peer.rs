@@ -2,14 +2,17 @@
 //! suite (`tests/conformance`) and the daemon does not know which one it runs on.
 
 use crate::auth::Token;
-use crate::source::{ByteSource, CopySet, SourceError, Subject};
-use crate::stats::ServerStats;
-use bytes::Bytes;
+use crate::secure::{Secure, SecureStats};
+use crate::server::ServeError;
+use crate::source::{ByteSource, CopySet, SourceError, Subject, Work};
+use crate::stats::{PoolStats, ServerStats};
+use bytes::{Bytes, BytesMut};
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use tokio::net::TcpListener;
 
 /// Most bytes of one read. Bounds what a caller can be made to hold in memory.
 pub const READ_BYTES_MAX: u64 = 64 << 20;
@@ -105,14 +108,79 @@ impl From<SourceError> for ReadError {
 /// A future of a trait that is used as `dyn`.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The fetching end.
-pub trait PeerReader: Send + Sync + 'static {
-    /// All bytes of `request` from the peer at `address` (HOST:PORT), one range after the other.
-    fn read<'a>(
+/// Fills a buffer with the bytes of a range.
+pub type ReadBytes<'a> = &'a (dyn Fn(ByteRange, &mut [u8]) -> io::Result<()> + Send + Sync);
+
+/// Something that a peer shall do.
+#[derive(Clone, Copy)]
+pub struct WorkRequest<'a> {
+    /// Which copies; of nobody for what is not about copies.
+    pub set: CopySet,
+    /// The file; 0 when there are no ranges.
+    pub ino: Ino,
+    /// What to do.
+    pub work: Work,
+    /// What of the file, any number of ranges.
+    pub ranges: &'a [ByteRange],
+    /// Gives the bytes of the ranges, where the work brings bytes.
+    pub read: ReadBytes<'a>,
+}
+
+/// Why a peer has not done what it should, or perhaps not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WorkError {
+    /// It says no.
+    #[error("the peer refuses: {0}")]
+    Refused(Errno),
+    /// It does not answer, or not in time: what was asked may be done, in part or whole.
+    #[error("the peer does not answer: {0}")]
+    Silent(String),
+    /// The same, before it was asked to do anything.
+    #[error("the peer is not reached: {0}")]
+    Unreached(String),
+    /// The bytes cannot be read here.
+    #[error("reading the bytes for the peer: {0}")]
+    Local(Errno),
+}
+
+/// The asking end: all that a daemon wants of other daemons goes through it. Connections are its own matter: made
+/// when they are needed, shared, made again.
+pub trait PeerChannel: Send + Sync + 'static {
+    /// All bytes of `request` from the peer at `address` (HOST:PORT), one range after the other, in
+    /// `buffer`, whose content is replaced: reusing one saves the page faults of fresh memory. It is lost on an
+    /// error. Reads may be repeated by the channel.
+    fn read_into<'a>(
         &'a self,
         address: &'a str,
         request: &'a ReadRequest,
-    ) -> BoxFuture<'a, Result<Bytes, ReadError>>;
+        buffer: BytesMut,
+    ) -> BoxFuture<'a, Result<BytesMut, ReadError>>;
+
+    /// Has the peer at `address` do something. Done when this returns; never done twice.
+    fn work<'a>(
+        &'a self,
+        address: &'a str,
+        request: WorkRequest<'a>,
+    ) -> BoxFuture<'a, Result<(), WorkError>>;
+
+    /// Makes sure that the peer at `address` can be asked to do something.
+    fn reach<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<(), WorkError>>;
+
+    /// Which connections are encrypted; none where there is no token.
+    fn secure(&self) -> Option<Secure>;
+
+    /// What went encrypted so far with the keys that this channel shares with others of its process.
+    fn encrypted(&self) -> SecureStats;
+
+    /// What it did so far.
+    fn stats(&self) -> PoolStats;
+}
+
+impl dyn PeerChannel {
+    /// [`PeerChannel::read_into`] fresh memory.
+    pub async fn read(&self, address: &str, request: &ReadRequest) -> Result<Bytes, ReadError> {
+        self.read_into(address, request, BytesMut::new()).await.map(BytesMut::freeze)
+    }
 }
 
 /// The lending end, while it runs. Dropping it stops it.
@@ -127,14 +195,16 @@ pub trait PeerServing: Send + Sync + 'static {
 
 /// A way to move bytes between daemons.
 pub trait PeerTransport: Send + Sync + 'static {
-    /// Starts lending at the local address `bind`. Without a token only loopback is served.
-    fn serve<'a>(
-        &'a self,
-        bind: &'a str,
+    /// Starts lending to whoever comes to `listener`; must be called on a runtime, which then does the work. Peers
+    /// know a node by this one address: a transport that does not move bytes over TCP is agreed on there.
+    /// Without a token only loopback is served.
+    fn serve(
+        &self,
+        listener: TcpListener,
         source: Arc<dyn ByteSource>,
         token: Option<Arc<Token>>,
-    ) -> BoxFuture<'a, io::Result<Box<dyn PeerServing>>>;
+    ) -> Result<Box<dyn PeerServing>, ServeError>;
 
-    /// A fetching end.
-    fn reader(&self, token: Option<Arc<Token>>) -> Arc<dyn PeerReader>;
+    /// An asking end.
+    fn channel(&self, token: Option<Arc<Token>>) -> Arc<dyn PeerChannel>;
 }

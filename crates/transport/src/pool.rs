@@ -1,14 +1,14 @@
-//! The fetching end over TCP: a few connections to every peer, made when they are needed, shared
-//! by all reads. Reads are idempotent, so a part that was lost with its connection is asked for
+//! The asking end over TCP: a few connections to every peer, made when they are needed, shared
+//! by all reads; others for work ([`crate::lines`]). Reads are idempotent, so a part that was lost with its connection is asked for
 //! once more on another one; everything ends by the deadline of its read.
 
 use crate::auth::Token;
-use crate::copies::{CopyError, CopyLink};
 use crate::handshake::{self, HandshakeError};
+use crate::lines::Lines;
 use crate::link::{Link, Outcome};
-use crate::peer::{BoxFuture, PeerReader, ReadError, ReadRequest};
+use crate::peer::{BoxFuture, PeerChannel, ReadError, ReadRequest, WorkError, WorkRequest};
 use crate::secure::{self, Purpose, Secure, SecureError, SecureStats};
-use crate::source::Subject;
+use crate::source::{Subject, Work};
 use crate::split::{PART_BYTES, Part, split};
 use crate::stats::{PoolCells, PoolStats, add};
 use crate::wire::Status;
@@ -58,6 +58,10 @@ pub struct PeerPool {
 struct Peer {
     address: Arc<str>,
     slots: Box<[Slot]>,
+    /// For copies.
+    copies: Lines,
+    /// For files that sit there. Not those for copies: what is to be done there may wait for a copy of this node.
+    seats: Lines,
 }
 
 /// A place for one connection.
@@ -125,24 +129,6 @@ impl PeerPool {
             Err(_) => add(&self.cells.errors, 1),
         }
         result
-    }
-
-    /// A way to keep copies with the peer at `address`.
-    pub async fn reach_partner(&self, address: String) -> Result<CopyLink, CopyError> {
-        let Self { token, options, .. } = self;
-        CopyLink::reach(address, token.clone(), options.secure, options.read_timeout).await
-    }
-
-    /// Which connections are encrypted; none where there is no token.
-    #[must_use]
-    pub fn secure(&self) -> Option<Secure> {
-        self.token.as_ref().map(|_| self.options.secure)
-    }
-
-    /// What went encrypted so far with the keys that this pool shares with others of its process.
-    #[must_use]
-    pub fn encrypted(&self) -> SecureStats {
-        self.token.as_ref().map(|token| token.encrypted()).unwrap_or_default()
     }
 
     /// What it did so far.
@@ -218,7 +204,16 @@ impl PeerPool {
         }
         let address: Arc<str> = address.into();
         let slots = (0..self.options.connections_per_peer.max(1)).map(|_| Slot::default());
-        let peer = Arc::new(Peer { address: address.clone(), slots: slots.collect() });
+        let lines = || {
+            let PoolOptions { secure, read_timeout, .. } = self.options;
+            Lines::new(address.clone(), self.token.clone(), secure, read_timeout)
+        };
+        let peer = Arc::new(Peer {
+            slots: slots.collect(),
+            copies: lines(),
+            seats: lines(),
+            address: address.clone(),
+        });
         peers.insert(address, peer.clone());
         peer
     }
@@ -298,12 +293,44 @@ fn close_stuck(flights: &[Flight]) {
     }
 }
 
-impl PeerReader for PeerPool {
-    fn read<'a>(
+impl PeerChannel for PeerPool {
+    fn read_into<'a>(
         &'a self,
         address: &'a str,
         request: &'a ReadRequest,
-    ) -> BoxFuture<'a, Result<Bytes, ReadError>> {
-        Box::pin(PeerPool::read(self, address, request))
+        buffer: BytesMut,
+    ) -> BoxFuture<'a, Result<BytesMut, ReadError>> {
+        Box::pin(PeerPool::read_into(self, address, request, buffer))
+    }
+
+    fn work<'a>(
+        &'a self,
+        address: &'a str,
+        request: WorkRequest<'a>,
+    ) -> BoxFuture<'a, Result<(), WorkError>> {
+        let peer = self.peer(address);
+        Box::pin(async move {
+            match request.work {
+                Work::AtSeat(_) => peer.seats.work(&request).await,
+                _ => peer.copies.work(&request).await,
+            }
+        })
+    }
+
+    fn reach<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<(), WorkError>> {
+        let peer = self.peer(address);
+        Box::pin(async move { peer.copies.reach().await })
+    }
+
+    fn secure(&self) -> Option<Secure> {
+        self.token.as_ref().map(|_| self.options.secure)
+    }
+
+    fn encrypted(&self) -> SecureStats {
+        self.token.as_ref().map(|token| token.encrypted()).unwrap_or_default()
+    }
+
+    fn stats(&self) -> PoolStats {
+        PeerPool::stats(self)
     }
 }

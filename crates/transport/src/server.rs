@@ -8,7 +8,6 @@
 //! * Stopping aborts every connection; a peer in the middle of a read sees it break.
 
 use crate::auth::Token;
-use crate::copies;
 use crate::gate::Gate;
 use crate::handshake::{self, HandshakeError};
 use crate::neighbour;
@@ -18,6 +17,7 @@ use crate::secure::{Arrival, Channel, Purpose, Secure, Whose};
 use crate::source::{ByteSource, Hold};
 use crate::stats::{ServerCells, ServerStats, add, sub};
 use crate::wire::{self, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
+use crate::work;
 use bytes::{Buf, BufMut, BytesMut};
 use std::collections::VecDeque;
 use std::io;
@@ -332,13 +332,10 @@ impl Connection<'_> {
                 }
                 _ => self.reject(FrameError::Bound("confirmation")).await,
             },
-            Request::Copies(asked) => {
-                let bytes = match asked.what.payload() {
-                    Some((total, _)) => self.payload(total as usize).await?,
-                    None => Vec::new(),
-                };
-                let id = asked.id;
-                let status = copies::work(&self.shared.source, asked, bytes).await;
+            Request::Order(order) => {
+                let bytes = self.payload(order.payload.total as usize).await?;
+                let id = order.id;
+                let status = work::carry_out(&self.shared.source, order, bytes).await;
                 self.sender.acknowledge(self.stream, id, status).await
             }
             Request::Read { id, subject, ranges, total } => {

@@ -1,6 +1,5 @@
 //! What a daemon lends to its peers: open cache files and the word that the bytes are in them.
 
-use crate::wire::SeatWork;
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use std::fmt;
 use std::fs::File;
@@ -37,6 +36,44 @@ pub struct CopySet {
     pub owner: NodeId,
     /// Of which pair.
     pub epoch: u64,
+}
+
+/// What a node asks of a peer, beside reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Begin a set of copies.
+    BeginCopies,
+    /// Keep these bytes.
+    Keep,
+    /// Give up the copies of these ranges. Without ranges: is the set still here?
+    Drop,
+    /// Not about copies: to be done to a file that sits at the peer.
+    AtSeat(SeatWork),
+}
+
+impl Work {
+    /// The bytes of the ranges come with it.
+    #[must_use]
+    pub fn brings_bytes(self) -> bool {
+        matches!(self, Work::Keep | Work::AtSeat(SeatWork::Write | SeatWork::Append))
+    }
+}
+
+/// What a node wants done where a file sits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeatWork {
+    /// Does it sit there?
+    Look,
+    /// Write the bytes into the ranges.
+    Write,
+    /// Write the bytes behind its end. The one range is as long as they are.
+    Append,
+    /// Make it end where the one range does.
+    Cut,
+    /// Make it end there if it ends before.
+    Grow,
+    /// Make it safe, as `fsync` does there.
+    Sync,
 }
 
 impl From<Ino> for Subject {

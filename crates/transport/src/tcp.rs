@@ -1,11 +1,10 @@
 //! TCP as a [`PeerTransport`].
 
 use crate::auth::Token;
-use crate::peer::{BoxFuture, PeerReader, PeerServing, PeerTransport};
+use crate::peer::{PeerChannel, PeerServing, PeerTransport};
 use crate::pool::{PeerPool, PoolOptions};
 use crate::server::{PeerServer, ServeError, ServeOptions};
 use crate::source::ByteSource;
-use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 
@@ -14,29 +13,21 @@ use tokio::net::TcpListener;
 pub struct Tcp {
     /// For its servers.
     pub serve: ServeOptions,
-    /// For its readers.
+    /// For its asking ends.
     pub pool: PoolOptions,
 }
 
 impl PeerTransport for Tcp {
-    fn serve<'a>(
-        &'a self,
-        bind: &'a str,
+    fn serve(
+        &self,
+        listener: TcpListener,
         source: Arc<dyn ByteSource>,
         token: Option<Arc<Token>>,
-    ) -> BoxFuture<'a, io::Result<Box<dyn PeerServing>>> {
-        Box::pin(async move {
-            let listener = TcpListener::bind(bind).await?;
-            let server = PeerServer::serve(listener, source, token, self.serve);
-            match server {
-                Ok(server) => Ok(Box::new(server) as Box<dyn PeerServing>),
-                Err(ServeError::Io(e)) => Err(e),
-                Err(e) => Err(io::Error::new(io::ErrorKind::PermissionDenied, e)),
-            }
-        })
+    ) -> Result<Box<dyn PeerServing>, ServeError> {
+        Ok(Box::new(PeerServer::serve(listener, source, token, self.serve)?))
     }
 
-    fn reader(&self, token: Option<Arc<Token>>) -> Arc<dyn PeerReader> {
+    fn channel(&self, token: Option<Arc<Token>>) -> Arc<dyn PeerChannel> {
         Arc::new(PeerPool::new(token, self.pool))
     }
 }

@@ -5,16 +5,16 @@
 //! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | [since u64] | count x (start u64, len u64)
 //! reply     magic u32 | status u8 | flags u8 | errno u16 | id u64 | len u64 | len bytes | trailer, when len > 0
 //! trailer   magic u32 | status u8 | 0 u8     | errno u16 | id u64
-//! copies    a request without since, then owner u32 | CRC32C of the bytes u32 | epoch u64, then the ranges, then total bytes
+//! order     a request without since, then owner u32 | CRC32C of the bytes u32 | epoch u64, then the ranges, then total bytes
 //! ```
 //!
 //! A request for copies since a version has `since`; one for the copies that are held for
-//! another node has owner, 0 and epoch there. What is about copies that a partner keeps (begin,
-//! keep, drop) is answered by a trailer alone. So is what is to be done to a file that sits at the
-//! peer; owner and epoch are 0 there. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
+//! another node has owner, 0 and epoch there. An order is about copies that a partner keeps (begin,
+//! keep, drop), or to be done to a file that sits at the peer: owner and epoch are 0 there. It is answered by a
+//! trailer alone. Replies come in the order of the requests. Only the trailer tells whether the bytes before it
 //! are good: a file that was cut while it was sent is filled up to `len` and then disowned.
 
-use crate::source::{CopySet, Subject};
+use crate::source::{CopySet, SeatWork, Subject, Work};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 
 /// Version of the protocol, in both greetings.
@@ -125,96 +125,71 @@ pub enum Request {
         /// Of that reply.
         id: u64,
     },
-    /// About the copies that this peer keeps for another node.
-    Copies(Copies),
+    /// Do something with copies, or with a file that sits here.
+    Order(Order),
 }
 
-/// What a node wants of the partner that keeps its copies.
+/// What a node wants done by a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Copies {
+pub struct Order {
     /// Chosen by the client; comes back in the trailer.
     pub id: u64,
-    /// Which copies.
+    /// Which copies; of nobody for what is not about copies.
     pub set: CopySet,
     /// The file; 0 when there are no ranges.
     pub ino: Ino,
     /// What of it.
     pub ranges: Vec<ByteRange>,
     /// What to do.
-    pub what: CopyWork,
+    pub work: Work,
+    /// The bytes that follow; nothing unless the work [brings bytes](Work::brings_bytes).
+    pub payload: Payload,
 }
 
-/// What is to be done about copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyWork {
-    /// Begin a set.
-    Begin,
-    /// Keep the bytes that follow: so many, with this CRC32C.
-    Keep {
-        /// Bytes of all ranges, at most [`KEEP_BYTES_MAX`].
-        total: u64,
-        /// Of the bytes.
-        crc: u32,
-    },
-    /// Give up copies.
-    Drop,
-    /// Not about copies: to be done to a file that sits at the peer.
-    AtSeat(SeatWork),
+/// What is known beforehand of bytes that follow a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Payload {
+    /// How many, at most [`KEEP_BYTES_MAX`].
+    pub total: u64,
+    /// Their CRC32C.
+    pub crc: u32,
 }
 
-/// What a node wants done where a file sits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SeatWork {
-    /// Does it sit there?
-    Look,
-    /// Write the bytes that follow into the ranges: so many, with this CRC32C.
-    Write {
-        /// Bytes of all ranges, at most [`KEEP_BYTES_MAX`].
-        total: u64,
-        /// Of the bytes.
-        crc: u32,
-    },
-    /// Write the bytes that follow behind its end. The one range is as long as they are.
-    Append {
-        /// How many, at most [`KEEP_BYTES_MAX`].
-        total: u64,
-        /// Of the bytes.
-        crc: u32,
-    },
-    /// Make it end where the one range does.
-    Cut,
-    /// Make it end there if it ends before.
-    Grow,
-    /// Make it safe, as `fsync` does there.
-    Sync,
+/// How many ranges an order has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Count {
+    None,
+    One,
+    Some,
+    Any,
 }
 
-impl CopyWork {
-    /// Bytes that follow the request, and their CRC32C.
-    #[must_use]
-    pub fn payload(self) -> Option<(u64, u32)> {
+impl Count {
+    fn allows(self, count: usize) -> bool {
         match self {
-            CopyWork::Keep { total, crc }
-            | CopyWork::AtSeat(SeatWork::Write { total, crc } | SeatWork::Append { total, crc }) => {
-                Some((total, crc))
-            }
-            _ => None,
+            Count::None => count == 0,
+            Count::One => count == 1,
+            Count::Some => count > 0,
+            Count::Any => true,
         }
     }
+}
 
-    fn kind(self) -> u16 {
-        match self {
-            CopyWork::Begin => KIND_BEGIN,
-            CopyWork::Keep { .. } => KIND_KEEP,
-            CopyWork::Drop => KIND_DROP,
-            CopyWork::AtSeat(SeatWork::Look) => KIND_SEAT_LOOK,
-            CopyWork::AtSeat(SeatWork::Write { .. }) => KIND_SEAT_WRITE,
-            CopyWork::AtSeat(SeatWork::Append { .. }) => KIND_SEAT_APPEND,
-            CopyWork::AtSeat(SeatWork::Cut) => KIND_SEAT_CUT,
-            CopyWork::AtSeat(SeatWork::Sync) => KIND_SEAT_SYNC,
-            CopyWork::AtSeat(SeatWork::Grow) => KIND_SEAT_GROW,
-        }
-    }
+/// Every kind of order, what it is, and how many ranges it has.
+const ORDERS: [(u16, Work, Count); 9] = [
+    (KIND_BEGIN, Work::BeginCopies, Count::None),
+    (KIND_KEEP, Work::Keep, Count::Some),
+    (KIND_DROP, Work::Drop, Count::Any),
+    (KIND_SEAT_LOOK, Work::AtSeat(SeatWork::Look), Count::None),
+    (KIND_SEAT_WRITE, Work::AtSeat(SeatWork::Write), Count::Some),
+    (KIND_SEAT_APPEND, Work::AtSeat(SeatWork::Append), Count::One),
+    (KIND_SEAT_CUT, Work::AtSeat(SeatWork::Cut), Count::One),
+    (KIND_SEAT_SYNC, Work::AtSeat(SeatWork::Sync), Count::None),
+    (KIND_SEAT_GROW, Work::AtSeat(SeatWork::Grow), Count::One),
+];
+
+fn kind_of(work: Work) -> u16 {
+    ORDERS.iter().find(|(_, is, _)| *is == work).map_or(0, |(kind, ..)| *kind)
 }
 
 /// A reply without its bytes.
@@ -283,13 +258,12 @@ fn put_set(out: &mut Vec<u8>, set: CopySet, crc: u32) {
     out.extend_from_slice(&set.epoch.to_le_bytes());
 }
 
-/// Appends a request about copies, without the bytes that follow it.
-pub fn put_copies(out: &mut Vec<u8>, copies: &Copies) {
-    let Copies { id, set, ino, ref ranges, what } = *copies;
+/// Appends an order, without the bytes that follow it.
+pub fn put_order(out: &mut Vec<u8>, order: &Order) {
+    let Order { id, set, ino, ref ranges, work, payload } = *order;
     assert!(ranges.len() <= RANGES_MAX, "split before sending");
-    let (total, crc) = what.payload().unwrap_or_default();
-    put_request(out, what.kind(), ranges.len() as u16, id, ino.0, total);
-    put_set(out, set, crc);
+    put_request(out, kind_of(work), ranges.len() as u16, id, ino.0, payload.total);
+    put_set(out, set, payload.crc);
     put_ranges(out, ranges);
 }
 
@@ -317,7 +291,7 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
         KIND_READ..=KIND_LAST if kind != KIND_RECEIVED && count > RANGES_MAX => {
             Err(FrameError::Bound("range count"))
         }
-        KIND_READ | KIND_READ_COPY | KIND_READ_HELD | KIND_KEEP | KIND_SEAT_WRITE if count == 0 => {
+        KIND_READ | KIND_READ_COPY | KIND_READ_HELD if count == 0 => {
             Err(FrameError::Bound("range count"))
         }
         KIND_READ..=KIND_LAST if total > most_bytes(kind) => Err(FrameError::Bound("total")),
@@ -333,37 +307,30 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
             let subject = Subject { ino: Ino(ino), copy_since, held };
             Ok(Some((Request::Read { id, subject, ranges, total }, len)))
         }
-        KIND_BEGIN..=KIND_LAST => {
-            let start = REQUEST_LEN + SET_LEN;
-            let len = start + count * RANGE_LEN;
-            let Some(list) = bytes.get(start..len) else { return Ok(None) };
-            let (set, crc) = take_set(bytes);
-            let (ranges, what) = match kind {
-                KIND_KEEP => (take_ranges(list, total)?, CopyWork::Keep { total, crc }),
-                KIND_DROP => (take_any_ranges(list)?, CopyWork::Drop),
-                KIND_SEAT_WRITE => {
-                    let work = SeatWork::Write { total, crc };
-                    (take_ranges(list, total)?, CopyWork::AtSeat(work))
-                }
-                KIND_SEAT_APPEND if count == 1 => {
-                    let work = SeatWork::Append { total, crc };
-                    (take_ranges(list, total)?, CopyWork::AtSeat(work))
-                }
-                KIND_SEAT_CUT if count == 1 => {
-                    (take_any_ranges(list)?, CopyWork::AtSeat(SeatWork::Cut))
-                }
-                KIND_SEAT_GROW if count == 1 => {
-                    (take_any_ranges(list)?, CopyWork::AtSeat(SeatWork::Grow))
-                }
-                KIND_SEAT_LOOK if count == 0 => (Vec::new(), CopyWork::AtSeat(SeatWork::Look)),
-                KIND_SEAT_SYNC if count == 0 => (Vec::new(), CopyWork::AtSeat(SeatWork::Sync)),
-                KIND_BEGIN if count == 0 => (Vec::new(), CopyWork::Begin),
-                _ => return Err(FrameError::Bound("range count")),
-            };
-            Ok(Some((Request::Copies(Copies { id, set, ino: Ino(ino), ranges, what }), len)))
-        }
-        _ => Err(FrameError::Undefined("request")),
+        _ => match ORDERS.iter().find(|(is, ..)| *is == kind) {
+            Some((_, _, ranges)) if !ranges.allows(count) => Err(FrameError::Bound("range count")),
+            Some((_, work, _)) => take_order(bytes, *work, count),
+            None => Err(FrameError::Undefined("request")),
+        },
     }
+}
+
+/// An order whose kind and number of ranges are right.
+fn take_order(
+    bytes: &[u8],
+    work: Work,
+    count: usize,
+) -> Result<Option<(Request, usize)>, FrameError> {
+    let start = REQUEST_LEN + SET_LEN;
+    let len = start + count * RANGE_LEN;
+    let Some(list) = bytes.get(start..len) else { return Ok(None) };
+    let (id, ino, total) = (u64_at(bytes, 8), Ino(u64_at(bytes, 16)), u64_at(bytes, 24));
+    let (set, crc) = take_set(bytes);
+    let (ranges, payload) = match work.brings_bytes() {
+        true => (take_ranges(list, total)?, Payload { total, crc }),
+        false => (take_any_ranges(list)?, Payload::default()),
+    };
+    Ok(Some((Request::Order(Order { id, set, ino, ranges, work, payload }), len)))
 }
 
 /// Most bytes that a request asks for or brings.
@@ -511,8 +478,8 @@ mod tests {
         }
 
         #[test]
-        fn requests_about_copies_survive(
-            id: u64, ino: u64, owner: u32, epoch: u64, crc: u32, ranges in ranges(), kind in 0..9u8,
+        fn orders_survive(
+            id: u64, ino: u64, owner: u32, epoch: u64, crc: u32, ranges in ranges(), kind in 0..=9u8,
             cut: prop::sample::Index,
         ) {
             let set = CopySet { owner: NodeId(owner), epoch };
@@ -525,24 +492,19 @@ mod tests {
                     Request::Read { id, subject, ranges, total }
                 }
                 kind => {
-                    let (ranges, what) = match kind {
-                        1 => (Vec::new(), CopyWork::Begin),
-                        2 => (ranges, CopyWork::Keep { total, crc }),
-                        3 => (ranges, CopyWork::Drop),
-                        4 => (Vec::new(), CopyWork::AtSeat(SeatWork::Look)),
-                        5 => (Vec::new(), CopyWork::AtSeat(SeatWork::Sync)),
-                        6 => (ranges[..1].to_vec(), CopyWork::AtSeat(SeatWork::Cut)),
-                        8 => (ranges[..1].to_vec(), CopyWork::AtSeat(SeatWork::Grow)),
-                        7 => {
-                            let total = ranges[0].len();
-                            let work = SeatWork::Append { total, crc };
-                            (ranges[..1].to_vec(), CopyWork::AtSeat(work))
-                        }
-                        _ => (ranges, CopyWork::AtSeat(SeatWork::Write { total, crc })),
+                    let (_, work, count) = ORDERS[usize::from(kind) - 1];
+                    let ranges = match count {
+                        Count::None => Vec::new(),
+                        Count::One => ranges[..1].to_vec(),
+                        Count::Some | Count::Any => ranges,
                     };
-                    let copies = Copies { id, set, ino: Ino(ino), ranges, what };
-                    put_copies(&mut bytes, &copies);
-                    Request::Copies(copies)
+                    let payload = match work.brings_bytes() {
+                        true => Payload { total: ranges.iter().map(|r| r.len()).sum(), crc },
+                        false => Payload::default(),
+                    };
+                    let order = Order { id, set, ino: Ino(ino), ranges, work, payload };
+                    put_order(&mut bytes, &order);
+                    Request::Order(order)
                 }
             };
             let len = bytes.len();

@@ -9,11 +9,10 @@ use conformance::files::{Files, Lending, eventually};
 use ebb_testkit::{Change, Relay, Towards};
 use ebb_transport::secure::{Channel, Purpose};
 use ebb_transport::{
-    BoxFuture, ByteSource, PeerPool, PeerReader, PeerServer, PeerServing, PeerTransport,
-    PoolOptions, ReadError, ReadRequest, Secure, ServeOptions, Tcp, Token,
+    ByteSource, PeerChannel, PeerPool, PeerServer, PeerServing, PeerTransport, PoolOptions,
+    ReadError, ReadRequest, Secure, ServeError, ServeOptions, Tcp, Token,
 };
 use ebb_types::{ByteRange, Ino};
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,18 +34,18 @@ fn always(token: &Arc<Token>, connections_per_peer: usize) -> Always {
 }
 
 impl PeerTransport for Always {
-    fn serve<'a>(
-        &'a self,
-        bind: &'a str,
+    fn serve(
+        &self,
+        listener: TcpListener,
         source: Arc<dyn ByteSource>,
         token: Option<Arc<Token>>,
-    ) -> BoxFuture<'a, io::Result<Box<dyn PeerServing>>> {
-        let is_near = bind.starts_with("127.");
-        self.tcp.serve(bind, source, token.or_else(|| is_near.then(|| self.token.clone())))
+    ) -> Result<Box<dyn PeerServing>, ServeError> {
+        let is_near = listener.local_addr()?.ip().is_loopback();
+        self.tcp.serve(listener, source, token.or_else(|| is_near.then(|| self.token.clone())))
     }
 
-    fn reader(&self, token: Option<Arc<Token>>) -> Arc<dyn PeerReader> {
-        self.tcp.reader(token.or_else(|| Some(self.token.clone())))
+    fn channel(&self, token: Option<Arc<Token>>) -> Arc<dyn PeerChannel> {
+        self.tcp.channel(token.or_else(|| Some(self.token.clone())))
     }
 }
 

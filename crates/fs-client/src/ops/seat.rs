@@ -19,7 +19,7 @@ use crate::passing::{Door, MySeat};
 use ebb_consistency::path::{Access, wants_seat};
 use ebb_locks::Mutex;
 use ebb_meta_client::{PublishFor, SeatWish, SetAttr};
-use ebb_transport::{CopyError, CopyLink, SeatWork};
+use ebb_transport::{SeatLink, SeatWork, WorkError};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) struct Seats {
     making: tokio::sync::RwLock<()>,
     /// The number of the last one.
     last: Mutex<u64>,
-    links: Mutex<HashMap<NodeId, Arc<CopyLink>>>,
+    links: Mutex<HashMap<NodeId, Arc<SeatLink>>>,
 }
 
 impl CachedFile {
@@ -227,7 +227,7 @@ impl Node {
                 let size = ranges.first().ok_or(Errno::EINVAL)?.end();
                 return self.grow(ino, size, false).await;
             }
-            SeatWork::Write { .. } | SeatWork::Append { .. } => {}
+            SeatWork::Write | SeatWork::Append => {}
         }
         if self.is_over_capacity() {
             self.make_room(Need::Share).await?;
@@ -241,7 +241,7 @@ impl Node {
             let part = bytes.get(at..at + range.len() as usize).ok_or(Errno::EPROTO)?;
             at += part.len();
             let stored = match work {
-                SeatWork::Append { .. } => self.append_here(&file, part)?,
+                SeatWork::Append => self.append_here(&file, part)?,
                 _ => file.store(&self.cache, Place::At(range.start()), part, |_| {})?,
             };
             self.note_taken();
@@ -269,23 +269,22 @@ impl Node {
 
     // ---- where files sit elsewhere -----------------------------------------------------------
 
-    async fn seat_link(&self, node: NodeId) -> Result<Arc<CopyLink>, Errno> {
+    async fn seat_link(&self, node: NodeId) -> Result<Arc<SeatLink>, Errno> {
         self.leases.at_seats.fetch_add(1, Relaxed);
         if let Some(link) = self.seats.links.lock().get(&node) {
             return Ok(Arc::clone(link));
         }
         let address = self.address_of(node).await?.ok_or(Errno::EIO)?;
-        let link = self.peers.reach_partner(address).await;
-        let link = Arc::new(link.map_err(|e| self.seat_fails(node, &e))?);
+        let link = Arc::new(SeatLink::new(Arc::clone(&self.peers), address));
         self.seats.links.lock().insert(node, Arc::clone(&link));
         Ok(link)
     }
 
     /// What an application is told when a seat cannot do what it should. ESTALE: it is none any more.
-    fn seat_fails(&self, node: NodeId, e: &CopyError) -> Errno {
+    fn seat_fails(&self, node: NodeId, e: &WorkError) -> Errno {
         match e {
-            CopyError::Refused(errno) | CopyError::Local(errno) => *errno,
-            CopyError::Silent(why) | CopyError::Unreached(why) => {
+            WorkError::Refused(errno) | WorkError::Local(errno) => *errno,
+            WorkError::Silent(why) | WorkError::Unreached(why) => {
                 // It may be elsewhere by now.
                 self.seats.links.lock().remove(&node);
                 self.addresses.lock().remove(&node);
@@ -308,7 +307,7 @@ impl Node {
         let from = file.cache(&self.cache)?;
         let read =
             |range: ByteRange, into: &mut [u8]| cache::read_padded(&from, into, range.start());
-        let done = link.write_at_seat(file.ino, ranges, read).await;
+        let done = link.write(file.ino, ranges, read).await;
         done.map_err(|e| self.seat_fails(node, &e))
     }
 
@@ -320,8 +319,8 @@ impl Node {
         data: &[u8],
     ) -> Result<(), Errno> {
         let link = self.seat_link(node).await?;
-        link.append_at_seat(ino, data).await.map_err(|e| match self.seat_fails(node, &e) {
-            Errno::EHOSTUNREACH if matches!(e, CopyError::Silent(_)) => Errno::EIO,
+        link.append(ino, data).await.map_err(|e| match self.seat_fails(node, &e) {
+            Errno::EHOSTUNREACH if matches!(e, WorkError::Silent(_)) => Errno::EIO,
             errno => errno,
         })
     }
@@ -329,7 +328,7 @@ impl Node {
     /// The same of a cut.
     pub(crate) async fn cut_at_seat(&self, ino: Ino, node: NodeId, size: u64) -> Result<(), Errno> {
         let link = self.seat_link(node).await?;
-        link.cut_at_seat(ino, size).await.map_err(|e| self.seat_fails(node, &e))
+        link.cut(ino, size).await.map_err(|e| self.seat_fails(node, &e))
     }
 
     /// The same of what only makes it longer.
@@ -340,13 +339,13 @@ impl Node {
         size: u64,
     ) -> Result<(), Errno> {
         let link = self.seat_link(node).await?;
-        link.grow_at_seat(ino, size).await.map_err(|e| self.seat_fails(node, &e))
+        link.grow(ino, size).await.map_err(|e| self.seat_fails(node, &e))
     }
 
     /// `fsync` where the file sits.
     pub(crate) async fn sync_at_seat(&self, ino: Ino, node: NodeId) -> Result<(), Errno> {
         let link = self.seat_link(node).await?;
-        link.sync_at_seat(ino).await.map_err(|e| self.seat_fails(node, &e))
+        link.sync(ino).await.map_err(|e| self.seat_fails(node, &e))
     }
 
     /// Something is tried again when the file has left the node at which it sat, or that does not

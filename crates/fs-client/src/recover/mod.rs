@@ -25,7 +25,6 @@ use crate::rules::Rules;
 use ebb_backend::{Backend, BackendError, PosixDir};
 use ebb_flusher::{Activity, Engine, Options};
 use ebb_meta_client::{ConnectOptions, MetaClient};
-use ebb_transport::{PeerPool, PoolOptions};
 use ebb_types::{Errno, Ino, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,7 +86,7 @@ fn run_on(runtime: &tokio::runtime::Runtime, job: &Job) -> Result<Outcome, RunEr
         config: config.clone(),
         me: NodeId(welcome.node_id),
         meta,
-        peers: PeerPool::new(None, PoolOptions::default()),
+        peers: daemon::transport(config).channel(None),
         backing: Arc::clone(&backing),
         cache,
         rules,

@@ -10,7 +10,7 @@ use crate::node::Node;
 use crate::replica::held::bytes;
 use ebb_locks::Mutex;
 use ebb_meta_client::{AttachRequest, Attached, Pairs, Wish};
-use ebb_transport::{CopyError, CopyLink, CopySet};
+use ebb_transport::{CopyLink, CopySet, WorkError};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time};
 use rangemap::RangeSet;
 use std::collections::{HashMap, HashSet};
@@ -315,8 +315,8 @@ impl Node {
         pair: &Pair,
         file: &CachedFile,
         ranges: &[ByteRange],
-    ) -> Result<(), CopyError> {
-        let cache = file.cache(&self.cache).map_err(CopyError::Local)?;
+    ) -> Result<(), WorkError> {
+        let cache = file.cache(&self.cache).map_err(WorkError::Local)?;
         let read = move |range: ByteRange, buf: &mut [u8]| read_padded(&cache, buf, range.start());
         pair.link.keep(file.ino, ranges, read).await
     }
@@ -370,24 +370,23 @@ impl Node {
 
     async fn pair_up(&self, partner: NodeId, address: String) -> Result<(), Errno> {
         let owner = &self.replicas.owner;
-        let unreachable = |e: CopyError| {
+        let unreachable = |e: WorkError| {
             tracing::warn!(%partner, error = %e, "cannot be this node's partner");
             owner.state.lock().avoid.push((partner, Instant::now()));
             owner.say_why(&e.to_string());
         };
-        let link = match self.peers.reach_partner(address.clone()).await {
-            Ok(link) => link,
-            Err(e) => {
-                unreachable(e);
-                return Ok(());
-            }
-        };
+        // Before it is said that copies are there.
+        if let Err(e) = self.peers.reach(&address).await {
+            unreachable(e);
+            return Ok(());
+        }
         let _turn = owner.turn.lock().await;
         if owner.pair().is_some() {
             return Ok(());
         }
         let epoch = self.meta.pair(Some(partner)).await?;
-        match link.begin(CopySet { owner: self.me, epoch }).await {
+        let set = CopySet { owner: self.me, epoch };
+        match CopyLink::begin(Arc::clone(&self.peers), address.clone(), set).await {
             Ok(link) => {
                 tracing::info!(%partner, address, "copies go there");
                 let pair = Pair { link: Arc::new(link), partner, address };

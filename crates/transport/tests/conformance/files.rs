@@ -1,7 +1,8 @@
 //! A source of real files whose every way to go wrong can be switched on.
 
+use super::works::Desk;
 use ebb_locks::Mutex;
-use ebb_transport::{ByteSource, Lent, SourceError, Subject};
+use ebb_transport::{ByteSource, CopySet, Lent, SeatWork, SourceError, Subject};
 use ebb_types::{ByteRange, Errno, Ino};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -47,6 +48,8 @@ pub struct Files {
     lending: Lending,
     kept: Mutex<HashMap<Ino, Kept>>,
     holds: Arc<AtomicUsize>,
+    /// What peers want done here.
+    pub desk: Desk,
 }
 
 struct CountedHold(Arc<AtomicUsize>);
@@ -64,6 +67,7 @@ impl Files {
             lending,
             kept: Mutex::default(),
             holds: Arc::default(),
+            desk: Desk::default(),
         }
     }
 
@@ -164,5 +168,33 @@ impl ByteSource for Files {
 
     fn still_here(&self, subject: Subject, _ranges: &[ByteRange]) -> bool {
         self.kept.lock().get(&subject.ino).is_some_and(|kept| !kept.disowned)
+    }
+
+    fn begin_copies(&self, set: CopySet) -> Result<(), Errno> {
+        self.desk.begin(set)
+    }
+
+    fn keep_copies(
+        &self,
+        set: CopySet,
+        ino: Ino,
+        ranges: &[ByteRange],
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        self.desk.keep(set, ino, ranges, bytes)
+    }
+
+    fn drop_copies(&self, set: CopySet, ino: Ino, ranges: &[ByteRange]) -> Result<(), Errno> {
+        self.desk.drop(set, ino, ranges)
+    }
+
+    fn at_seat(
+        &self,
+        ino: Ino,
+        work: SeatWork,
+        ranges: &[ByteRange],
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        self.desk.at_seat(ino, work, ranges, bytes)
     }
 }

@@ -2,16 +2,18 @@
 //! one; a new transport needs one file with its own call of it.
 
 pub mod files;
+mod works;
 
 use ebb_transport::auth::Token;
 use ebb_transport::{
-    PeerReader, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest,
+    PeerChannel, PeerServing, PeerTransport, READ_BYTES_MAX, ReadError, ReadRequest, ServeError,
 };
 use ebb_types::{ByteRange, Errno, Ino};
 use files::{Files, Lending};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::Arc;
+use tokio::net::TcpListener;
 
 const INO: Ino = Ino(7);
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -19,18 +21,28 @@ const LOOPBACK: &str = "127.0.0.1:0";
 struct Pair {
     files: Arc<Files>,
     server: Box<dyn PeerServing>,
-    reader: Arc<dyn PeerReader>,
+    channel: Arc<dyn PeerChannel>,
+}
+
+/// Lends at a local address.
+async fn serve(
+    transport: &dyn PeerTransport,
+    at: &str,
+    files: &Arc<Files>,
+    token: Option<Arc<Token>>,
+) -> Result<Box<dyn PeerServing>, ServeError> {
+    transport.serve(TcpListener::bind(at).await?, files.clone(), token)
 }
 
 impl Pair {
     async fn new(transport: &dyn PeerTransport, lending: Lending) -> Pair {
         let files = Arc::new(Files::new(lending));
-        let server = transport.serve(LOOPBACK, files.clone(), None).await.unwrap();
-        Pair { files, server, reader: transport.reader(None) }
+        let server = serve(transport, LOOPBACK, &files, None).await.unwrap();
+        Pair { files, server, channel: transport.channel(None) }
     }
 
     async fn read(&self, ranges: Vec<ByteRange>) -> Result<bytes::Bytes, ReadError> {
-        self.reader.read(&self.server.address(), &ReadRequest::of_owner(INO, ranges)).await
+        self.channel.read(&self.server.address(), &ReadRequest::of_owner(INO, ranges)).await
     }
 }
 
@@ -50,6 +62,7 @@ pub async fn suite(transport: &dyn PeerTransport) {
     strangers_are_not_served(transport).await;
     nobody_there(transport).await;
     a_stopped_server_breaks_reads_and_a_new_one_serves(transport).await;
+    works::suite(transport).await;
 }
 
 fn expected(content: &[u8], ranges: &[ByteRange]) -> Vec<u8> {
@@ -176,7 +189,7 @@ async fn errors_are_told_apart(transport: &dyn PeerTransport, lending: Lending) 
     pair.files.fail(INO, None);
     assert!(pair.read(one).await.is_ok());
     let other = ReadRequest::of_owner(Ino(99), vec![ByteRange::new(0, 1)]);
-    let other = pair.reader.read(&pair.server.address(), &other).await;
+    let other = pair.channel.read(&pair.server.address(), &other).await;
     assert_eq!(other, Err(ReadError::NotHere));
     // A file that cannot be read: the error of the system call reaches the reader.
     pair.files.lend_a_directory(INO);
@@ -207,10 +220,10 @@ async fn tokens_must_agree(transport: &dyn PeerTransport) {
     let files = Arc::new(Files::new(Lending::Held));
     let content = files.fill(INO, 1000, 7);
     let request = ReadRequest::of_owner(INO, vec![ByteRange::new(0, 1000)]);
-    let guarded = transport.serve(LOOPBACK, files.clone(), Some(ours.clone())).await.unwrap();
-    let open = transport.serve(LOOPBACK, files.clone(), None).await.unwrap();
+    let guarded = serve(transport, LOOPBACK, &files, Some(ours.clone())).await.unwrap();
+    let open = serve(transport, LOOPBACK, &files, None).await.unwrap();
     let read = async |server: &dyn PeerServing, token: Option<Arc<Token>>| {
-        transport.reader(token).read(&server.address(), &request).await
+        transport.channel(token).read(&server.address(), &request).await
     };
     assert!(read(&*guarded, Some(ours.clone())).await.unwrap() == content);
     for (server, token) in [(&guarded, Some(other)), (&guarded, None), (&open, Some(ours))] {
@@ -223,7 +236,7 @@ async fn tokens_must_agree(transport: &dyn PeerTransport) {
 
 async fn strangers_are_not_served(transport: &dyn PeerTransport) {
     let files = Arc::new(Files::new(Lending::Held));
-    let everywhere = transport.serve("0.0.0.0:0", files, None).await;
+    let everywhere = serve(transport, "0.0.0.0:0", &files, None).await;
     let error = everywhere.err().expect("an open server without a token");
     assert!(error.to_string().contains("token"), "{error}");
 }
@@ -234,7 +247,7 @@ async fn nobody_there(transport: &dyn PeerTransport) {
     drop(pair.server);
     let request = ReadRequest::of_owner(INO, vec![ByteRange::new(0, 1)]);
     for address in [address.as_str(), "not-an-address"] {
-        let result = pair.reader.read(address, &request).await;
+        let result = pair.channel.read(address, &request).await;
         let Err(ReadError::Unreachable(text)) = result else { panic!("{result:?}") };
         assert!(text.contains(address), "{text}");
     }
@@ -257,7 +270,7 @@ async fn a_stopped_server_breaks_reads_and_a_new_one_serves(transport: &dyn Peer
         broken = pair.read(whole.clone()).await;
     }
     assert!(matches!(broken, Err(ReadError::Unreachable(_))), "{broken:?}");
-    let again = transport.serve(&address, pair.files.clone(), None).await.unwrap();
+    let again = serve(transport, &address, &pair.files, None).await.unwrap();
     let request = ReadRequest::of_owner(INO, whole);
-    assert!(pair.reader.read(&again.address(), &request).await.unwrap() == content);
+    assert!(pair.channel.read(&again.address(), &request).await.unwrap() == content);
 }
