@@ -208,7 +208,8 @@ fn located(file: &Arc<CachedFile>) -> Option<Located> {
     }
     let unflushed = state.view.unflushed_bytes() > 0 || state.view.has_unattached();
     let needed = unflushed || state.opens > 0;
-    Some(Located { ino: file.ino, paths, object: home.ino, needed })
+    let as_of = state.view.newest_known();
+    Some(Located { ino: file.ino, paths, object: home.ino, needed, as_of })
 }
 
 fn published(note: &Note) -> impl Iterator<Item = (ByteRange, Version, Held)> + '_ {

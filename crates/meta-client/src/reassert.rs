@@ -48,6 +48,8 @@ pub struct Located {
     pub object: u64,
     /// It is open here, or has bytes that the backing lacks: others may have moved it.
     pub needed: bool,
+    /// The newest version of the file that this node knows: of two nodes the one that knows more has the newer object.
+    pub as_of: Version,
 }
 
 /// What an owner on this node has locked.
@@ -141,6 +143,7 @@ impl MetaClient {
                 paths: f.paths.clone(),
                 object: f.object,
                 needed: f.needed,
+                as_of: f.as_of.0,
             };
             let located = some.iter().map(one).collect();
             self.call(Op::Reassert(pb::Reassert { located, ..to.step() })).await?;

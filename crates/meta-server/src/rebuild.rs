@@ -11,7 +11,7 @@ use crate::backing::Backing;
 use crate::core::Core;
 use crate::lineage::EPOCH;
 use ebb_namespace::{BackingPath, Book, Home, Seen};
-use ebb_types::{Errno, FileKind, Ino, Name, NodeId};
+use ebb_types::{Errno, FileKind, Ino, Name, NodeId, Version};
 use rustix::fs::{OFlags, RenameFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +24,8 @@ const FIRST_NEW_MIN: u32 = 1 << 20;
 /// Of so many files nodes may say where they are.
 const LOCATED_MAX: usize = 1 << 22;
 
-/// In so many places one file may be.
-const PATHS_MAX: usize = 64;
+/// So many nodes may say where one file is.
+const PLACES_MAX: usize = 64;
 
 /// A state that is rebuilt from what nodes know, or was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,15 +89,46 @@ impl Rebuild {
 /// In which directory the part file of an inode is, and which object that is.
 type Parts = BTreeMap<Ino, (Ino, Seen)>;
 
-/// Where a node says that a file is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where nodes say that a file is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Located {
-    /// From the root of the backing; or its part file was there.
-    pub paths: Vec<Vec<Name>>,
-    /// `st_ino` of the object.
-    pub object: u64,
+    /// As each of them knows it. A file that was written over is another object since, and a node that had
+    /// nothing to do with it may only know the one before.
+    pub places: Vec<Place>,
     /// Somebody has it open, or has bytes of it that the backing lacks.
     pub needed: bool,
+}
+
+/// Where one node says that a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The newest version of the file that the node knows.
+    pub as_of: Version,
+    /// `st_ino` of the object.
+    pub object: u64,
+    /// From the root of the backing; or its part file was there.
+    pub paths: Vec<Vec<Name>>,
+}
+
+/// In which order places are tried: what a node that knows more says before what others say. An older word
+/// is none about an object that is now told of another file: numbers of objects come again.
+fn in_order(told: BTreeMap<Ino, Located>) -> BTreeMap<Ino, Located> {
+    let mut newest: BTreeMap<u64, BTreeSet<Ino>> = BTreeMap::new();
+    let mut sorted = told;
+    for (ino, located) in &mut sorted {
+        located.places.sort_by_key(|place| std::cmp::Reverse(place.as_of));
+        if let Some(first) = located.places.first() {
+            newest.entry(first.object).or_default().insert(*ino);
+        }
+    }
+    for (ino, located) in &mut sorted {
+        let first = located.places.first().map(|place| place.object);
+        let is_of_another = |object: u64| {
+            newest.get(&object).is_some_and(|inos| inos.iter().any(|other| other != ino))
+        };
+        located.places.retain(|p| Some(p.object) == first || !is_of_another(p.object));
+    }
+    sorted
 }
 
 impl Core {
@@ -106,15 +137,10 @@ impl Core {
         if self.state().is_being_rebuilt() {
             let mut known = self.words.located.lock();
             if known.len() < LOCATED_MAX {
-                // Of several nodes, of which one may have an older path.
-                let all = known.entry(ino).or_insert_with(|| Located { paths: vec![], ..located });
+                let all = known.entry(ino).or_default();
                 all.needed |= located.needed;
-                all.object = located.object;
-                for path in located.paths {
-                    if all.paths.len() < PATHS_MAX && !all.paths.contains(&path) {
-                        all.paths.push(path);
-                    }
-                }
+                let room = PLACES_MAX.saturating_sub(all.places.len());
+                all.places.extend(located.places.into_iter().take(room));
             }
         }
     }
@@ -133,10 +159,15 @@ impl Core {
             }
         }
         let mut parts = Parts::new();
-        let located = std::mem::take(&mut *self.words.located.lock());
+        let located = in_order(std::mem::take(&mut *self.words.located.lock()));
         for (ino, at) in &located {
-            for path in &at.paths {
-                self.find_at(*ino, at.object, path, &mut parts).await;
+            for place in &at.places {
+                if parts.contains_key(ino) || self.state().ns.get(*ino).is_some() {
+                    break;
+                }
+                for path in &place.paths {
+                    self.find_at(*ino, place.object, path, &mut parts).await;
+                }
             }
         }
         // Others may have renamed it, or a directory above it, unheard; and what is moved to where the
@@ -147,7 +178,7 @@ impl Core {
             !known && (needed || local.contains(ino))
         };
         let of_nodes = located.iter().filter(|(ino, at)| is_lost(ino, at.needed));
-        let of_nodes = of_nodes.map(|(ino, at)| (at.object, *ino));
+        let of_nodes = of_nodes.flat_map(|(ino, at)| at.places.iter().map(|p| (p.object, *ino)));
         let found_before = local.iter().filter(|ino| is_lost(ino, true));
         let found_before = found_before.filter_map(|i| Some((ebb_namespace::object_of(*i)?, *i)));
         let lost: BTreeMap<u64, Ino> = of_nodes.chain(found_before).collect();

@@ -122,6 +122,61 @@ async fn what_was_heard_later_than_now_is_refused_and_nothing_is_answered() {
     assert!(a.is_quiet(asked).await);
 }
 
+/// A file that was written over is another object since. Of two nodes the one that knows the newer version of the
+/// file knows which, whoever is heard last; and an older word takes no object that is another file's by now.
+#[tokio::test]
+async fn of_two_objects_of_a_file_the_newer_one_counts() {
+    for a_is_last in [false, true] {
+        let s = nothing_left(2).await;
+        let backing = s.backing();
+        for name in ["over", "came", "old"] {
+            std::fs::write(backing.join(name), name).unwrap();
+        }
+        let object = |name: &str| std::fs::symlink_metadata(backing.join(name)).unwrap().ino();
+        let at = |ino: u64, path: &str, object: u64, as_of: u64| pb::Located {
+            ino,
+            paths: vec![path.as_bytes().to_vec()],
+            object,
+            needed: false,
+            as_of,
+        };
+        let tells = |located: Vec<pb::Located>| tell(Reassert { located, ..Reassert::default() });
+        let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+        let mut b = Node::join_as(s.address, of_before("b", 8), None).await.unwrap();
+        // Node a knows what is true; node b knows 61 by an object that is gone, and 62 as what has become 63.
+        let of_a = vec![
+            at(61, "over", object("over"), 9),
+            at(62, "went", 4, 9),
+            at(63, "came", object("came"), 2),
+        ];
+        let of_b = vec![
+            at(61, "over", 5, 8),
+            at(62, "came", object("came"), 8),
+            at(64, "old", object("old"), 3),
+        ];
+        match a_is_last {
+            true => {
+                b.ask(tells(of_b)).await.unwrap();
+                a.ask(tells(of_a)).await.unwrap();
+            }
+            false => {
+                a.ask(tells(of_a)).await.unwrap();
+                b.ask(tells(of_b)).await.unwrap();
+            }
+        }
+        for node in [&mut a, &mut b] {
+            node.send(named()).await;
+        }
+        for node in [&mut a, &mut b] {
+            node.send(done()).await;
+        }
+        for (name, ino) in [("over", 61), ("came", 63), ("old", 64)] {
+            assert_eq!(a.lookup(ROOT, name).await.unwrap().ino, ino, "{name}, {a_is_last}");
+        }
+        assert_eq!(a.attr(62).await.err(), Some(Errno::ESTALE));
+    }
+}
+
 /// Where a node says that a file is: nothing outside of the backing, nothing that is another object, no name
 /// that something has.
 #[tokio::test]
@@ -140,6 +195,7 @@ async fn a_file_is_where_a_node_says_only_if_that_is_so() {
         paths: vec![path.as_bytes().to_vec()],
         object,
         needed: false,
+        as_of: 0,
     };
     let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
     let ask = |located: Vec<pb::Located>| tell(Reassert { located, ..Reassert::default() });

@@ -2,7 +2,7 @@
 
 use super::{Call, OpError, OpResult, checked, locking, size};
 use crate::reassert::Holding;
-use crate::rebuild::{Located, Rebuild};
+use crate::rebuild::{Located, Place, Rebuild};
 use crate::state::{Entry, FileOp, State};
 use ebb_consistency::{Assertion, Claimed};
 use ebb_namespace::locks::Kind;
@@ -147,7 +147,8 @@ fn located(sent: &pb::Located) -> Result<(Ino, Located), Errno> {
     };
     let sent_paths = sent.paths.iter().take(PATHS_MAX).filter(|path| !path.is_empty());
     let paths = sent_paths.map(names).collect::<Result<_, _>>()?;
-    Ok((Ino(sent.ino), Located { paths, object: sent.object, needed: sent.needed }))
+    let place = Place { as_of: Version(sent.as_of), object: sent.object, paths };
+    Ok((Ino(sent.ino), Located { places: vec![place], needed: sent.needed }))
 }
 
 /// True when the backing has something of the file, as far as the node knows.
