@@ -14,6 +14,7 @@
 
 use crate::model::{Model, SyncEvent};
 use crate::msc::Msc;
+use crate::run::Act;
 use ebb_types::ByteRange;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,6 +44,7 @@ pub enum LockKind {
 enum What {
     Read(ByteRange),
     Write(ByteRange),
+    Append(ByteRange),
     Sync(SyncEvent),
     /// Sends, receives and whatever else only orders.
     Mark,
@@ -116,6 +118,11 @@ impl Trace {
     /// A write; a truncate is a write of everything beyond the new size.
     pub fn write(&mut self, process: Process, file: File, range: ByteRange) -> OpId {
         self.push(process, file, What::Write(range))
+    }
+
+    /// A write behind what was the end of the file.
+    pub fn append(&mut self, process: Process, file: File, range: ByteRange) -> OpId {
+        self.push(process, file, What::Append(range))
     }
 
     /// A sync operation. Locks are better recorded with [`Trace::lock`].
@@ -215,11 +222,12 @@ impl fmt::Display for Race {
 /// All races of a run under a model, in trace order.
 #[must_use]
 pub fn check(trace: &Trace, model: &Model) -> Vec<Race> {
-    Checker::new(trace, model.msc()).races()
+    Checker::new(trace, model).races()
 }
 
 struct Checker<'a> {
     trace: &'a Trace,
+    model: &'a Model,
     msc: Msc,
     /// Per operation and process: how many operations of the process happen before or are it.
     clocks: Vec<Vec<u32>>,
@@ -232,17 +240,23 @@ struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    fn new(trace: &'a Trace, msc: Msc) -> Checker<'a> {
+    fn new(trace: &'a Trace, model: &'a Model) -> Checker<'a> {
+        let msc = model.msc();
         let (places, clocks) = clocks(trace);
         let observes = nearest(trace, &msc.observe, false);
         let publishes = nearest(trace, &msc.publish, true);
-        Checker { trace, msc, clocks, places, publishes, observes }
+        Checker { trace, model, msc, clocks, places, publishes, observes }
     }
 
     fn races(&self) -> Vec<Race> {
         let mut by_file: BTreeMap<File, Vec<(ByteRange, OpId)>> = BTreeMap::new();
         for (i, op) in self.trace.ops.iter().enumerate() {
-            if let What::Read(r) | What::Write(r) = op.what {
+            let touched = match op.what {
+                What::Read(r) | What::Write(r) => Some(r),
+                What::Append(r) => Some(Act::Append.touches(r, self.model)),
+                What::Sync(_) | What::Mark => None,
+            };
+            if let Some(r) = touched {
                 by_file.entry(op.file).or_default().push((r, OpId(i)));
             }
         }

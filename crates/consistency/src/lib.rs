@@ -11,7 +11,8 @@
 //! * [`lease`]: what a node need not ask again, on the service's side and on a node's.
 //! * [`claim`]: claims of whole blocks, for writers whose exact bytes are not known.
 //! * [`path`]: whether an open may go to the kernel, past the daemon.
-//! * [`checker`]: which pairs of operations of a trace race under a model.
+//! * [`checker`]: which pairs of operations of a trace race under a model; [`run`] and [`sweep`] are
+//!   the same for traces of millions of operations.
 //! * [`explore`]: small programs, every schedule, the real structures, one question: is every
 //!   read of a race-free program the one that sequential consistency gives?
 
@@ -26,6 +27,8 @@ pub mod ownership;
 pub mod path;
 #[cfg(test)]
 mod planted;
+pub mod run;
+pub mod sweep;
 pub mod table;
 pub mod tree;
 pub mod view;
