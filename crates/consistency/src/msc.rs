@@ -61,10 +61,42 @@ impl Msc {
         some(&self.publish) && some(&self.observe)
     }
 
+    /// True when whatever is properly synchronised under this is so under `other`, too, and not the
+    /// other way round: a program that needs no more than this has no use for the other.
+    #[must_use]
+    pub fn is_weaker_than(&self, other: &Msc) -> bool {
+        let within = |a: &Option<Vec<SyncEvent>>, b: &Option<Vec<SyncEvent>>| match (a, b) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(a), Some(b)) => a.iter().all(|e| b.contains(e)),
+        };
+        let below = |a: &Msc, b: &Msc| within(&a.publish, &b.publish) && within(&a.observe, &b.observe);
+        below(self, other) && !below(other, self)
+    }
+
     /// True when the chain ends with a sync operation of the second process (papers: session,
     /// mpiio), so that a process that builds on another's bytes has always asked first.
     #[must_use]
     pub fn ends_with_observation(&self) -> bool {
         self.observe.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::table::ModelTable;
+
+    #[test]
+    fn the_built_in_models_are_in_a_row() {
+        let table = ModelTable::builtin();
+        let msc = |name: &str| table.get(name).unwrap().msc();
+        let row = ["session", "mpiio", "romio", "posix"];
+        for (i, a) in row.into_iter().enumerate() {
+            for (j, b) in row.into_iter().enumerate() {
+                assert_eq!(msc(a).is_weaker_than(&msc(b)), i < j, "{a} {b}");
+            }
+        }
+        assert!(!msc("romio").is_weaker_than(&msc("commit")), "they ask for the same");
+        assert!(!msc("commit").is_weaker_than(&msc("romio")));
     }
 }

@@ -125,7 +125,28 @@ impl Sorted {
         self.check_with(&|_| model)
     }
 
-    /// The same with a model for each file.
+    /// Places where different processes write next to each other within one span of `size` bytes, such as
+    /// a page, per file: no race, but such writers wait for each other on many systems.
+    #[must_use]
+    pub fn shared_spans(&self, size: u64) -> BTreeMap<File, u64> {
+        let mut found = BTreeMap::new();
+        for of_file in self.bundles.chunk_by(|a, b| a.file == b.file) {
+            let mut last: Option<&Bundle> = None;
+            for bundle in of_file.iter().filter(|b| b.act != Act::Read) {
+                let is_shared = last.is_some_and(|l| {
+                    let near = (l.range.end().max(1) - 1) / size == bundle.range.start() / size;
+                    near && l.process != bundle.process && !l.range.overlaps(bundle.range)
+                });
+                if is_shared {
+                    *found.entry(File(bundle.file)).or_default() += 1;
+                }
+                last = Some(bundle);
+            }
+        }
+        found
+    }
+
+    /// What models make of it, one for each file.
     #[must_use]
     pub fn check_with<'m>(&self, model_of: &dyn Fn(File) -> &'m Model) -> Verdict {
         let mut sweep = Sweep::new(self);

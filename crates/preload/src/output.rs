@@ -2,7 +2,7 @@
 //! they are in the file whatever ends the process. Memory is bounded by the window.
 
 use crate::sys;
-use ebb_trace_format::{BLOCK, Block, ENDING, HEADER, Header, Record};
+use ebb_trace_format::{BLOCK, Block, ENDING, HEAD, HEADER, Header, Record};
 use std::ffi::CString;
 
 /// Blocks of the first window: many processes are short.
@@ -71,7 +71,7 @@ impl Output {
 
     /// The process ends: what is not used of the file is given back.
     pub fn trim(&self) {
-        sys::truncate(&self.path, self.at + ((self.block + 1) * BLOCK) as u64);
+        sys::truncate(&self.path, self.at + (self.block * BLOCK + HEAD + self.used) as u64);
     }
 
     /// The child of a fork leaves its parent's file alone.
