@@ -55,6 +55,9 @@ enum Command {
     Config(commands::config::Args),
     OstLoad(commands::ost_load::Args),
     Bench(commands::bench::Args),
+    Trace(commands::trace::Args),
+    Check(commands::check::Args),
+    Advise(commands::advise::Args),
     #[command(hide = true)]
     Daemon(commands::daemon::Args),
 }
@@ -78,6 +81,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => args.run(),
         Command::Daemon(args) => args.run(),
         Command::Run(args) => return ended(args.run()),
+        Command::Trace(args) => return ended(args.run()),
+        Command::Check(args) => return ended(args.run()),
+        Command::Advise(args) => return ended(args.run()),
     };
     ended(done.map(|()| 0))
 }

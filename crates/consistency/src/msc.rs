@@ -70,7 +70,8 @@ impl Msc {
             (None, Some(_)) => false,
             (Some(a), Some(b)) => a.iter().all(|e| b.contains(e)),
         };
-        let below = |a: &Msc, b: &Msc| within(&a.publish, &b.publish) && within(&a.observe, &b.observe);
+        let below =
+            |a: &Msc, b: &Msc| within(&a.publish, &b.publish) && within(&a.observe, &b.observe);
         below(self, other) && !below(other, self)
     }
 

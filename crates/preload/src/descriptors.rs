@@ -70,11 +70,13 @@ impl Tracer {
         }
         let found = match sys::facts_of(fd) {
             None => return Descriptor::Other,
-            Some(facts) if facts.is_regular => {
-                let file = self.file(at, fd, &facts);
-                let appends = sys::status_flags(fd) & libc::O_APPEND != 0;
-                Descriptor::Regular { file, appends, is_locked: false }
-            }
+            Some(facts) if facts.is_regular => match self.file(at, fd, &facts) {
+                Some(file) => {
+                    let appends = sys::status_flags(fd) & libc::O_APPEND != 0;
+                    Descriptor::Regular { file, appends, is_locked: false }
+                }
+                None => Descriptor::Other,
+            },
             Some(_) => Descriptor::Other,
         };
         self.descriptors.set(fd, found);

@@ -240,8 +240,8 @@ unsafe extern "C" fn truncate(path: *const libc::c_char, len: off_t, from: usize
     if let Some(mut tracer) = Guard::take() {
         if result == 0
             && let Some(facts) = sys::facts_of(fd).filter(|f| f.is_regular)
+            && let Some(file) = tracer.file(at, fd, &facts)
         {
-            let file = tracer.file(at, fd, &facts);
             tracer.cut(at, file, old.unwrap_or(0), len as u64);
         }
         sys::close(fd);

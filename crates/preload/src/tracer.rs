@@ -13,6 +13,9 @@ use std::os::unix::ffi::OsStringExt;
 /// By which variables launchers tell their tasks who they are.
 const TASKS: [&str; 4] = ["PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "FLUX_TASK_RANK"];
 
+/// Regular files below these are memory that processes share, or the kernel's.
+const NOT_STORAGE: [&str; 4] = ["/dev/", "/proc/", "/sys/", "/memfd:"];
+
 /// When and from where a call was made.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
@@ -39,7 +42,7 @@ pub struct Known {
 pub struct Tracer {
     dir: Vec<u8>,
     output: Option<Output>,
-    files: HashMap<(u64, u64, u64), u32>,
+    files: HashMap<(u64, u64, u64), Option<u32>>,
     pub known: Vec<Known>,
     sites: HashMap<usize, u32>,
     pub descriptors: Descriptors,
@@ -113,19 +116,24 @@ impl Tracer {
         }
     }
 
-    /// The number of a file, which is told of when it is met first.
-    pub fn file(&mut self, at: At, fd: i32, facts: &Facts) -> u32 {
+    /// The number of a file, which is told of when it is met first; nothing for what is memory or the
+    /// kernel's.
+    pub fn file(&mut self, at: At, fd: i32, facts: &Facts) -> Option<u32> {
         let key = (facts.dev, facts.ino, facts.born);
         if let Some(number) = self.files.get(&key) {
             return *number;
         }
-        let number = self.known.len() as u32 + 1;
-        self.files.insert(key, number);
+        let path = sys::path_of(fd);
+        if NOT_STORAGE.iter().any(|prefix| path.starts_with(prefix.as_bytes())) {
+            self.files.insert(key, None);
+            return None;
+        }
+        let file = self.known.len() as u32 + 1;
+        self.files.insert(key, Some(file));
         self.known.push(Known::default());
-        let what =
-            What::File { file: number, ino: facts.ino, born: facts.born, path: sys::path_of(fd) };
+        let what = What::File { file, ino: facts.ino, born: facts.born, path };
         self.record(At { from: 0, ..at }, what);
-        number
+        Some(file)
     }
 
     pub fn known(&mut self, file: u32) -> &mut Known {

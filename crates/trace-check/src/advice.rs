@@ -41,7 +41,11 @@ pub fn advise(traced: &Traced, models: &[Arc<Model>], checked: &[Checked]) -> Ad
 }
 
 /// Of the models that will do, one that none of the others is weaker than; of several the cheapest.
-fn weakest(traced: &Traced, models: &[Arc<Model>], will_do: &dyn Fn(usize) -> bool) -> Option<usize> {
+fn weakest(
+    traced: &Traced,
+    models: &[Arc<Model>],
+    will_do: &dyn Fn(usize) -> bool,
+) -> Option<usize> {
     let fine: Vec<usize> = (0..models.len()).filter(|i| will_do(*i)).collect();
     let is_least =
         |i: &&usize| !fine.iter().any(|j| models[*j].msc().is_weaker_than(&models[**i].msc()));
@@ -105,7 +109,8 @@ impl Advice {
     /// In words, with what each model would cost.
     #[must_use]
     pub fn text(&self, traced: &Traced, checked: &[Checked]) -> String {
-        let mut out = format!("{:<16} {:>12} {:>12} {:>12}\n", "model", "races", "attaches", "queries");
+        let mut out =
+            format!("{:<16} {:>12} {:>12} {:>12}\n", "model", "races", "attaches", "queries");
         for c in checked {
             let asked = traced.requests.iter().find(|r| r.model == c.name);
             let (attaches, queries) = asked.map_or((0, 0), |r| (r.attaches, r.queries));

@@ -74,7 +74,12 @@ fn write_page(traced: &Traced, checked: &[Checked], out: &mut String) -> std::fm
     writeln!(out, "</body></html>")
 }
 
-fn write_group(traced: &Traced, places: &Places, group: &Group, out: &mut String) -> std::fmt::Result {
+fn write_group(
+    traced: &Traced,
+    places: &Places,
+    group: &Group,
+    out: &mut String,
+) -> std::fmt::Result {
     let e = &group.example;
     let file = safe(&path(traced, group.file));
     writeln!(out, "<div class=race><p><code>{file}</code>, {}</p><ol>", words::bytes(e.range))?;
@@ -112,7 +117,9 @@ fn write_line(traced: &Traced, example: &Example, out: &mut String) -> std::fmt:
         let hit = if m.is_hit { " hit" } else { "" };
         let text = safe(&m.text);
         match m.is_second {
-            false => writeln!(out, "<tr><td class=n>{micros} us<td class='a{hit}'>{text}<td></tr>")?,
+            false => {
+                writeln!(out, "<tr><td class=n>{micros} us<td class='a{hit}'>{text}<td></tr>")?
+            }
             true => writeln!(out, "<tr><td class=n>{micros} us<td><td class='b{hit}'>{text}</tr>")?,
         }
     }
@@ -136,7 +143,8 @@ fn around(traced: &Traced, process: Process, step: u64, is_second: bool, into: &
             if at.abs_diff(step) <= AROUND {
                 let name = |file: u32| {
                     let known = part.files.get(&file).map(|f| &traced.files[*f as usize].path);
-                    let path = String::from_utf8_lossy(known.map_or(b"?", Vec::as_slice)).into_owned();
+                    let path =
+                        String::from_utf8_lossy(known.map_or(b"?", Vec::as_slice)).into_owned();
                     path.rsplit('/').next().unwrap_or_default().to_owned()
                 };
                 if let Some(what) = in_words(&record.what, &name) {
@@ -180,7 +188,6 @@ fn in_words(what: &What, name: &dyn Fn(u32) -> String) -> Option<String> {
         What::Enter { .. } | What::Asked => "begins".to_owned(),
         What::Leave { .. } | What::Answered => "is over".to_owned(),
         What::Unknown => "is not understood".to_owned(),
-        What::Lost => "records are missing".to_owned(),
     })
 }
 

@@ -6,8 +6,8 @@
 
 mod advice;
 mod html;
-mod merge;
 mod meet;
+mod merge;
 mod places;
 mod report;
 mod requests;
@@ -19,7 +19,7 @@ pub use html::page;
 pub use places::Places;
 pub use report::{Checked, check, json, text};
 pub use requests::Requests;
-pub use survey::Unreadable;
+pub use survey::{Counts, Unreadable, count};
 
 use ebb_consistency::sweep::Sorted;
 use ebb_consistency::{Model, run::Site};

@@ -393,7 +393,9 @@ impl Merge {
     }
 
     fn unlock(&mut self, i: usize, file: File, range: ByteRange, only_exclusive: bool) {
-        let Some(held) = self.held.get_mut(&(i, file.0)).filter(|_| !range.is_empty()) else { return };
+        let Some(held) = self.held.get_mut(&(i, file.0)).filter(|_| !range.is_empty()) else {
+            return;
+        };
         let pieces: Vec<(ByteRange, bool)> = held
             .overlapping(range.to_std())
             .map(|(at, kind)| (ByteRange::new(at.start, at.end).intersect(range), *kind))

@@ -27,7 +27,8 @@ impl Places {
             for (offset, line) in offsets.iter().zip(lines_of(object, &offsets)) {
                 if !line.starts_with('?') && !line.ends_with(":?") && !line.ends_with(":0") {
                     let line = line.split(" (").next().unwrap_or_default();
-                    let name = Path::new(line).file_name().map(|n| n.to_string_lossy().into_owned());
+                    let name =
+                        Path::new(line).file_name().map(|n| n.to_string_lossy().into_owned());
                     found.lines.insert((object.to_vec(), *offset), name.unwrap_or_default());
                 }
             }

@@ -39,9 +39,8 @@ pub fn check(
 ) -> Vec<Checked> {
     let others: Vec<Option<Arc<Model>>> = traced.files.iter().map(|f| rule(&f.path)).collect();
     let one = |model: &Arc<Model>| -> Checked {
-        let of = |file: File| -> &Model {
-            others[file.0 as usize].as_deref().unwrap_or(model.as_ref())
-        };
+        let of =
+            |file: File| -> &Model { others[file.0 as usize].as_deref().unwrap_or(model.as_ref()) };
         let verdict = traced.sorted.check_with(&of);
         Checked { name: model.name().to_owned(), verdict }
     };
@@ -100,7 +99,11 @@ fn write_text(traced: &Traced, checked: &[Checked], out: &mut String) -> std::fm
         }
         if c.verdict.groups.len() > SHOWN {
             let more = c.verdict.groups.len() - SHOWN;
-            writeln!(out, "\n{more} more pair(s) of places race under {} (--json has all)", c.name)?;
+            writeln!(
+                out,
+                "\n{more} more pair(s) of places race under {} (--json has all)",
+                c.name
+            )?;
         }
     }
     Ok(())

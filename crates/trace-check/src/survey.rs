@@ -30,6 +30,32 @@ pub enum Unreadable {
     },
 }
 
+/// How much a trace is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Processes.
+    pub processes: usize,
+    /// Records of all of them.
+    pub records: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// What of it cannot be read, in words.
+    pub damaged: Vec<String>,
+}
+
+/// Reads a trace for its size.
+pub fn count(dir: &Path) -> Result<Counts, Unreadable> {
+    let survey = Survey::of(dir)?;
+    let parts = survey.lives.iter().flat_map(|l| &l.parts);
+    let bytes = parts.map(|p| std::fs::metadata(&p.path).map_or(0, |m| m.len())).sum();
+    Ok(Counts {
+        processes: survey.lives.len(),
+        records: survey.records,
+        bytes,
+        damaged: survey.doubts.damaged,
+    })
+}
+
 /// A record: which process, and which of its records.
 pub(crate) type Point = (usize, u64);
 
@@ -250,7 +276,9 @@ fn link(lives: &mut [Life]) {
         let (start, header) = (lives[child].start, lives[child].header());
         let parents = by_pid.get(&(header.host.clone(), header.parent));
         let before = |i: &&usize| lives[**i].start <= start && **i != child;
-        let Some(parent) = parents.into_iter().flatten().rev().find(before).copied() else { continue };
+        let Some(parent) = parents.into_iter().flatten().rev().find(before).copied() else {
+            continue;
+        };
         let forks = &lives[parent].forks;
         let told = forks.iter().filter(|(.., pid)| *pid == Some(header.pid));
         let told = told.min_by_key(|(time, ..)| time.abs_diff(start));

@@ -183,8 +183,6 @@ pub enum What {
     Answered,
     /// Order may be missing: an MPI call that is not understood was made.
     Unknown,
-    /// Records are missing from here on: the trace could not be written.
-    Lost,
 }
 
 /// A record.
@@ -252,7 +250,6 @@ impl What {
             What::Asked => 18,
             What::Answered => 19,
             What::Unknown => 20,
-            What::Lost => 21,
         }
     }
 
@@ -296,8 +293,7 @@ impl What {
             | What::Exit
             | What::Asked
             | What::Answered
-            | What::Unknown
-            | What::Lost => Some(()),
+            | What::Unknown => Some(()),
             _ => self.encode_mpi(out),
         }
     }
@@ -390,7 +386,6 @@ impl What {
             18 => What::Asked,
             19 => What::Answered,
             20 => What::Unknown,
-            21 => What::Lost,
             _ => return What::decode_mpi(tag, input),
         })
     }

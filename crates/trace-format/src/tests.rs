@@ -75,7 +75,6 @@ fn what() -> impl Strategy<Value = What> {
         Just(What::Asked),
         Just(What::Answered),
         Just(What::Unknown),
-        Just(What::Lost),
     ]
 }
 

@@ -1,6 +1,8 @@
 //! The commands, one file each: flags in, words for the user out.
 
+pub mod advise;
 pub mod bench;
+pub mod check;
 pub mod config;
 pub mod daemon;
 pub mod drain;
@@ -16,4 +18,5 @@ pub mod stats;
 pub mod status;
 pub mod token;
 pub mod top;
+pub mod trace;
 pub mod umount;

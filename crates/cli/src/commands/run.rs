@@ -90,14 +90,30 @@ fn verdict(status: Result<u8, Failure>, drained: Result<(), Failure>) -> Result<
 }
 
 async fn run(command: &[OsString], signals: &mut Signals) -> Result<u8, Failure> {
+    run_with(command, &[], signals).await
+}
+
+/// Runs a command with more in its environment, and passes signals on to it.
+pub(super) async fn run_with(
+    command: &[OsString],
+    environment: &[(&str, OsString)],
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let [program, arguments @ ..] = command else {
         return Err(Failure::usage("no command after --"));
     };
-    let mut child = Command::new(program).args(arguments).spawn().map_err(|e| {
-        let text = format!("{}: {e}", program.to_string_lossy());
-        // As a shell would say it.
-        Failure { status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 }, text }
-    })?;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .envs(environment.iter().map(|(k, v)| (k, v)))
+        .spawn()
+        .map_err(|e| {
+            let text = format!("{}: {e}", program.to_string_lossy());
+            // As a shell would say it.
+            Failure {
+                status: if e.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 },
+                text,
+            }
+        })?;
     loop {
         tokio::select! {
             status = child.wait() => return status.map(status_of).or_failed("waiting for the command"),
@@ -154,12 +170,12 @@ async fn unmounted(
 }
 
 /// The forwarded signals as they arrive.
-struct Signals {
+pub(super) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
 }
 
 impl Signals {
-    fn new() -> std::io::Result<Signals> {
+    pub(super) fn new() -> std::io::Result<Signals> {
         let stream = |s: Signal| Ok((s, unix::signal(SignalKind::from_raw(s.as_raw()))?));
         Ok(Signals { streams: FORWARDED.into_iter().map(stream).collect::<std::io::Result<_>>()? })
     }
