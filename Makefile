@@ -10,7 +10,7 @@
 #   make chaos SECONDS=60 [SEED=n] [ROUNDS=n]   nodes, programs that write, and everything that can
 #                break; another cluster after every n rounds
 #   make bench   the benchmarks
-#   make build   the binary: $(TARGET)/release/ebb
+#   make build   the binary $(TARGET)/release/ebb, and libebb_trace.so beside it for `ebb trace`
 #   make lint    format, clippy
 
 SHELL := bash

@@ -5,6 +5,7 @@ use ebb_fs_client::journal::format as node_journal;
 use ebb_fuse::{Head, Request};
 use ebb_meta_client::{detached_from_pb, map_from_pb};
 use ebb_transport::secure::{Keys, Purpose, Tls};
+use ebb_trace_format::{BLOCK, HEAD, Reader, What};
 use ebb_transport::{Token, wire};
 use ebb_types::{Name, Version};
 use ebb_wire::{attr_from_pb, pb, range_from_pb, time_from_pb};
@@ -214,4 +215,35 @@ fn kernel_request_as_it_is(bytes: &[u8]) {
 pub fn control_line(line: &[u8]) {
     let _ = control::Request::decode(line);
     let _ = serde_json::from_slice::<control::Event>(line);
+}
+
+/// A trace file, as it is.
+pub fn trace_file(bytes: &[u8]) {
+    let Ok(mut reader) = Reader::new(bytes) else { return };
+    let mut records = 0;
+    while let Ok(Some(record)) = reader.read() {
+        records += 1;
+        assert!(record.begin <= record.end && records <= bytes.len());
+        match record.what {
+            What::Access { start, end, .. }
+            | What::Lock { start, end, .. }
+            | What::Unlock { start, end, .. } => assert!(start <= end),
+            What::Enter { rank, size, root, .. } => assert!(rank < size && root < size),
+            What::File { path, .. } => assert!(path.len() <= ebb_trace_format::PATH_MAX),
+            _ => {}
+        }
+    }
+}
+
+/// Records of a trace, in a block with a good checksum behind the `beginning` of a file, so that their
+/// content is reached.
+pub fn trace_records(beginning: &[u8], records: &[u8]) {
+    let mut block = vec![0; BLOCK];
+    let used = records.len().min(BLOCK - HEAD);
+    block[..4].copy_from_slice(b"EBBK");
+    block[4..8].copy_from_slice(&(used as u32).to_le_bytes());
+    block[8] = 1;
+    block[12..16].copy_from_slice(&ebb_journal::crc(&records[..used]).to_le_bytes());
+    block[HEAD..HEAD + used].copy_from_slice(&records[..used]);
+    trace_file(&[beginning, &block].concat());
 }

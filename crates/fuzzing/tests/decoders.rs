@@ -355,3 +355,39 @@ fn kernel_requests() {
     seeds.push(request(26, &numbers(&[7, 45, 131_072, u32::MAX, 0x7ff])));
     feed("kernel-requests", &seeds, entries::kernel_request);
 }
+
+/// A trace file, and its records in blocks whose checksum is right.
+#[test]
+fn trace_files() {
+    use ebb_trace_format::{Act, BLOCK, Block, Call, Event, Flow, HEAD, Header, Record, What};
+    let mut bytes = vec![0; BLOCK];
+    let mut block = Block::begin(&mut bytes, 1000);
+    let whats = [
+        What::File { file: 1, ino: 5, born: 77, path: b"/scratch/file".to_vec() },
+        What::Site { site: 1, offset: 0x1234, object: b"/bin/true".to_vec() },
+        What::Sync { file: 1, event: Event::Open },
+        What::Access { file: 1, act: Act::Write, start: 10, end: u64::MAX },
+        What::Lock { file: 1, start: 0, end: u64::MAX, exclusive: true },
+        What::Unlock { file: 1, start: 0, end: u64::MAX },
+        What::World { comm: 9, rank: 0, size: 2 },
+        What::Send { comm: 9, from: 0, to: 1, tag: -1 },
+        What::Recv { comm: 9, from: 1, to: 0, tag: 3, posted: 1 },
+        What::Enter { comm: 9, number: 0, rank: 0, size: 2, root: 1, flow: Flow::ToRoot },
+        What::Leave { comm: 9, number: 0, rank: 0 },
+        What::Reaped { pid: 7 },
+        What::Exit,
+    ];
+    for (i, what) in (0..).zip(whats) {
+        let (begin, end) = (1000 + i * 10, 1005 + i * 10);
+        let record = Record { begin, end, thread: 0, call: Call::Pwrite, site: 1, what };
+        block.push(&record).unwrap();
+    }
+    let used = block.state().0;
+    block.seal();
+    let beginning = Header { host: b"node".to_vec(), pid: 7, ..Header::default() }.encode();
+    let records = bytes[HEAD..HEAD + used].to_vec();
+    bytes.truncate(HEAD + used);
+    feed("trace-file", &[[&beginning[..], &bytes].concat()], entries::trace_file);
+    let twice = [&records[..], &records].concat();
+    feed("trace-records", &[records, twice], |r| entries::trace_records(&beginning, r));
+}
