@@ -141,8 +141,12 @@ fn check(dir: &Path, models: &[&str]) -> (f64, f64, serde_json::Value) {
 
 fn main() {
     let asked: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let sizes = if asked.is_empty() { vec![1_000_000, 2_000_000, 5_000_000, 10_000_000] } else { asked };
-    println!("{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>8}", "events", "trace MiB", "models", "conflicts", "races", "s", "MiB");
+    let sizes =
+        if asked.is_empty() { vec![1_000_000, 2_000_000, 5_000_000, 10_000_000] } else { asked };
+    println!(
+        "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>8}",
+        "events", "trace MiB", "models", "conflicts", "races", "s", "MiB"
+    );
     for events in sizes {
         let dir = tempfile::tempdir().expect("tempdir");
         generate(dir.path(), events);

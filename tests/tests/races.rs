@@ -136,7 +136,11 @@ fn compile(compiler: &str, source: &str, into: &Path) -> PathBuf {
     let program = into.join(source.trim_end_matches(".c"));
     let mut command = Command::new(compiler);
     let source = programs().join("races").join(source);
-    command.current_dir(into).args(["-O1", "-g", "-Wall", "-Werror", "-o"]).arg(&program).arg(source);
+    command
+        .current_dir(into)
+        .args(["-O1", "-g", "-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source);
     run(&mut command, LIMIT);
     program
 }
@@ -157,7 +161,8 @@ fn check(dir: &Path, options: &[&str]) -> Value {
     let mut command = ebb();
     let ended = try_run(command.arg("check").arg(dir).arg("--json").args(options), LIMIT);
     let ended = ended.expect("run");
-    let said: Value = serde_json::from_str(&ended.out).unwrap_or_else(|e| panic!("{e}: {}", ended.err));
+    let said: Value =
+        serde_json::from_str(&ended.out).unwrap_or_else(|e| panic!("{e}: {}", ended.err));
     let races = |m: &Value| m["races"].as_u64().expect("a number") > 0;
     let any = said["models"].as_array().expect("models").iter().any(races);
     let code = ended.status.and_then(|s| s.code());
@@ -181,7 +186,8 @@ fn judge(row: &Row, said: &Value) -> Result<(), String> {
     let mut is_found = planted.is_none();
     for group in groups {
         let is_ours = group["file"].as_str().is_some_and(|f| f.ends_with("/data"));
-        let mut calls = [&group["first"], &group["second"]].map(|p| p["call"].as_str().unwrap_or(""));
+        let mut calls =
+            [&group["first"], &group["second"]].map(|p| p["call"].as_str().unwrap_or(""));
         calls.sort_unstable();
         let (start, end) = (group["start"].as_u64(), group["end"].as_u64());
         let hit = planted.is_some_and(|(from, to, of)| {
@@ -199,7 +205,8 @@ fn judge(row: &Row, said: &Value) -> Result<(), String> {
 }
 
 fn all_hold(rows: &[Row], verdict: impl Fn(&Row) -> Value) {
-    let wrong: Vec<String> = rows.iter().filter_map(|row| judge(row, &verdict(row)).err()).collect();
+    let wrong: Vec<String> =
+        rows.iter().filter_map(|row| judge(row, &verdict(row)).err()).collect();
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
 }
 
@@ -248,7 +255,8 @@ fn processes_of_one_host_need_no_more_than_order() {
     let (dir, file) = (scratch.path().join("t"), scratch.path().join("data"));
     let (program, file) = (program.to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
     trace(&dir, "none", &[program, "parent_keeps_it_open", file]);
-    let races = |options: &[&str]| check(&dir, options)["models"].to_string().contains("\"pwrite\"");
+    let races =
+        |options: &[&str]| check(&dir, options)["models"].to_string().contains("\"pwrite\"");
     assert!(!races(&[]) && !races(&["--nodes", "hosts"]) && races(&["--nodes", "each"]));
 }
 
@@ -265,7 +273,8 @@ fn reports_name_lines_and_are_whole_pages() {
     let (dir, page) = (scratch.path().join("t"), scratch.path().join("page.html"));
     trace(&dir, "none", &[program, "children_write", shown]);
     let mut command = ebb();
-    let ended = try_run(command.arg("check").arg(&dir).arg("--html").arg(&page), LIMIT).expect("run");
+    let ended =
+        try_run(command.arg("check").arg(&dir).arg("--html").arg(&page), LIMIT).expect("run");
     assert!(ended.out.contains("at races.h:") && ended.out.contains(shown), "{}", ended.out);
     assert!(ended.out.contains("nothing orders them"), "{}", ended.out);
     let page = std::fs::read_to_string(page).expect("the page");
@@ -345,7 +354,13 @@ fn advice_holds_on_mounts() {
     let program = compile("mpicc.mpich", "races_mpi.c", scratch.path());
     let job = scratch.path().join("job");
     std::fs::create_dir(&job).expect("mkdir");
-    let names = ["barrier_only", "fsync_barrier", "fsync_barrier_fsync", "close_barrier", "close_after_barrier"];
+    let names = [
+        "barrier_only",
+        "fsync_barrier",
+        "fsync_barrier_fsync",
+        "close_barrier",
+        "close_after_barrier",
+    ];
     let mut advised = Vec::new();
     for name in names {
         let (dir, file) = (scratch.path().join(name), scratch.path().join(format!("{name}.data")));
@@ -375,9 +390,8 @@ fn advice_holds_on_mounts() {
             }
         }
         for (name, _) in wrong {
-            let fails = (0..20).any(|turn| {
-                !on_mounts(&cluster, &job, &program, name, &format!("{name}-{turn}"))
-            });
+            let fails = (0..20)
+                .any(|turn| !on_mounts(&cluster, &job, &program, name, &format!("{name}-{turn}")));
             assert!(fails, "{name} never failed under {model}, which is weaker than what it needs");
         }
         cluster.umount_all();

@@ -70,7 +70,7 @@ impl Merge {
         for (i, life) in lives.iter().enumerate() {
             let header = life.header();
             let task = match nodes {
-                Nodes::Tasks => header.task.clone(),
+                Nodes::Tasks => life.task().to_vec(),
                 Nodes::Hosts => Vec::new(),
                 Nodes::Each => continue,
             };

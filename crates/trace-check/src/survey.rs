@@ -92,6 +92,12 @@ impl Life {
     pub fn header(&self) -> &Header {
         &self.parts[0].header
     }
+
+    /// Which task of a launcher it is: a launcher's child becomes one when it runs its program.
+    pub fn task(&self) -> &[u8] {
+        let of = self.parts.iter().rev().map(|p| &p.header.task);
+        of.into_iter().find(|t| !t.is_empty()).map_or(&[], Vec::as_slice)
+    }
 }
 
 /// A channel of messages: communicator, sender, receiver, tag.

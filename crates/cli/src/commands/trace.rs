@@ -92,9 +92,9 @@ fn library() -> Result<PathBuf, Failure> {
 /// The directory of the trace: new, or empty.
 fn prepared(dir: &Path) -> Result<PathBuf, Failure> {
     let shown = dir.display();
-    fs::create_dir_all(dir).or_usage(shown)?;
-    let dir = fs::canonicalize(dir).or_usage(shown)?;
-    if fs::read_dir(&dir).or_usage(shown)?.next().is_some() {
+    fs::create_dir_all(dir).or_usage(&shown)?;
+    let dir = fs::canonicalize(dir).or_usage(&shown)?;
+    if fs::read_dir(&dir).or_usage(&shown)?.next().is_some() {
         return Err(Failure::usage(format!(
             "{shown}: is not empty: a trace needs a directory of its own (remove it, or name another one)"
         )));
