@@ -118,7 +118,7 @@ const POSIX: [Row; 17] = [
     ("closed_by_the_end",         1, Session, None),
     ("parent_keeps_it_open",      1, Commit,  READ),
     ("stream_is_closed",          1, Session, None),
-    ("stream_is_only_flushed",    1, Posix,   Some((0, 10, ["fread", "fwrite"]))),
+    ("stream_is_only_flushed",    1, Posix,   Some((0, 10, ["fflush", "fread"]))),
     ("system_reads",              1, Session, None),
     ("shell_writes",              1, Session, None),
     ("shell_in_the_background",   1, Repair,  Some((0, 10, ["pread", "write"]))),
