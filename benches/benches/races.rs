@@ -118,8 +118,8 @@ fn barrier(outs: &mut [Out], number: u64) {
     }
 }
 
-/// Runs the command; seconds, most memory in MiB, and what it says.
-fn check(dir: &Path, models: &[&str]) -> (f64, f64, serde_json::Value) {
+/// Runs the command; seconds, seconds of processors, most memory in MiB, and what it says.
+fn check(dir: &Path, models: &[&str]) -> (f64, f64, f64, serde_json::Value) {
     let start = Instant::now();
     let mut command = Command::new(ebb_binary());
     command.arg("check").arg(dir).arg("--json").stdout(Stdio::piped());
@@ -136,7 +136,9 @@ fn check(dir: &Path, models: &[&str]) -> (f64, f64, serde_json::Value) {
     let got = unsafe { libc::wait4(pid as i32, &raw mut status, 0, &raw mut usage) };
     assert_eq!(got, pid as i32, "the child");
     let said = serde_json::from_str(&said).expect("JSON");
-    (start.elapsed().as_secs_f64(), usage.ru_maxrss as f64 / 1024.0, said)
+    let of = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    let processors = of(usage.ru_utime) + of(usage.ru_stime);
+    (start.elapsed().as_secs_f64(), processors, usage.ru_maxrss as f64 / 1024.0, said)
 }
 
 fn main() {
@@ -144,8 +146,8 @@ fn main() {
     let sizes =
         if asked.is_empty() { vec![1_000_000, 2_000_000, 5_000_000, 10_000_000] } else { asked };
     println!(
-        "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>8}",
-        "events", "trace MiB", "models", "conflicts", "races", "s", "MiB"
+        "{:>10} {:>10} {:>8} {:>12} {:>12} {:>8} {:>8} {:>8}",
+        "events", "trace MiB", "models", "conflicts", "races", "s", "cpu s", "MiB"
     );
     for events in sizes {
         let dir = tempfile::tempdir().expect("tempdir");
@@ -153,11 +155,11 @@ fn main() {
         let files = std::fs::read_dir(dir.path()).expect("list").flatten();
         let bytes: u64 = files.map(|f| f.metadata().map_or(0, |m| m.len())).sum();
         for models in [&["session"][..], &["all"]] {
-            let (seconds, memory, said) = check(dir.path(), models);
+            let (seconds, processors, memory, said) = check(dir.path(), models);
             let of = |key: &str| said["models"][0][key].as_u64().unwrap_or(0);
             let count = said["models"].as_array().map_or(0, Vec::len);
             println!(
-                "{events:>10} {:>10} {count:>8} {:>12} {:>12} {seconds:>8.1} {memory:>8.0}",
+                "{events:>10} {:>10} {count:>8} {:>12} {:>12} {seconds:>8.1} {processors:>8.1} {memory:>8.0}",
                 bytes >> 20,
                 of("conflicts"),
                 of("races")

@@ -163,6 +163,16 @@ impl Sorted {
 
 type Place = (Act, u32);
 
+/// The races of two bundles.
+struct Counted {
+    pairs: u64,
+    unordered: u64,
+    at: (u32, u32),
+    /// The accesses of the earliest.
+    first: usize,
+    second: usize,
+}
+
 struct Sweep<'a> {
     of: &'a Sorted,
     /// Per access: the step of its process that publishes it, and the segment of the one that observed
@@ -244,8 +254,35 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// Counts the races of two bundles that meet in `both`.
+    /// Adds the races of two bundles that meet in `both`.
     fn pair(&mut self, a: &Bundle, b: &Bundle, both: ByteRange, msc: &Msc) {
+        let Some(found) = self.count(a, b) else { return };
+        let (p, q) = ((a.act, a.site), (b.act, b.site));
+        let key = (a.file, p.min(q), p.max(q));
+        let known = self.groups.get(&key).map(|group| group.at);
+        let example = known.is_none_or(|at| found.at < at).then(|| self.example(&found, both, msc));
+        let Counted { pairs, unordered, at, .. } = found;
+        match (self.groups.get_mut(&key), example) {
+            (None, None) => {}
+            (None, Some(example)) => {
+                let file = File(a.file);
+                let group = Group { file, hull: both, pairs, unordered, example, at };
+                self.groups.insert(key, group);
+            }
+            (Some(group), example) => {
+                group.pairs += pairs;
+                group.unordered += unordered;
+                let start = group.hull.start().min(both.start());
+                group.hull = ByteRange::new(start, group.hull.end().max(both.end()));
+                if let Some(example) = example {
+                    (group.example, group.at) = (example, at);
+                }
+            }
+        }
+    }
+
+    /// Counts the races of two bundles that meet; nothing when there are none.
+    fn count(&self, a: &Bundle, b: &Bundle) -> Option<Counted> {
         let (few, many) = if a.members.len() < b.members.len() { (a, b) } else { (b, a) };
         let same_view = self.of.run.same_view(few.process, many.process);
         let (mut pairs, mut unordered) = (0, 0);
@@ -258,8 +295,8 @@ impl<'a> Sweep<'a> {
                 continue;
             }
             pairs += racing.len() as u64;
-            unordered +=
-                self.stretch(&many.members, |x| (self.hb(x, y), self.hb(y, x))).len() as u64;
+            let without = self.stretch(&many.members, |x| (self.hb(x, y), self.hb(y, x)));
+            unordered += without.len() as u64;
             let (i, j) = (self.of.accesses[y].id, self.of.accesses[racing.start].id);
             let at = (i.max(j), i.min(j));
             if earliest.is_none_or(|(so_far, ..)| at < so_far) {
@@ -267,34 +304,8 @@ impl<'a> Sweep<'a> {
                 earliest = Some((at, first, second));
             }
         }
-        let Some((at, first, second)) = earliest else { return };
-        let key = {
-            let (p, q) = ((a.act, a.site), (b.act, b.site));
-            (a.file, p.min(q), p.max(q))
-        };
-        let example = || self.example(first, second, both, same_view, msc);
-        let new = || Group {
-            file: File(a.file),
-            hull: both,
-            pairs: 0,
-            unordered: 0,
-            example: example(),
-            at,
-        };
-        let is_earlier = self.groups.get(&key).is_some_and(|known| at < known.at);
-        let example = is_earlier.then(example);
-        if !self.groups.contains_key(&key) {
-            let group = new();
-            self.groups.insert(key, group);
-        }
-        let Some(group) = self.groups.get_mut(&key) else { return };
-        group.pairs += pairs;
-        group.unordered += unordered;
-        group.hull =
-            ByteRange::new(group.hull.start().min(both.start()), group.hull.end().max(both.end()));
-        if let Some(example) = example {
-            (group.example, group.at) = (example, at);
-        }
+        let (at, first, second) = earliest?;
+        Some(Counted { pairs, unordered, at, first, second })
     }
 
     /// Those of `members` that are neither in order before the other access nor after it.
@@ -323,7 +334,8 @@ impl<'a> Sweep<'a> {
         s1 != NONE && s2 != NONE && self.of.run.before(a.process, s1, b.process, s2)
     }
 
-    fn example(&self, x: usize, y: usize, both: ByteRange, same_view: bool, msc: &Msc) -> Example {
+    fn example(&self, found: &Counted, both: ByteRange, msc: &Msc) -> Example {
+        let (x, y) = (found.first, found.second);
         let missing = if !self.hb(x, y) {
             Missing::Order
         } else if let (NONE, Some(events)) = (self.published[x], &msc.publish) {
@@ -331,7 +343,6 @@ impl<'a> Sweep<'a> {
         } else if let (NONE, Some(events)) = (self.observed[y], &msc.observe) {
             Missing::Observe(events.clone())
         } else {
-            debug_assert!(!same_view, "what is ordered on one node does not race");
             Missing::Chain
         };
         let party = |i: usize| {
