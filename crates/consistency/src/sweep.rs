@@ -16,6 +16,8 @@ use ebb_types::ByteRange;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+/// Processes that a sweep looks at although nothing of them is open.
+const IDLE_MAX: usize = 16;
 /// No step, or no segment.
 const NONE: u32 = u32::MAX;
 
@@ -213,7 +215,10 @@ impl<'a> Sweep<'a> {
                     }
                 }
             }
-            open.retain(|_, sides| sides.iter().any(|side| !side.is_empty()));
+            // Processes of which nothing is open cost little, unless there are many.
+            if open.len() > IDLE_MAX {
+                open.retain(|_, sides| sides.iter().any(|side| !side.is_empty()));
+            }
             open.entry(bundle.process).or_default()[usize::from(writes)].push((range, bundle));
         }
     }

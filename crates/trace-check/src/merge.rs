@@ -280,7 +280,7 @@ impl Merge {
         match record.what {
             What::Reaped { pid } => {
                 let same = lives.filter(|(_, l)| l.header().pid == pid);
-                same.filter(|l| is_over(&l)).map(|(c, _)| c).last().into_iter().collect()
+                same.filter(|l| is_over(&l)).map(|(c, _)| c).next_back().into_iter().collect()
             }
             _ => {
                 let own = lives.filter(|(_, l)| l.spawned_by == Some(i));

@@ -254,7 +254,7 @@ fn lives_of(mut read: Vec<Read>) -> Vec<Life> {
             (&before.header.host, before.header.pid) == (&part.header.host, part.header.pid)
                 && !before.has_exit
         };
-        match lives.last_mut().filter(|life| same(&life)) {
+        match lives.last_mut().filter(|life| same(life)) {
             Some(life) => {
                 let base: u64 = life.parts.iter().map(|p| p.records).sum();
                 life.forks.extend(forks.into_iter().map(|(t, n, pid)| (t, n + base, pid)));
