@@ -118,3 +118,6 @@ pub fn load(dir: &Path, nodes: Nodes, models: &[Arc<Model>]) -> Result<Traced, U
     let survey = survey::Survey::of(dir)?;
     merge::Merge::new(survey, nodes, models).all()
 }
+
+#[cfg(test)]
+mod tests;
