@@ -1,8 +1,6 @@
 //! Files of the backing that are cut to nothing: what is there stays until the new one is whole.
 
-mod common;
-
-use common::{ROOT, Service};
+use crate::common::{ROOT, Service};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;

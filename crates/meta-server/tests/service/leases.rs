@@ -1,9 +1,7 @@
 //! Leases on the wire: granted with answers, called back before a change is acknowledged, ended by
 //! their time, by a new stream, and by a goodbye.
 
-mod common;
-
-use common::{Node, ROOT, Service, write_granted};
+use crate::common::{Node, ROOT, Service, write_granted};
 use ebb_wire::pb;
 use ebb_wire::pb::notice::What;
 use ebb_wire::pb::reply::Body;

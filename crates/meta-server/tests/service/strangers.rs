@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{ROOT, Service, write_granted};
+use crate::common::{ROOT, Service, write_granted};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
@@ -20,7 +18,7 @@ fn part(s: &Service) -> PathBuf {
     parts.pop().unwrap()
 }
 
-async fn failures(node: &mut common::Node) -> Vec<pb::Failure> {
+async fn failures(node: &mut crate::common::Node) -> Vec<pb::Failure> {
     let reply = node.ask(Op::Materialize(pb::Materialize::default())).await.unwrap();
     let Some(Body::Materialize(reply)) = reply else { panic!("{reply:?}") };
     reply.failures
@@ -71,7 +69,7 @@ async fn names_of_part_files_cannot_be_foretold_and_outlive_the_service() {
     assert_ne!(seen[0].2, seen[1].2);
     drop(a);
     let s = s.crash_and_restart(|_| {}).await;
-    let mut a = common::Node::join(s.address, "a", 1, None).await.unwrap();
+    let mut a = crate::common::Node::join(s.address, "a", 1, None).await.unwrap();
     // Numbers of requests go on where they were.
     a.next = 10_000;
     for (file, path, _) in seen {

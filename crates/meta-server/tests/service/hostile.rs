@@ -1,9 +1,7 @@
 //! Locks that wait, and requests that nobody should send: each gets a clean error and changes
 //! nothing.
 
-mod common;
-
-use common::{Node, ROOT, Service, connect, lock, make};
+use crate::common::{Node, ROOT, Service, connect, lock, make};
 use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;

@@ -1,6 +1,6 @@
 //! A service on loopback and raw clients of its stream.
 
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 use ebb_meta_server::{Config, Server};
 use ebb_transport::Token;

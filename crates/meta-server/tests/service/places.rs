@@ -1,9 +1,7 @@
 //! What an answer tells of names: the one that was asked for, and where its directory is when others may have
 //! moved that and forgotten it.
 
-mod common;
-
-use common::{Node, ROOT, Service, make};
+use crate::common::{Node, ROOT, Service, make};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{ROOT, Service, begin, write_granted};
+use crate::common::{ROOT, Service, begin, write_granted};
 use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a failure here is a failed test
 
-mod common;
-
-use common::{ROOT, Service};
+use crate::common::{ROOT, Service};
 use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;

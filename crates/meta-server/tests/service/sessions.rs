@@ -1,8 +1,6 @@
 //! Joining, leaving, being replaced, being silent, and what survives the service.
 
-mod common;
-
-use common::{Node, ROOT, Service, lock, make};
+use crate::common::{Node, ROOT, Service, lock, make};
 use ebb_meta_server::StartError;
 use ebb_transport::Token;
 use ebb_types::Errno;
@@ -184,7 +182,7 @@ async fn a_silent_node_loses_grants_then_locks_and_opens() {
     let mut b = s.node("b").await;
     b.attach(file, 5, 10).await;
     let waiting = b.send(lock(file, 9, 1, true)).await;
-    let flush = b.send(common::begin(file, 0, 10)).await;
+    let flush = b.send(crate::common::begin(file, 0, 10)).await;
     // The grant ends with the lease, the lock after three.
     let mut granted = false;
     for _ in 0..40 {

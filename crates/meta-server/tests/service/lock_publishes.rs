@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Node, ROOT, Service};
+use crate::common::{Node, ROOT, Service};
 use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::notice::What;

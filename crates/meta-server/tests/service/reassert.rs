@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Node, ROOT, Service};
+use crate::common::{Node, ROOT, Service};
 use ebb_types::Errno;
 use ebb_wire::pb::asserted::Kind;
 use ebb_wire::pb::reply::Body;

@@ -1,8 +1,6 @@
 //! Seats on the wire: who gets one, what others are answered, and when they are.
 
-mod common;
-
-use common::{Node, ROOT, Service};
+use crate::common::{Node, ROOT, Service};
 use ebb_types::Errno;
 use ebb_wire::pb;
 use ebb_wire::pb::notice::What;
@@ -151,7 +149,7 @@ async fn others_are_told_when_everything_is_published() {
         Op::GetAttr(pb::GetAttr { ino, lease: 0, ..Default::default() }),
         Op::Lookup(pb::Lookup { parent: ROOT, name: b"f".into(), ..Default::default() }),
         Op::ReadDir(pb::ReadDir { ino: ROOT, limit: 10, ..Default::default() }),
-        common::lock(ino, 1, 0, false),
+        crate::common::lock(ino, 1, 0, false),
     ] {
         let text = format!("{op:?}");
         let size = a.query(ino).await.size;
