@@ -258,6 +258,40 @@ fn a_cache_alone_is_enough_for_its_bytes() {
     ended_with(&recover(&cluster, node, &[]), 0, &["nothing"]);
 }
 
+/// All daemons die, with the service that was in one of them; its state is there. Names of the last moment are in
+/// it and in no node's journal.
+#[test]
+fn caches_that_are_mounted_again_bring_everything_where_the_state_is() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = Cluster::builder().nodes(3).flush("end").fixed_port().start();
+    let [first, second, third] = cluster.nodes() else { panic!("three nodes") };
+    for (i, node) in cluster.nodes().iter().enumerate() {
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(false).open(node.path("f"));
+        file.expect("open").write_all_at(&[i as u8 + 1; 5000], i as u64 * 5000).expect("write");
+    }
+    std::fs::create_dir(first.path("d")).expect("mkdir");
+    std::fs::write(second.path("d/2"), "two").expect("write");
+    std::fs::write(third.path("d/3"), "three").expect("write");
+    cluster.nodes().iter().for_each(Node::kill9);
+    for node in cluster.nodes() {
+        let _ = node.ebb("umount", &[], &[]);
+    }
+    let said = recover(&cluster, first, &["--dry-run"]);
+    ended_with(&said, 3, &["f: bytes in the caches of other nodes"]);
+    cluster.nodes().iter().for_each(Node::mount);
+    for node in [third, second, first] {
+        node.umount();
+    }
+    let wanted = [[1; 5000], [2; 5000], [3; 5000]].concat();
+    assert!(read(cluster.backing().join("f")) == wanted, "not what was written");
+    assert_eq!(read(cluster.backing().join("d/2")), b"two");
+    assert_eq!(read(cluster.backing().join("d/3")), b"three");
+    assert_eq!(names(cluster.backing()), ["d", "f"], "no part file is left");
+}
+
 #[test]
 fn files_of_several_nodes_are_put_together_from_caches_and_part_file() {
     if skip_reason().is_some() {

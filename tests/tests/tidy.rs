@@ -122,6 +122,22 @@ fn no_file_is_longer_than_a_reader_can_bear() {
 }
 
 /// A row of docs that says which test shows it.
+/// Examples in documentation are not compiled: looking for them takes minutes, and there are none.
+#[test]
+fn what_documentation_shows_is_marked_as_text() {
+    let mut wrong = Vec::new();
+    for path in sources() {
+        let text = text(&path);
+        let words = text.lines().map(str::trim_start);
+        let docs = words.filter_map(|l| l.strip_prefix("///").or_else(|| l.strip_prefix("//!")));
+        let fences = docs.map(str::trim).filter(|line| line.starts_with("```"));
+        let begins = fences.step_by(2);
+        wrong
+            .extend(begins.filter(|f| *f != "```text").map(|f| format!("{}: {f}", path.display())));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn every_test_that_docs_name_is_there() {
     let words = words(&sources());

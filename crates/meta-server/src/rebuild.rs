@@ -24,7 +24,7 @@ const FIRST_NEW_MIN: u32 = 1 << 20;
 /// Of so many files nodes may say where they are.
 const LOCATED_MAX: usize = 1 << 22;
 
-/// So many nodes may say where one file is.
+/// In so many places one file may be.
 const PLACES_MAX: usize = 64;
 
 /// A state that is rebuilt from what nodes know, or was.
@@ -92,8 +92,8 @@ type Parts = BTreeMap<Ino, (Ino, Seen)>;
 /// Where nodes say that a file is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Located {
-    /// As each of them knows it. A file that was written over is another object since, and a node that had
-    /// nothing to do with it may only know the one before.
+    /// As each of them knows it, the newest word first. A file that was written over is another object since, and a
+    /// node that had nothing to do with that may only know the one before.
     pub places: Vec<Place>,
     /// Somebody has it open, or has bytes of it that the backing lacks.
     pub needed: bool,
@@ -110,25 +110,54 @@ pub(crate) struct Place {
     pub paths: Vec<Vec<Name>>,
 }
 
-/// In which order places are tried: what a node that knows more says before what others say. An older word
-/// is none about an object that is now told of another file: numbers of objects come again.
-fn in_order(told: BTreeMap<Ino, Located>) -> BTreeMap<Ino, Located> {
-    let mut newest: BTreeMap<u64, BTreeSet<Ino>> = BTreeMap::new();
-    let mut sorted = told;
-    for (ino, located) in &mut sorted {
-        located.places.sort_by_key(|place| std::cmp::Reverse(place.as_of));
-        if let Some(first) = located.places.first() {
-            newest.entry(first.object).or_default().insert(*ino);
+impl Located {
+    /// One more node has told. Of more than so many places those are forgotten of which least is known.
+    fn hear(&mut self, other: Located) {
+        self.needed |= other.needed;
+        for place in other.places {
+            let same =
+                |known: &&mut Place| known.object == place.object && known.paths == place.paths;
+            match self.places.iter_mut().find(same) {
+                Some(known) => known.as_of = known.as_of.max(place.as_of),
+                None => self.places.push(place),
+            }
+        }
+        self.places.sort_by_key(|place| std::cmp::Reverse(place.as_of));
+        self.places.truncate(PLACES_MAX);
+    }
+}
+
+/// Takes out what cannot be: numbers of objects come again, so an object at a place is that file's which is told to be
+/// there by its newest word; of several of these the one's that is needed. Otherwise it is nobody's, and found as ever.
+fn without_doubles(mut told: BTreeMap<Ino, Located>) -> BTreeMap<Ino, Located> {
+    let mut claims: BTreeMap<(u64, Vec<Name>), Vec<(Ino, bool)>> = BTreeMap::new();
+    for (ino, located) in &told {
+        for newest in located.places.iter().take(1) {
+            for path in &newest.paths {
+                let claim = claims.entry((newest.object, path.clone())).or_default();
+                claim.push((*ino, located.needed));
+            }
         }
     }
-    for (ino, located) in &mut sorted {
-        let first = located.places.first().map(|place| place.object);
-        let is_of_another = |object: u64| {
-            newest.get(&object).is_some_and(|inos| inos.iter().any(|other| other != ino))
-        };
-        located.places.retain(|p| Some(p.object) == first || !is_of_another(p.object));
+    let whose = |of: Vec<(Ino, bool)>| match of.as_slice() {
+        [(only, _)] => Some(*only),
+        several => {
+            let mut needed = several.iter().filter(|(_, needed)| *needed);
+            needed.next().filter(|_| needed.next().is_none()).map(|(ino, _)| *ino)
+        }
+    };
+    let owners: BTreeMap<(u64, Vec<Name>), Option<Ino>> =
+        claims.into_iter().map(|(at, of)| (at, whose(of))).collect();
+    for (ino, located) in &mut told {
+        for place in &mut located.places {
+            let object = place.object;
+            let may_be = |path: &Vec<Name>| {
+                owners.get(&(object, path.clone())).is_none_or(|owner| *owner == Some(*ino))
+            };
+            place.paths.retain(may_be);
+        }
     }
-    sorted
+    told
 }
 
 impl Core {
@@ -137,10 +166,7 @@ impl Core {
         if self.state().is_being_rebuilt() {
             let mut known = self.words.located.lock();
             if known.len() < LOCATED_MAX {
-                let all = known.entry(ino).or_default();
-                all.needed |= located.needed;
-                let room = PLACES_MAX.saturating_sub(all.places.len());
-                all.places.extend(located.places.into_iter().take(room));
+                known.entry(ino).or_default().hear(located);
             }
         }
     }
@@ -159,7 +185,7 @@ impl Core {
             }
         }
         let mut parts = Parts::new();
-        let located = in_order(std::mem::take(&mut *self.words.located.lock()));
+        let located = without_doubles(std::mem::take(&mut *self.words.located.lock()));
         for (ino, at) in &located {
             for place in &at.places {
                 if parts.contains_key(ino) || self.state().ns.get(*ino).is_some() {

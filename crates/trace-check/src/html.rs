@@ -149,7 +149,7 @@ fn around(traced: &Traced, process: Process, step: u64, is_second: bool, into: &
                 };
                 if let Some(what) = in_words(&record.what, &name) {
                     let text = format!("{at}: {} {what}", record.call.name());
-                    let time = record.end.saturating_add(part.header.since_1970);
+                    let time = part.header.since_1970(record.end);
                     into.push(Moment { time, is_second, is_hit: at == step, text });
                 }
             }
@@ -167,7 +167,7 @@ fn in_words(what: &What, name: &dyn Fn(u32) -> String) -> Option<String> {
                 Act::Write => "writes",
                 Act::Append => "appends",
             };
-            format!("{does} {}, {start} to {}", name(*file), end - 1)
+            format!("{does} {}, {start} to {}", name(*file), end.saturating_sub(1))
         }
         What::Sync { file, event } => match event {
             Event::Open => format!("{} is open", name(*file)),

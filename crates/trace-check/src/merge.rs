@@ -229,7 +229,7 @@ impl Merge {
             if let Some((part, reader)) = &mut line.reader {
                 // Damage was told of at the first reading.
                 if let Ok(Some(record)) = reader.read() {
-                    line.time = record.end.saturating_add(life.parts[*part].header.since_1970);
+                    line.time = life.parts[*part].header.since_1970(record.end);
                     line.next = Some(record);
                     return Ok(());
                 }

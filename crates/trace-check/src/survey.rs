@@ -167,7 +167,7 @@ impl Found {
         let file = File::open(path).map_err(|e| e.to_string())?;
         let mut reader = Reader::new(file).map_err(|e| e.to_string())?;
         let header = reader.header().clone();
-        let last = header.start + header.since_1970;
+        let last = header.since_1970(header.start);
         let mut part = Part {
             path: path.to_owned(),
             header,
@@ -205,7 +205,7 @@ impl Found {
     ) {
         let number = part.records;
         part.records += 1;
-        let time = record.end.saturating_add(part.header.since_1970);
+        let time = part.header.since_1970(record.end);
         part.last = part.last.max(time);
         match record.what {
             What::File { file, ino, born, path } => {
@@ -244,11 +244,11 @@ impl Found {
 fn lives_of(mut read: Vec<Read>) -> Vec<Life> {
     read.sort_by_key(|(part, ..)| {
         let h = &part.header;
-        (h.host.clone(), h.pid, h.start + h.since_1970)
+        (h.host.clone(), h.pid, h.since_1970(h.start))
     });
     let mut lives: Vec<Life> = Vec::new();
     for (part, rank, forks) in read {
-        let start = part.header.start + part.header.since_1970;
+        let start = part.header.since_1970(part.header.start);
         let same = |life: &&mut Life| {
             let before = &life.parts[life.parts.len() - 1];
             (&before.header.host, before.header.pid) == (&part.header.host, part.header.pid)

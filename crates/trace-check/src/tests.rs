@@ -5,6 +5,8 @@ use ebb_consistency::ModelTable;
 use ebb_trace_format::{
     Act, BLOCK, Block, Call, ENDING, Event, Flow, HEADER, Header, Record, What,
 };
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 const FILE: What = What::File { file: 1, ino: 5, born: 6, path: Vec::new() };
 const OPEN: What = What::Sync { file: 1, event: Event::Open };
@@ -150,4 +152,82 @@ fn advice_names_the_file_that_needs_more() {
     let posix = table.get("posix").unwrap();
     let log = |path: &[u8]| path.ends_with(b"/log").then(|| posix.clone());
     assert_eq!(check(&traced, &models[..1], &log)[0].verdict.races(), 0);
+}
+
+/// Whatever is in the files: they are refused, or judged. Nothing that they say ends the reader.
+#[test]
+fn mutated_traces_are_refused_or_judged() {
+    let table = ModelTable::builtin();
+    let models: Vec<_> = ["session", "posix"].map(|n| table.get(n).unwrap()).into();
+    let lock = || What::Lock { file: 1, start: 0, end: 10, exclusive: true };
+    let unlock = || What::Unlock { file: 1, start: 0, end: 10 };
+    let send = || What::Send { comm: 1, from: 0, to: 1, tag: 7 };
+    let receive = || What::Recv { comm: 1, from: 0, to: 1, tag: 7, posted: 3 };
+    let site = || What::Site { site: 1, offset: 8, object: b"/bin/program".to_vec() };
+    let (fork, reaped) = (|| What::Fork { pid: 1 }, || What::Reaped { pid: 1 });
+    let one = [
+        world(0),
+        site(),
+        FILE,
+        OPEN,
+        lock(),
+        WRITE,
+        unlock(),
+        send(),
+        enter(0, 2),
+        leave(0),
+        fork(),
+        reaped(),
+        CLOSE,
+        What::Exit,
+    ];
+    let two = [
+        world(1),
+        FILE,
+        OPEN,
+        receive(),
+        enter(1, 2),
+        leave(1),
+        lock(),
+        READ,
+        WRITE,
+        unlock(),
+        CLOSE,
+        What::Exit,
+    ];
+    let mut dice = ChaCha8Rng::seed_from_u64(4);
+    let (mut judged, mut refused) = (0, 0);
+    for _ in 0..1000 {
+        let dir = written(&[&one, &two]);
+        for pid in 0..2 {
+            let path = dir.path().join(format!("node-{pid}-0.{ENDING}"));
+            let mut bytes = std::fs::read(&path).unwrap();
+            // A block that is not sealed has no checksum: its records are read as they are.
+            bytes[HEADER + 8..HEADER + 12].fill(0);
+            for _ in 0..dice.random_range(0..4) {
+                let at = HEADER + dice.random_range(0..250);
+                bytes[at] = dice.random();
+            }
+            if dice.random_bool(0.1) {
+                let header = Header {
+                    start: dice.random(),
+                    since_1970: dice.random(),
+                    pid,
+                    ..Header::default()
+                };
+                bytes[..HEADER].copy_from_slice(&header.encode());
+            }
+            std::fs::write(&path, bytes).unwrap();
+        }
+        let Ok(traced) = load(dir.path(), Nodes::Tasks, &models) else {
+            refused += 1;
+            continue;
+        };
+        let checked = check(&traced, &models, &|_| None);
+        let said = text(&traced, &checked) + &page(&traced, &checked);
+        assert!(said.contains("session"));
+        assert!(advise(&traced, &models, &checked).text(&traced, &checked).contains("advice"));
+        judged += 1;
+    }
+    assert!(judged > 600, "{judged} judged, {refused} refused");
 }

@@ -31,6 +31,12 @@ pub struct Header {
 }
 
 impl Header {
+    /// A time of this file, since 1970. Whatever is written there, a sum is made of it.
+    #[must_use]
+    pub fn since_1970(&self, time: u64) -> u64 {
+        time.saturating_add(self.since_1970)
+    }
+
     /// As a page; long names are cut.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -175,21 +175,36 @@ impl Count {
     }
 }
 
-/// Every kind of order, what it is, and how many ranges it has.
-const ORDERS: [(u16, Work, Count); 9] = [
-    (KIND_BEGIN, Work::BeginCopies, Count::None),
-    (KIND_KEEP, Work::Keep, Count::Some),
-    (KIND_DROP, Work::Drop, Count::Any),
-    (KIND_SEAT_LOOK, Work::AtSeat(SeatWork::Look), Count::None),
-    (KIND_SEAT_WRITE, Work::AtSeat(SeatWork::Write), Count::Some),
-    (KIND_SEAT_APPEND, Work::AtSeat(SeatWork::Append), Count::One),
-    (KIND_SEAT_CUT, Work::AtSeat(SeatWork::Cut), Count::One),
-    (KIND_SEAT_SYNC, Work::AtSeat(SeatWork::Sync), Count::None),
-    (KIND_SEAT_GROW, Work::AtSeat(SeatWork::Grow), Count::One),
+/// All that can be ordered.
+const WORKS: [Work; 9] = [
+    Work::BeginCopies,
+    Work::Keep,
+    Work::Drop,
+    Work::AtSeat(SeatWork::Look),
+    Work::AtSeat(SeatWork::Write),
+    Work::AtSeat(SeatWork::Append),
+    Work::AtSeat(SeatWork::Cut),
+    Work::AtSeat(SeatWork::Sync),
+    Work::AtSeat(SeatWork::Grow),
 ];
 
-fn kind_of(work: Work) -> u16 {
-    ORDERS.iter().find(|(_, is, _)| *is == work).map_or(0, |(kind, ..)| *kind)
+/// The kind of request that orders it, and how many ranges that has.
+fn form_of(work: Work) -> (u16, Count) {
+    match work {
+        Work::BeginCopies => (KIND_BEGIN, Count::None),
+        Work::Keep => (KIND_KEEP, Count::Some),
+        Work::Drop => (KIND_DROP, Count::Any),
+        Work::AtSeat(SeatWork::Look) => (KIND_SEAT_LOOK, Count::None),
+        Work::AtSeat(SeatWork::Write) => (KIND_SEAT_WRITE, Count::Some),
+        Work::AtSeat(SeatWork::Append) => (KIND_SEAT_APPEND, Count::One),
+        Work::AtSeat(SeatWork::Cut) => (KIND_SEAT_CUT, Count::One),
+        Work::AtSeat(SeatWork::Sync) => (KIND_SEAT_SYNC, Count::None),
+        Work::AtSeat(SeatWork::Grow) => (KIND_SEAT_GROW, Count::One),
+    }
+}
+
+fn work_of(kind: u16) -> Option<Work> {
+    WORKS.into_iter().find(|work| form_of(*work).0 == kind)
 }
 
 /// A reply without its bytes.
@@ -262,7 +277,7 @@ fn put_set(out: &mut Vec<u8>, set: CopySet, crc: u32) {
 pub fn put_order(out: &mut Vec<u8>, order: &Order) {
     let Order { id, set, ino, ref ranges, work, payload } = *order;
     assert!(ranges.len() <= RANGES_MAX, "split before sending");
-    put_request(out, kind_of(work), ranges.len() as u16, id, ino.0, payload.total);
+    put_request(out, form_of(work).0, ranges.len() as u16, id, ino.0, payload.total);
     put_set(out, set, payload.crc);
     put_ranges(out, ranges);
 }
@@ -307,9 +322,9 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
             let subject = Subject { ino: Ino(ino), copy_since, held };
             Ok(Some((Request::Read { id, subject, ranges, total }, len)))
         }
-        _ => match ORDERS.iter().find(|(is, ..)| *is == kind) {
-            Some((_, _, ranges)) if !ranges.allows(count) => Err(FrameError::Bound("range count")),
-            Some((_, work, _)) => take_order(bytes, *work, count),
+        _ => match work_of(kind) {
+            Some(work) if !form_of(work).1.allows(count) => Err(FrameError::Bound("range count")),
+            Some(work) => take_order(bytes, work, count),
             None => Err(FrameError::Undefined("request")),
         },
     }
@@ -337,8 +352,7 @@ fn take_order(
 fn most_bytes(kind: u16) -> u64 {
     match kind {
         KIND_READ | KIND_READ_COPY | KIND_READ_HELD => REPLY_BYTES_MAX,
-        KIND_KEEP | KIND_SEAT_WRITE | KIND_SEAT_APPEND => KEEP_BYTES_MAX,
-        _ => 0,
+        _ => work_of(kind).filter(|work| work.brings_bytes()).map_or(0, |_| KEEP_BYTES_MAX),
     }
 }
 
@@ -492,8 +506,8 @@ mod tests {
                     Request::Read { id, subject, ranges, total }
                 }
                 kind => {
-                    let (_, work, count) = ORDERS[usize::from(kind) - 1];
-                    let ranges = match count {
+                    let work = WORKS[usize::from(kind) - 1];
+                    let ranges = match form_of(work).1 {
                         Count::None => Vec::new(),
                         Count::One => ranges[..1].to_vec(),
                         Count::Some | Count::Any => ranges,

@@ -23,13 +23,6 @@ static void want(int fd, char c)
 }
 
 /* Rank 0 writes and closes; `order` is what comes between; `reader` opens and reads. */
-static void write_close(void)
-{
-    int fd = opened(O_RDWR | O_CREAT);
-    put(fd, 0, 10, 'x');
-    close(fd);
-}
-
 static void open_read(void)
 {
     int fd = opened(O_RDWR | O_CREAT);

@@ -4,13 +4,6 @@
 
 extern char **environ;
 
-static void write_close(void)
-{
-    int fd = opened(O_RDWR | O_CREAT);
-    put(fd, 0, 10, 'x');
-    close(fd);
-}
-
 static void open_read(void)
 {
     int fd = opened(O_RDWR | O_CREAT);

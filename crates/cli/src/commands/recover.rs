@@ -146,6 +146,14 @@ impl Args {
                 config.backing.display()
             )));
         }
+        if left.others().next().is_some() {
+            eprintln!(
+                "ebb: note: other nodes have bytes of this job, and the state of its service is here. Better than to \
+                 recover each cache is to mount them again, this one first (`ebb mount --cache {} ...` begins the \
+                 service, the others name it with --meta), and to unmount them",
+                cache.display()
+            );
+        }
         if let Some(meta) = &config.meta {
             eprintln!("ebb: note: {}", joined::note(meta, cache, &config, &left.bytes));
         }

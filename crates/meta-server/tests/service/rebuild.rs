@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{Node, ROOT, Service};
+use crate::common::{Node, ROOT, Service, hello};
 use ebb_meta_server::Config;
 use ebb_types::Errno;
 use ebb_wire::pb::request::Op;
@@ -22,20 +22,8 @@ async fn nothing_left(nodes: u32) -> Service {
 
 /// A node of before, whom a service told something that is not here any more.
 fn of_before(name: &str, number: u32) -> pb::Hello {
-    pb::Hello {
-        protocol: ebb_wire::PROTOCOL,
-        node: name.to_owned(),
-        incarnation: 1,
-        peer_address: "h:1".to_owned(),
-        consistency: "session".to_owned(),
-        nonce: vec![1; 32],
-        resume: true,
-        job: JOB,
-        told_by: 77,
-        told: 1000,
-        node_id: number,
-        ..pb::Hello::default()
-    }
+    let (job, node_id) = (JOB, number);
+    pb::Hello { resume: true, job, told_by: 77, told: 1000, node_id, ..hello(name, 1) }
 }
 
 async fn refused(s: &Service, hello: pb::Hello) -> pb::Reply {
@@ -121,13 +109,14 @@ async fn what_was_heard_later_than_now_is_refused_and_nothing_is_answered() {
 }
 
 /// A file that was written over is another object since. Of two nodes the one that knows the newer version of the
-/// file knows which, whoever is heard last; and an older word takes no object that is another file's by now.
+/// file knows which, whoever is heard last; an older word takes no object that is another file's by now; and an object
+/// of which two files are told by their newest words is the one's that is needed, or nobody's.
 #[tokio::test]
 async fn of_two_objects_of_a_file_the_newer_one_counts() {
     for a_is_last in [false, true] {
         let s = nothing_left(2).await;
         let backing = s.backing();
-        for name in ["over", "came", "old"] {
+        for name in ["over", "came", "old", "taken", "either"] {
             std::fs::write(backing.join(name), name).unwrap();
         }
         let object = |name: &str| std::fs::symlink_metadata(backing.join(name)).unwrap().ino();
@@ -146,11 +135,15 @@ async fn of_two_objects_of_a_file_the_newer_one_counts() {
             at(61, "over", object("over"), 9),
             at(62, "went", 4, 9),
             at(63, "came", object("came"), 2),
+            pb::Located { needed: true, ..at(66, "taken", object("taken"), 2) },
+            at(68, "either", object("either"), 2),
         ];
         let of_b = vec![
             at(61, "over", 5, 8),
             at(62, "came", object("came"), 8),
             at(64, "old", object("old"), 3),
+            at(65, "taken", object("taken"), 8),
+            at(67, "either", object("either"), 8),
         ];
         match a_is_last {
             true => {
@@ -168,11 +161,39 @@ async fn of_two_objects_of_a_file_the_newer_one_counts() {
         for node in [&mut a, &mut b] {
             node.send(done()).await;
         }
-        for (name, ino) in [("over", 61), ("came", 63), ("old", 64)] {
+        for (name, ino) in [("over", 61), ("came", 63), ("old", 64), ("taken", 66)] {
             assert_eq!(a.lookup(ROOT, name).await.unwrap().ino, ino, "{name}, {a_is_last}");
         }
-        assert_eq!(a.attr(62).await.err(), Some(Errno::ESTALE));
+        for ino in [62, 65, 67, 68] {
+            assert_eq!(a.attr(ino).await.err(), Some(Errno::ESTALE), "{ino}");
+        }
+        assert!(a.lookup(ROOT, "either").await.unwrap().ino > 1 << 62, "found as ever");
     }
+}
+
+/// However many nodes tell of a file: what the one says that knows most of it.
+#[tokio::test]
+async fn of_many_words_the_newest_one_is_heard() {
+    const WORDS: u64 = 300;
+    let s = nothing_left(1).await;
+    std::fs::write(s.backing().join("f"), "f").unwrap();
+    let object = std::fs::metadata(s.backing().join("f")).unwrap().ino();
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    for word in 0..WORDS {
+        // Objects that are gone, and the last word but one is the truth.
+        let is_newest = word == WORDS - 2;
+        let located = pb::Located {
+            ino: 61,
+            paths: vec![b"f".to_vec()],
+            object: if is_newest { object } else { 1_000_000_000 + word },
+            needed: false,
+            as_of: if is_newest { WORDS } else { word },
+        };
+        a.ask(tell(Reassert { located: vec![located], ..Reassert::default() })).await.unwrap();
+    }
+    a.ask(named()).await.unwrap();
+    a.ask(done()).await.unwrap();
+    assert_eq!(a.lookup(ROOT, "f").await.unwrap().ino, 61);
 }
 
 /// Where a node says that a file is: nothing outside of the backing, nothing that is another object, no name

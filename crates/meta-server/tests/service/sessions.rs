@@ -1,6 +1,6 @@
 //! Joining, leaving, being replaced, being silent, and what survives the service.
 
-use crate::common::{Node, ROOT, Service, lock, make};
+use crate::common::{Node, ROOT, Service, hello, lock, make};
 use ebb_meta_server::StartError;
 use ebb_transport::Token;
 use ebb_types::Errno;
@@ -8,25 +8,6 @@ use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
 use std::time::Duration;
-
-fn hello(name: &str, incarnation: u64) -> pb::Hello {
-    pb::Hello {
-        job: 0,
-        told_by: 0,
-        told: 0,
-        node_id: 0,
-        protocol: ebb_wire::PROTOCOL,
-        node: name.to_owned(),
-        incarnation,
-        peer_address: "h:1".to_owned(),
-        consistency: "session".to_owned(),
-        nonce: vec![1; 32],
-        resume: false,
-        trust_ms_max: 0,
-        empty: false,
-        heir_of: Vec::new(),
-    }
-}
 
 #[tokio::test]
 async fn a_node_is_replaced_only_when_it_is_gone() {

@@ -132,6 +132,19 @@ pub async fn connect(address: SocketAddr) -> MetadataClient<tonic::transport::Ch
     MetadataClient::new(channel).max_decoding_message_size(ebb_wire::MESSAGE_BYTES_MAX)
 }
 
+/// The first word of a node.
+pub fn hello(name: &str, incarnation: u64) -> pb::Hello {
+    pb::Hello {
+        protocol: ebb_wire::PROTOCOL,
+        node: name.to_owned(),
+        incarnation,
+        peer_address: "127.0.0.1:1".to_owned(),
+        consistency: "session".to_owned(),
+        nonce: auth::nonce().to_vec(),
+        ..pb::Hello::default()
+    }
+}
+
 impl Node {
     pub async fn join(
         address: SocketAddr,
@@ -139,23 +152,7 @@ impl Node {
         incarnation: u64,
         token: Option<&Token>,
     ) -> Result<Node, pb::Reply> {
-        let hello = pb::Hello {
-            job: 0,
-            told_by: 0,
-            told: 0,
-            node_id: 0,
-            protocol: ebb_wire::PROTOCOL,
-            node: name.to_owned(),
-            incarnation,
-            peer_address: "127.0.0.1:1".to_owned(),
-            consistency: "session".to_owned(),
-            nonce: auth::nonce().to_vec(),
-            resume: false,
-            trust_ms_max: 0,
-            empty: false,
-            heir_of: Vec::new(),
-        };
-        Node::join_as(address, hello, token).await
+        Node::join_as(address, hello(name, incarnation), token).await
     }
 
     pub async fn join_as(
