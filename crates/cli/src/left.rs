@@ -4,7 +4,7 @@
 use crate::exit::{Context, Failure};
 use ebb_fs_client::config::MountConfig;
 use ebb_fs_client::leftover::{self, LeftFile, Leftover};
-use ebb_meta_server::{Peek, Pending, peek};
+use ebb_meta_server::{Peek, Pending, Remembered};
 use ebb_types::FileKind;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,8 @@ pub struct Left {
     pub config: Option<MountConfig>,
     /// Of its embedded metadata service, when that is of the same job.
     pub service: Option<Peek>,
+    /// The state of that.
+    pub remembered: Option<Remembered>,
     /// Where that is.
     pub state: PathBuf,
 }
@@ -36,10 +38,18 @@ impl Left {
         let embedded = config.as_ref().filter(|c| c.meta.is_none()).map(|c| c.state.clone());
         let named = state.map(Path::to_owned).or(embedded);
         let state = named.unwrap_or_else(|| cache.join("meta"));
-        let service = peek(&state).or_failed("state of the metadata service")?;
+        let found = Remembered::read(&state).or_failed("state of the metadata service")?;
         // A service of another job knows other files under the same numbers.
-        let service = service.filter(|p| bytes.is_of_job(p.job));
-        Ok(Left { bytes, config, service, state })
+        let remembered = found.filter(|r| bytes.is_of_job(r.job()));
+        let service = remembered.as_ref().map(Remembered::peek);
+        Ok(Left { bytes, config, service, remembered, state })
+    }
+
+    /// True when the service knew of other nodes that had not left the job.
+    pub fn has_other_nodes(&self) -> bool {
+        let own = self.config.as_ref().map(|c| c.node.as_str());
+        let nodes = self.remembered.iter().flat_map(Remembered::nodes);
+        nodes.into_iter().any(|node| Some(node) != own)
     }
 
     /// True when everything is on the backing.

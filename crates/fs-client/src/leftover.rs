@@ -8,7 +8,7 @@ use crate::daemon::RunError;
 use crate::journal::{self, Found, Held, Kept, Life, Note};
 use ebb_namespace::Missing;
 use ebb_types::units::Size;
-use ebb_types::{ByteRange, FileKind, Ino, Time};
+use ebb_types::{ByteRange, Facts, FileKind, Ino, Time};
 use ebb_wire::pb::Welcome;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -29,6 +29,14 @@ impl Leftover {
     pub(crate) fn go_on(&mut self, records: &[journal::Record]) {
         if let Some(found) = &mut self.0 {
             records.iter().for_each(|record| found.image.apply(record));
+        }
+    }
+
+    /// The state of its service says this.
+    pub(crate) fn hear(&mut self, facts: &Facts) {
+        if let Some(found) = &mut self.0 {
+            found.image.book.hear(facts);
+            found.image.lives.hear(facts.lives);
         }
     }
 

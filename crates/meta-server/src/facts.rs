@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The number of the first node.
 const FIRST_NODE: NodeId = NodeId(1);
 /// The number of the second node: when more are given, or it is, there are others.
-const SECOND_NODE: NodeId = NodeId(2);
+pub(crate) const SECOND_NODE: NodeId = NodeId(2);
 
 /// What has reached the backing, looked at now and then.
 #[derive(Debug)]

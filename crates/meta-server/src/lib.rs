@@ -39,6 +39,7 @@ mod publishing;
 mod quiet;
 mod reassert;
 mod rebuild;
+mod remembered;
 mod rounds;
 mod seats;
 mod server;
@@ -52,5 +53,6 @@ mod striping;
 
 pub use config::{Config, StartError};
 pub use journal::JournalError;
-pub use peek::{Peek, Pending, judge, peek};
+pub use peek::{Peek, Pending, judge};
+pub use remembered::Remembered;
 pub use server::Server;

@@ -1,11 +1,11 @@
 //! A look into a state directory without a service and without changing it: which names and
 //! bytes of the job had not reached the backing when its last service ended.
 
-use crate::journal::{self, JournalError, Read, StateDir};
+use crate::journal;
+use crate::remembered::Remembered;
 use crate::state::{self, State};
 use ebb_namespace::Home;
 use ebb_types::{FileKind, Ino};
-use std::path::Path;
 
 /// What a state directory tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,18 +31,15 @@ pub struct Pending {
     pub unflushed: Vec<(String, u64)>,
 }
 
-/// Looks into a state directory; `None` when there is no journal in it.
-pub fn peek(state_dir: &Path) -> Result<Option<Peek>, JournalError> {
-    if !state_dir.join("journal").exists() {
-        return Ok(None);
+impl Remembered {
+    /// What was missing on the backing when its last service ended.
+    #[must_use]
+    pub fn peek(&self) -> Peek {
+        let state = &self.state;
+        let nodes = self.nodes().map(str::to_owned).collect();
+        let pending = state.ns.pending_after(None).filter_map(|ino| missing(state, ino)).collect();
+        Peek { job: self.job(), nodes, pending }
     }
-    let dir = StateDir::take(state_dir)?;
-    let Some(Read { job, bodies, .. }) = dir.read()? else { return Ok(None) };
-    let path = state_dir.join("journal");
-    let state = state::replay(&bodies).map_err(|what| JournalError::Header { path, what })?;
-    let nodes = state.nodes.values().map(|n| n.name.clone()).collect();
-    let pending = state.ns.pending_after(None).filter_map(|ino| missing(&state, ino)).collect();
-    Ok(Some(Peek { job, nodes, pending }))
 }
 
 /// Not what is only due: times of a directory are no loss.

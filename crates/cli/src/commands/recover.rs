@@ -10,6 +10,7 @@ use crate::progress::Progress;
 use crate::service::Service;
 use ebb_fs_client::config::MountConfig;
 use ebb_fs_client::control::Outcome;
+use ebb_fs_client::recover::joint::StateTells;
 use ebb_fs_client::{journal, leftover, recover};
 use ebb_types::units::Span;
 use std::os::unix::fs::MetadataExt;
@@ -83,8 +84,10 @@ impl Args {
     }
 
     fn recover(self, left: Left, cache: &Path, backing: &Path, what: &str) -> Result<(), Failure> {
-        let alone = left.service.is_none();
-        if left.is_empty() && (self.dry_run || !alone || left.bytes.is_silent()) {
+        // Where other nodes may have something, too, the recoveries of all caches work together, as they do
+        // where no state of a service is.
+        let joint = left.service.is_none() || left.has_other_nodes();
+        if left.is_empty() && (self.dry_run || !joint || left.bytes.is_silent()) {
             println!("{what}: nothing that the backing lacks");
             return Ok(());
         }
@@ -96,7 +99,7 @@ impl Args {
             return Err(Failure::new(Code::Incomplete, text));
         }
         let config = self.config_for(&left, cache, backing)?;
-        self.drain(left, config, what)
+        self.drain(left, joint, config, what)
     }
 
     /// What there is, or why that cannot be told.
@@ -148,9 +151,9 @@ impl Args {
         }
         if left.others().next().is_some() {
             eprintln!(
-                "ebb: note: other nodes have bytes of this job, and the state of its service is here. Better than to \
-                 recover each cache is to mount them again, this one first (`ebb mount --cache {} ...` begins the \
-                 service, the others name it with --meta), and to unmount them",
+                "ebb: note: other nodes have bytes of this job: recover their caches, too. Where their daemons \
+                 live, mount this one again instead (`ebb mount --cache {}`): they wait for its service, which is \
+                 no more after this",
                 cache.display()
             );
         }
@@ -167,15 +170,22 @@ impl Args {
         })
     }
 
-    fn drain(self, left: Left, mut config: MountConfig, what: &str) -> Result<(), Failure> {
+    fn drain(
+        &self,
+        left: Left,
+        joint: bool,
+        mut config: MountConfig,
+        what: &str,
+    ) -> Result<(), Failure> {
         if left.bytes.found().is_some_and(|f| f.damaged_at.is_some()) {
             keep_damaged(&config.cache)?;
         }
-        if left.service.is_none() {
-            self.without_service(&left, &config, what)?;
-            return leftover::clear(&config.cache).or_failed(what);
-        }
         config.state.clone_from(&left.state);
+        if joint {
+            self.with_all(left, &config, what)?;
+            leftover::clear(&config.cache).or_failed(what)?;
+            return remove_state(&config);
+        }
         if !self.with_service(left, &config, what)? {
             return Err(Failure::new(
                 Code::Incomplete,
@@ -187,30 +197,29 @@ impl Args {
             ));
         }
         leftover::clear(&config.cache).or_failed(what)?;
-        if config.state.starts_with(&config.cache)
-            && let Err(e) = std::fs::remove_dir_all(&config.state)
-            && e.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(e).or_failed(config.state.display());
-        }
-        Ok(())
+        remove_state(&config)
     }
 
     /// Brings everything there without the service: all that nodes know of each other is what
-    /// their recoveries say on the backing.
-    fn without_service(
-        &self,
-        left: &Left,
-        config: &MountConfig,
-        what: &str,
-    ) -> Result<(), Failure> {
+    /// their recoveries say on the backing. Where its state is here, this one says what is in it.
+    fn with_all(&self, left: Left, config: &MountConfig, what: &str) -> Result<(), Failure> {
+        let Left { mut bytes, remembered, .. } = left;
+        let tells = remembered.as_ref().map(|state| {
+            Box::new(|heard: &_, inos: &_| state.facts(heard, inos)) as Box<StateTells<'_>>
+        });
+        let tells = tells.as_deref();
+        if let (Some(remembered), Some(tells)) = (&remembered, tells) {
+            recover::joint::take_in(&config.cache, &mut bytes, tells).or_failed(what)?;
+            remembered.set_aside().or_failed(what)?;
+        }
         let (events, seen) = mpsc::channel();
         std::thread::scope(|scope| {
             let working = scope.spawn(|| {
                 recover::joint::run(&recover::joint::Job {
                     cache: &config.cache,
                     backing: &config.backing,
-                    left: &left.bytes,
+                    left: &bytes,
+                    state: tells,
                     force: self.force,
                     timeout: self.timeout.map(|t| t.0),
                     patience: self.wait.0,
@@ -273,6 +282,17 @@ impl Args {
         runtime.shutdown_background();
         ended.map(|()| nobody_needs_it)
     }
+}
+
+/// The state of the service goes when everything is done, where it is the cache's own.
+fn remove_state(config: &MountConfig) -> Result<(), Failure> {
+    if config.state.starts_with(&config.cache)
+        && let Err(e) = std::fs::remove_dir_all(&config.state)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(e).or_failed(config.state.display());
+    }
+    Ok(())
 }
 
 /// What was looked past may be of use to somebody who can read it.

@@ -129,6 +129,7 @@ impl StateDir {
         let aside = (seconds..).find(free).map(|n| self.path.join(format!("journal.before-{n}")));
         let Some(aside) = aside.filter(|_| self.journal().exists()) else { return Ok(None) };
         std::fs::rename(self.journal(), &aside).map_err(failed)?;
+        File::open(&self.path).and_then(|dir| dir.sync_all()).map_err(failed)?;
         Ok(Some(aside))
     }
 

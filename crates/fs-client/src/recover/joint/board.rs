@@ -234,6 +234,17 @@ impl Board {
         Ok(list(&self.dir, Said::Heard.prefix().as_bytes())?.len())
     }
 
+    /// What all nodes have said of names so far, as tokens: what is said anew is another file, of another time.
+    pub fn all_said(&self) -> io::Result<Vec<(u64, i64, u64)>> {
+        let mut said = Vec::new();
+        for name in list(&self.dir, Said::Heard.prefix().as_bytes())? {
+            let at = At { dir: self.dir.try_clone()?, name };
+            said.extend(at.stat()?.map(|s| (s.st_ino, s.st_mtime, s.st_mtime_nsec)));
+        }
+        said.sort_unstable();
+        Ok(said)
+    }
+
     /// A node has said all that it has to say.
     pub fn speak(&self, node: &str, spoken: &Spoken) -> io::Result<()> {
         let name = format!("{LIVES}{:016x}", hash::bytes(node.as_bytes()));

@@ -21,7 +21,9 @@
 //! its hearing of it, it claims as lost: whoever has newer bytes writes them, and files of others do not wait
 //! for it. That no part file of it is left anywhere on the backing is looked for first.
 //!
-//! What nodes know of names is put together in the same way: [`names`].
+//! What nodes know of names is put together in the same way: [`names`]. Where the service was in the daemon of one
+//! of the caches, its state is there, and knows names of the last moment that no node's journal has: the
+//! recovery of that cache speaks for it ([`take_in`]), and answers what others have heard ([`Job::state`]).
 //!
 //! # Crash consistency
 //! Killed anywhere, a recovery is run again. Its claims are made anew, and of what it had written
@@ -45,15 +47,16 @@ use crate::control::{Event, Outcome, Remaining};
 use crate::daemon::{RunError, local};
 use crate::drain;
 use crate::hash;
-use crate::journal::{Image, Journal, Life, Note, Record};
+use crate::journal::{Image, Journal, JournalError, Life, Note, Record};
 use crate::leftover::{Leftover, label};
 use crate::recover::places::Places;
 use board::{Board, Spoken};
 use ebb_locks::Mutex;
-use ebb_types::{Ino, Lives};
+use ebb_namespace::Book;
+use ebb_types::{Facts, Ino, Lives};
 use file::{Progress, Site, Stay, Work};
 use names::{Left, Names};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -78,7 +81,12 @@ pub struct Job<'a> {
     pub threads: usize,
     /// Who wants to know how far it is.
     pub progress: drain::Progress,
+    /// The state of the service, where that is here.
+    pub state: Option<&'a StateTells<'a>>,
 }
+
+/// What the state of a service that is no more says of what has been heard of names, and of these inodes.
+pub type StateTells<'a> = dyn Fn(&Book, &BTreeSet<Ino>) -> Facts + Sync + 'a;
 
 /// How a file ended.
 enum End {
@@ -97,6 +105,25 @@ fn job_label(life: Option<&Life>) -> String {
     }
 }
 
+/// What the state of the service tells becomes this node's knowledge, for good: nobody need look into the
+/// state again.
+pub fn take_in(
+    cache: &Path,
+    left: &mut Leftover,
+    state: &StateTells<'_>,
+) -> Result<(), JournalError> {
+    let Some(found) = left.found() else { return Ok(()) };
+    let facts = state(&found.image.book, &held(&found.image));
+    left.hear(&facts);
+    let Some(found) = left.found() else { return Ok(()) };
+    Journal::start(cache, found.image.clone()).map(drop)
+}
+
+/// The files of which there is something to say.
+fn held(image: &Image) -> BTreeSet<Ino> {
+    image.sayable().map(|(ino, _)| ino).collect()
+}
+
 /// Brings everything of a cache to the backing.
 pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
     let shown = job.backing.display();
@@ -110,7 +137,8 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
     let notes = Journal::start(job.cache, found.image.clone())
         .map_err(|e| RunError::Config(e.to_string()))?;
     let node = job.left.node().unwrap_or_default();
-    let names = Names::gather(&board, node, &found.image, job.patience).map_err(failed)?;
+    let names = Names::gather(&board, node, &found.image, job.state, job.patience);
+    let names = names.map_err(failed)?;
     // Of a journal that lost its end, or was read past a damage, nobody knows whether that is all.
     let whole = !found.rebooted && found.damaged_at.is_none();
     let lives = &found.image.lives;
@@ -167,7 +195,7 @@ fn end(board: &Board, node: &str, lives: Lives, backing: &Path) -> std::io::Resu
 }
 
 /// The files of a cache under the names and with the modes that they have by now.
-fn corrected(image: &Image, names: &Names) -> Image {
+fn corrected(image: &Image, names: &Names<'_>) -> Image {
     let mut new = image.clone();
     for (ino, note) in image.files().filter(|(_, note)| !note.nameless) {
         new.insert(ino, names.corrected(ino, note));
@@ -197,7 +225,7 @@ enum Open<'a> {
 }
 
 impl Recovery<'_> {
-    fn all(&self, image: &Image, names: &Names) -> BTreeMap<Ino, End> {
+    fn all(&self, image: &Image, names: &Names<'_>) -> BTreeMap<Ino, End> {
         let is_gone = |(ino, note): &(Ino, &Note)| {
             names.is_gone(*ino) || names.was_removed(*ino) && self.site.is_nowhere(note)
         };
@@ -359,7 +387,7 @@ impl Recovery<'_> {
     /// Names, after the files. When all of them are there, nothing of them need be known any more.
     fn rest(
         &self,
-        mut names: Names,
+        mut names: Names<'_>,
         image: &Image,
         ends: &BTreeMap<Ino, End>,
     ) -> std::io::Result<Vec<Left>> {
@@ -367,14 +395,14 @@ impl Recovery<'_> {
             return Ok(Vec::new());
         }
         let left = loop {
-            let said = self.site.board.said()?;
-            names.listen(self.site.board)?;
+            let said = self.site.board.all_said()?;
+            names.listen(self.site.board, self.site.node)?;
             *self.site.zeros.lock() = names.zeros();
             let _ = names.directories(&self.site)?;
             let whole = self.objects.lock().clone();
             let left = names.rest(&self.site, &whole);
             // Who has said something meanwhile may have found what was made by older words.
-            if self.site.board.said()? == said {
+            if self.site.board.all_said()? == said {
                 break left;
             }
         };

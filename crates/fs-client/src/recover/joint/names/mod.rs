@@ -17,7 +17,7 @@ mod acts;
 
 use super::board::{Board, Said};
 use super::file::{Progress, Site, Work, is_hollow};
-use super::{merge, statement};
+use super::{StateTells, merge, statement};
 use crate::journal::{Header, Home, Image, Note};
 use acts::Trouble;
 use ebb_namespace::{Book, Missing};
@@ -31,7 +31,9 @@ use std::time::{Duration, Instant};
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What is known of names.
-pub(super) struct Names {
+pub(super) struct Names<'a> {
+    /// The state of the service, where that is here.
+    state: Option<&'a StateTells<'a>>,
     own: Book,
     all: Book,
     /// Inodes of which this node has bytes.
@@ -96,20 +98,22 @@ fn is_like(now: Option<&Option<&Shape>>, stale: &Missing<'_>) -> bool {
     now.is_some_and(|shape| shape.as_ref().is_none_or(like))
 }
 
-impl Names {
+impl<'a> Names<'a> {
     /// Says what this node knows, and hears what all have said so far.
     /// Others that are recovered at the same time are waited for as long as more of them come.
     pub fn gather(
         board: &Board,
         node: &str,
         image: &Image,
+        state: Option<&'a StateTells<'a>>,
         patience: Duration,
-    ) -> io::Result<Names> {
+    ) -> io::Result<Names<'a>> {
         let own = image.book.clone();
         if !own.is_empty() || own.is_shared() && !board.has_said(Said::Heard, node)? {
             board.say_names(Said::Heard, node, std::slice::from_ref(&own))?;
         }
         let mut names = Names {
+            state,
             all: own.clone(),
             own,
             held: image.sayable().filter(|(_, n)| n.has_bytes()).map(|(ino, _)| ino).collect(),
@@ -137,15 +141,16 @@ impl Names {
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
-        names.listen(board)?;
+        names.listen(board, node)?;
         Ok(names)
     }
 
     /// Hears what has been said since.
-    pub fn listen(&mut self, board: &Board) -> io::Result<()> {
+    pub fn listen(&mut self, board: &Board, node: &str) -> io::Result<()> {
         self.acted = board.names(Said::Acted)?;
         self.all = self.own.clone();
         board.names(Said::Heard)?.values().flatten().for_each(|book| self.all.join(book));
+        self.answer(board, node)?;
         let acted = self.acted.values().flatten();
         self.moved = acted.flat_map(|book| book.overruled(&self.all)).map(|m| m.ino).collect();
         self.paths = self.all.all_paths();
@@ -154,6 +159,18 @@ impl Names {
         let (missing, _) = self.all.missing();
         let replacing = missing.iter().filter(|m| m.replaces != 0);
         self.replaces = replacing.map(|m| (bytes(&m.path), m.replaces)).collect();
+        Ok(())
+    }
+
+    /// The state of the service knows what has become of what others have heard.
+    fn answer(&mut self, board: &Board, node: &str) -> io::Result<()> {
+        let Some(state) = self.state else { return Ok(()) };
+        let before = self.own.clone();
+        self.own.hear(&state(&self.all, &self.held));
+        if self.own != before {
+            self.all.join(&self.own);
+            board.say_names(Said::Heard, node, std::slice::from_ref(&self.own))?;
+        }
         Ok(())
     }
 
@@ -221,6 +238,11 @@ impl Names {
         if let Some(shape) = self.all.shape(ino).filter(|s| s.kind == FileKind::Regular) {
             let header = &mut note.header;
             (header.perm, header.uid, header.gid) = (shape.perm, shape.uid, shape.gid);
+            // Brought there by the job before this node had a byte of it.
+            if self.state.is_some() && shape.placed != 0 && header.home.is_none() {
+                let (path, ino) = (header.path.clone(), shape.placed);
+                header.home = Some(Home { path, ino, seen: None, changing: false });
+            }
         }
         note
     }
@@ -342,14 +364,14 @@ impl Names {
     }
 
     /// All names of something that is not a directory.
-    fn bring<'a>(
+    fn bring<'m>(
         &self,
         site: &Site<'_>,
-        names: &'a [Missing<'_>],
+        names: &'m [Missing<'_>],
         whole: Option<u64>,
-    ) -> Result<(), (&'a [Name], Trouble)> {
+    ) -> Result<(), (&'m [Name], Trouble)> {
         let Some(first) = names.first() else { return Ok(()) };
-        let failed = |m: &'a Missing<'_>| move |why: Trouble| (&m.path[..], why);
+        let failed = |m: &'m Missing<'_>| move |why: Trouble| (&m.path[..], why);
         let ours = match whole {
             Some(object) => Some(object),
             None => {

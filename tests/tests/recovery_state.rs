@@ -1,0 +1,152 @@
+//! All daemons of a job are gone, with the service that was in the first of them, whose cache has its state:
+//! `ebb recover` on each cache, at once or in turn, killed and repeated, brings everything, as it does without
+//! the state, and what the state knows of names besides.
+
+use ebb_testkit::{Cluster, Node, random, skip_reason};
+use ebb_tests::content::same;
+use ebb_tests::recoveries::{ended_with, recover, start};
+use ebb_tests::tools::names;
+use rand::Rng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Child;
+use std::time::Duration;
+
+const RECORD: usize = 3_000;
+const NODES: usize = 3;
+/// After this time what a node has heard of names is in its journal.
+const NOTED_WITHIN: Duration = Duration::from_millis(600);
+
+fn rounds() -> u64 {
+    std::env::var("EBB_RECOVERY_ROUNDS").ok().and_then(|v| v.parse().ok()).unwrap_or(4)
+}
+
+/// How the recoveries run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    AtOnce,
+    InTurn,
+    Killed,
+}
+
+/// The service is in the first node.
+fn cluster(model: &str) -> Cluster {
+    Cluster::builder().nodes(NODES).flush("end").fixed_port().consistency(model).start()
+}
+
+/// A file of all nodes, and names of which one node made what another one changed.
+fn work(cluster: &Cluster, dice: &mut ChaCha8Rng) -> Vec<u8> {
+    let nodes = cluster.nodes();
+    let records = NODES * dice.random_range(2..9);
+    let content = random::bytes(dice, records * RECORD - dice.random_range(0..RECORD));
+    for (at, node) in nodes.iter().enumerate() {
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(false).open(node.path("f"));
+        let file = file.expect("open");
+        for (i, record) in content.chunks(RECORD).enumerate().filter(|(i, _)| i % NODES == at) {
+            file.write_all_at(record, (i * RECORD) as u64).expect("write");
+        }
+    }
+    let [first, second, third] = nodes else { panic!("three nodes") };
+    std::fs::create_dir(second.path("d")).expect("mkdir");
+    std::fs::write(third.path("d/from"), "third").expect("write");
+    std::fs::write(third.path("d/gone"), "nothing").expect("write");
+    std::fs::write(first.path("d/first"), "first").expect("write");
+    second.path("d/from").exists().then_some(()).expect("it is there");
+    std::fs::rename(second.path("d/from"), second.path("d/to")).expect("rename");
+    std::fs::rename(third.path("d"), third.path("e")).expect("rename");
+    std::fs::remove_file(second.path("e/gone")).expect("unlink");
+    std::os::unix::fs::symlink("to", first.path("e/link")).expect("symlink");
+    content
+}
+
+fn all_die(cluster: &Cluster) {
+    cluster.nodes().iter().for_each(Node::kill9);
+    for node in cluster.nodes() {
+        let _ = node.ebb("umount", &[], &[]);
+    }
+}
+
+fn run_all(cluster: &Cluster, way: Way, dice: &mut ChaCha8Rng) {
+    let mut order: Vec<&Node> = cluster.nodes().iter().collect();
+    order.shuffle(dice);
+    let start_all = || order.iter().map(|n| start(cluster, n)).collect::<Vec<Child>>();
+    match way {
+        Way::InTurn => {}
+        Way::AtOnce => {
+            for child in start_all() {
+                ended_with(&child.wait_with_output().expect("wait"), 0, &[]);
+            }
+        }
+        Way::Killed => {
+            for _ in 0..4 {
+                let mut running = start_all();
+                for child in &mut running {
+                    std::thread::sleep(Duration::from_micros(dice.random_range(0..12_000)));
+                    let _ = child.kill();
+                }
+                running.iter_mut().for_each(|c| drop(c.wait()));
+            }
+        }
+    }
+    for (i, node) in order.iter().enumerate() {
+        let output = recover(cluster, node, &["--wait", "0s"]);
+        if i + 1 == order.len() || way == Way::AtOnce {
+            ended_with(&output, 0, &[]);
+        }
+    }
+    // Who was told that others were missing: by now they are not.
+    for node in order {
+        ended_with(&recover(cluster, node, &["--wait", "0s"]), 0, &[]);
+        ended_with(&recover(cluster, node, &["--dry-run"]), 0, &["nothing"]);
+    }
+}
+
+#[test]
+fn recoveries_of_all_caches_bring_everything_also_where_the_state_is() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let seed = random::seed();
+    for round in 0..rounds() {
+        let mut dice = random::generator(seed ^ round);
+        let model = ["session", "commit", "posix"][dice.random_range(0..3)];
+        // Each of them, however few rounds there are.
+        let way = [Way::AtOnce, Way::InTurn, Way::Killed, Way::AtOnce][round as usize % 4];
+        println!("seed {seed} round {round}: {model}, {way:?}");
+        let cluster = cluster(model);
+        let content = work(&cluster, &mut dice);
+        if way != Way::AtOnce {
+            // What only the state knows is told to those that are recovered at the same time.
+            std::thread::sleep(NOTED_WITHIN);
+        }
+        all_die(&cluster);
+        run_all(&cluster, way, &mut dice);
+        let read = |name: &str| std::fs::read(cluster.backing().join(name)).expect(name);
+        same(&format!("seed {seed} round {round} {way:?}"), &read("f"), &content);
+        assert_eq!(names(cluster.backing()), ["e", "f"], "seed {seed} round {round}");
+        assert_eq!(names(cluster.backing().join("e")), ["first", "link", "to"]);
+        assert_eq!((read("e/to"), read("e/first")), (b"third".to_vec(), b"first".to_vec()));
+    }
+}
+
+/// Of a job of which only one node is left the service itself brings everything.
+#[test]
+fn a_node_that_was_left_alone_is_recovered_with_the_service() {
+    if skip_reason().is_some() {
+        return;
+    }
+    let cluster = cluster("session");
+    let [first, second, third] = cluster.nodes() else { panic!("three nodes") };
+    std::fs::write(second.path("second"), "second").expect("write");
+    second.umount();
+    third.umount();
+    std::fs::write(first.path("first"), "first").expect("write");
+    std::fs::rename(first.path("second"), first.path("2")).expect("rename");
+    first.kill9();
+    let _ = first.ebb("umount", &[], &[]);
+    ended_with(&recover(&cluster, first, &[]), 0, &[]);
+    assert_eq!(names(cluster.backing()), ["2", "first"], "and no board of recoveries");
+}
