@@ -357,9 +357,11 @@ impl Shared {
         let mut state = self.state.lock();
         let alive: HashSet<Ino> = dirty.iter().map(|f| f.ino).collect();
         state.errors.keep_only(&alive);
+        let pressed = state.pressed;
+        let waits = |ino| state.errors.must_wait(ino, now, pressed, &self.options);
         let files: Vec<Listed> = dirty
             .iter()
-            .filter(|f| scope.takes(f.in_use) && !state.errors.must_wait(f.ino, now))
+            .filter(|f| scope.takes(f.in_use) && !waits(f.ino))
             .map(|f| Listed { ino: f.ino, bytes: f.bytes })
             .collect();
         if files.is_empty() {
@@ -451,7 +453,7 @@ impl Shared {
     pub(crate) fn pass_ended(&self, state: &mut State, ended: Ended) {
         match ended.error {
             Some(error) => {
-                state.errors.failed(ended.ino, &error, &self.options, Instant::now());
+                state.errors.failed(ended.ino, &error, Instant::now());
             }
             None if ended.complete => state.errors.cleared(ended.ino),
             None => {}
@@ -488,7 +490,7 @@ impl Shared {
             };
             tracing::warn!("flusher: {}: {error}", stuck.label);
             let now = Instant::now();
-            state.errors.failed(stuck.ino, &error, &self.options, now);
+            state.errors.failed(stuck.ino, &error, now);
             self.ensure_workers(state, stuck.lane, self.options.threads);
         }
     }

@@ -33,12 +33,12 @@ pub(crate) struct ErrorTable {
 
 struct Entry {
     record: ErrorRecord,
-    retry_at: Instant,
+    failed_at: Instant,
 }
 
 impl ErrorTable {
     /// Another failed attempt; the pause before the next one grows.
-    pub(crate) fn failed(&mut self, ino: Ino, error: &FlushError, options: &Options, now: Instant) {
+    pub(crate) fn failed(&mut self, ino: Ino, error: &FlushError, now: Instant) {
         let before = self.entries.get(&ino).map(|e| (e.record.since, e.record.attempts));
         let (since, attempts) = before.unwrap_or_else(|| (Time::now(), 0));
         let attempts = attempts.saturating_add(1);
@@ -50,8 +50,7 @@ impl ErrorTable {
             since,
             attempts,
         };
-        let retry_at = now + options.backoff(attempts);
-        self.entries.insert(ino, Entry { record, retry_at });
+        self.entries.insert(ino, Entry { record, failed_at: now });
     }
 
     /// The file is well.
@@ -69,9 +68,16 @@ impl ErrorTable {
         self.entries.retain(|ino, _| dirty.contains(ino));
     }
 
-    /// True when the background should leave the file alone for now.
-    pub(crate) fn must_wait(&self, ino: Ino, now: Instant) -> bool {
-        self.entries.get(&ino).is_some_and(|e| e.retry_at > now)
+    /// True when the background should leave the file alone for now. `pressed`: who writes may be waiting for
+    /// the room that its bytes take.
+    pub(crate) fn must_wait(&self, ino: Ino, now: Instant, pressed: bool, options: &Options) -> bool {
+        self.entries.get(&ino).is_some_and(|e| {
+            let pause = match pressed {
+                true => options.short_backoff(e.record.attempts),
+                false => options.backoff(e.record.attempts),
+            };
+            e.failed_at + pause > now
+        })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -96,30 +102,34 @@ mod tests {
         let options = Options::default();
         let (mut table, now) = (ErrorTable::default(), Instant::now());
         let error = FlushError::Cache { offset: 5, errno: Errno::EIO };
-        table.failed(Ino(2), &error, &options, now);
+        table.failed(Ino(2), &error, now);
         let since = table.records()[0].1.since;
-        assert!(table.must_wait(Ino(2), now));
-        assert!(!table.must_wait(Ino(2), now + options.backoff_first));
-        table.failed(Ino(2), &error, &options, now);
-        assert!(table.must_wait(Ino(2), now + options.backoff_first));
+        let waits = |table: &ErrorTable, at, pressed| table.must_wait(Ino(2), at, pressed, &options);
+        assert!(waits(&table, now, false));
+        assert!(!waits(&table, now + options.backoff_first, false));
+        table.failed(Ino(2), &error, now);
+        assert!(waits(&table, now + options.backoff_first, false));
         let record = &table.records()[0].1;
         assert_eq!((record.attempts, record.since), (2, since));
         assert_eq!((record.errno, record.operation.as_str()), (libc::EIO, "read cache"));
         for _ in 0..100 {
-            table.failed(Ino(2), &error, &options, now);
+            table.failed(Ino(2), &error, now);
         }
         let most = options.backoff_most + Duration::from_millis(1);
-        assert!(!table.must_wait(Ino(2), now + most), "the pause has an upper bound");
+        assert!(!waits(&table, now + most, false), "the pause has an upper bound");
+        let short = Duration::from_secs(3);
+        assert!(waits(&table, now + short, false) && waits(&table, now, true));
+        assert!(!waits(&table, now + short, true), "a short one where somebody may wait for room");
         table.cleared(Ino(2));
-        assert!(table.is_empty() && !table.must_wait(Ino(2), now));
+        assert!(table.is_empty() && !waits(&table, now, true));
     }
 
     #[test]
     fn files_that_are_no_more_are_forgotten() {
-        let (mut table, options) = (ErrorTable::default(), Options::default());
+        let mut table = ErrorTable::default();
         let error = FlushError::Mismatch { range: ebb_types::ByteRange::at(0, 1) };
         for ino in [3, 4] {
-            table.failed(Ino(ino), &error, &options, Instant::now());
+            table.failed(Ino(ino), &error, Instant::now());
         }
         table.keep_only(&HashSet::from([Ino(4)]));
         let left: Vec<Ino> = table.records().into_iter().map(|r| r.0).collect();

@@ -95,8 +95,8 @@ impl Options {
         doubled.min(self.backoff_most)
     }
 
-    /// The pause within a drain: somebody is waiting for it.
-    pub(crate) fn drain_backoff(&self, attempts: u32) -> Duration {
+    /// The pause where somebody is waiting: for a drain, or for room.
+    pub(crate) fn short_backoff(&self, attempts: u32) -> Duration {
         self.backoff(attempts).min(self.backoff_most / 10)
     }
 

@@ -473,7 +473,7 @@ impl Pending {
             _ => (&mut self.attempts, options.drain_attempts),
         };
         *count += 1;
-        (*count < most).then(|| options.drain_backoff(*count))
+        (*count < most).then(|| options.short_backoff(*count))
     }
 }
 

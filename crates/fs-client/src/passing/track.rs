@@ -103,7 +103,8 @@ pub struct Track {
     due: bool,
     /// What was put into the cache file of others' bytes, at the same offsets.
     twin: Option<File>,
-    /// Bytes of our blocks that others have: zeros here, and written only where they are not.
+    /// Bytes of our blocks that others have and that never were here: zeros, and written only where they are
+    /// not. What has been put there, by whomever, is in it no more.
     refused: RangeSet<u64>,
     /// Bytes that others have by now and of which the twin could not take what was here: as long as theirs
     /// are not here, a difference says nothing.
@@ -223,7 +224,7 @@ impl Track {
         Ok(Seen { new, bytes: sum(&ranges), lost })
     }
 
-    fn look_for(&self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
+    fn look_for(&mut self, cache: &File, now: Stamp, view: &mut FileView) -> io::Result<Seen> {
         let mut changed = match &self.twin {
             Some(twin) => differing(cache, twin, &view.clean(ByteRange::new(0, now.len)))?,
             None => Vec::new(),
@@ -231,7 +232,9 @@ impl Track {
         let blocks = data_blocks(cache, now.len)?;
         let (zeros, others) = self.by_refusal(&blocks);
         let absent = zeros.iter().flat_map(|r| view.absent(*r)).collect::<Vec<_>>();
-        changed.extend(written_runs(cache, &absent)?);
+        let written = written_runs(cache, &absent)?;
+        written.iter().for_each(|run| self.refused.remove(run.to_std()));
+        changed.extend(written);
         let (remote, others) = by_source(view, &others);
         let remote = remote.iter().flat_map(|r| gaps(&self.blind, *r)).collect::<Vec<_>>();
         changed.extend(match &self.twin {
@@ -270,6 +273,9 @@ impl Track {
         // On a disk that is full either nothing changes, or the twin as the cache file does: else
         // others' bytes would be taken for written here.
         cache::reserve(twin, range)?;
+        // From now on the twin says what is there. They would be taken for written here when others have
+        // newer ones that are still on their way.
+        self.refused.remove(range.to_std());
         for part in self.blind.overlapping(&range.to_std()) {
             let part = ByteRange::new(part.start, part.end).intersect(range);
             let part = (part.start() - at) as usize..(part.end() - at) as usize;
@@ -299,6 +305,7 @@ impl Track {
             return;
         }
         self.blind.insert(range.to_std());
+        self.refused.remove(range.to_std());
         match self.remember(cache, range) {
             Ok(()) => self.blind.remove(range.to_std()),
             Err(e) => tracing::debug!(error = %e, "what others have overwritten is not remembered"),
@@ -538,6 +545,51 @@ mod tests {
         cache.write_all_at(&[8; 3], BLOCK + 50).expect("over theirs");
         let new = ByteRange::new(BLOCK + 50, BLOCK + 53);
         assert_eq!(look(&mut track, &mut view), [new], "writes are seen again");
+    }
+
+    /// A claim of a block was refused where others had bytes; theirs came, and then newer ones that are still
+    /// on their way: what is here of the older ones was not written here.
+    #[test]
+    fn older_bytes_of_others_in_a_claimed_block_are_not_taken_for_written_here() {
+        let cache = scratch();
+        let mut track = Track::start(&cache, true, None).expect("track");
+        let mut view = known_blank();
+        let mut service = ebb_consistency::FileState::new(0);
+        let theirs = ByteRange::new(100, 200);
+        let publish = |service: &mut ebb_consistency::FileState, view: &mut FileView| {
+            service.attach(NodeId(2), &[theirs]);
+            let answer = service.query(ByteRange::ALL, Version::ZERO);
+            view.apply(&answer);
+            answer.version
+        };
+        let look = |track: &mut Track, view: &mut FileView| {
+            track.look(&cache, Stamp::of(&cache).expect("stamp"), view).expect("look");
+            view.unattached(ByteRange::ALL)
+        };
+        let first = publish(&mut service, &mut view);
+        cache.write_all_at(&[7; 50], 0).expect("our own write");
+        track.refuse(&[theirs]);
+        let own = ByteRange::new(0, 50);
+        assert_eq!(look(&mut track, &mut view), [own]);
+        assert_eq!(view.fetched(theirs, first), [theirs]);
+        track.merge(&cache, theirs.start(), &[5; 100]).expect("merge");
+        publish(&mut service, &mut view);
+        assert!(!view.local(theirs), "they have newer ones");
+        cache.write_all_at(&[8; 3], 60).expect("our own write");
+        let own = ByteRange::new(0, 100);
+        assert_eq!(look(&mut track, &mut view), [own], "the rest of the block is a guess");
+        // What is written over the older ones is.
+        cache.write_all_at(&[8; 3], 120).expect("our own write");
+        let over = ByteRange::new(120, 123);
+        assert_eq!(look(&mut track, &mut view), [own, over]);
+        // Nor what was written here once, and others have written over since.
+        let taken = view.take_unattached(ByteRange::ALL);
+        view.attached(&taken, service.attach(NodeId(1), &taken), service.size());
+        service.attach(NodeId(2), &[over]);
+        let answer = service.query(ByteRange::ALL, Version::ZERO);
+        assert_eq!(view.apply(&answer).overtaken, [over]);
+        track.overtaken(&cache, over);
+        assert_eq!(look(&mut track, &mut view), []);
     }
 
     /// Foreign bytes come in beside bytes that are being written here, and what is written over

@@ -167,11 +167,12 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         lives: (whole && lives.has_others()).then(|| lives.clone()),
         notes,
         began: Instant::now(),
+        changed: Mutex::new(Instant::now()),
         done: Mutex::default(),
         objects: Mutex::default(),
     };
-    let ends = recovery.all(&image, &names);
-    left.extend(recovery.rest(names, &image, &ends).map_err(failed)?);
+    let mut ends = recovery.all(&image, &names);
+    left.extend(recovery.rest(names, &image, &mut ends).map_err(failed)?);
     recovery.notes.sync().map_err(|e| local("the node journal")(e.into()))?;
     for (ino, end) in &ends {
         if matches!(end, End::Done(_)) {
@@ -210,6 +211,8 @@ struct Recovery<'a> {
     lives: Option<Lives>,
     notes: Journal,
     began: Instant,
+    /// When something was brought last, by whomever.
+    changed: Mutex<Instant>,
     done: Mutex<(u64, u64)>,
     /// Which objects the files are that are under their names.
     objects: Mutex<BTreeMap<Ino, u64>>,
@@ -327,6 +330,7 @@ impl Recovery<'_> {
         let mut changed = Instant::now();
         let mut said = false;
         loop {
+            *self.changed.lock() = changed;
             if self.have_all_spoken(&open, ends, &mut said) {
                 open = self.all_again(open, &mut changed);
             }
@@ -389,22 +393,33 @@ impl Recovery<'_> {
         &self,
         mut names: Names<'_>,
         image: &Image,
-        ends: &BTreeMap<Ino, End>,
+        ends: &mut BTreeMap<Ino, End>,
     ) -> std::io::Result<Vec<Left>> {
         if image.book.is_empty() {
             return Ok(Vec::new());
         }
+        let (mut before, mut changed) = (None, *self.changed.lock());
         let left = loop {
             let said = self.site.board.all_said()?;
             names.listen(self.site.board, self.site.node)?;
+            self.drop_gone(&names, ends);
             *self.site.zeros.lock() = names.zeros();
             let _ = names.directories(&self.site)?;
             let whole = self.objects.lock().clone();
             let left = names.rest(&self.site, &whole);
             // Who has said something meanwhile may have found what was made by older words.
-            if self.site.board.all_said()? == said {
+            if self.site.board.all_said()? != said {
+                continue;
+            }
+            // What is left others may be bringing.
+            let now: Vec<_> = left.iter().map(|l| l.path.clone()).collect();
+            if before.replace(now.clone()).is_some_and(|before| before != now) {
+                changed = Instant::now();
+            }
+            if left.is_empty() || self.is_late() || changed.elapsed() >= self.job.patience {
                 break left;
             }
+            std::thread::sleep(LOOK_INTERVAL);
         };
         if left.is_empty() && ends.values().all(|end| matches!(end, End::Done(_))) {
             self.notes.push(&Record::Names(Box::new(names.done())));
@@ -413,6 +428,17 @@ impl Recovery<'_> {
             }
         }
         Ok(left)
+    }
+
+    /// That a file was deleted may be said when this recovery had begun to bring it.
+    fn drop_gone(&self, names: &Names<'_>, ends: &mut BTreeMap<Ino, End>) {
+        for (ino, end) in ends.iter_mut() {
+            if matches!(end, End::Stays { .. }) && names.is_gone(*ino) {
+                tracing::info!(%ino, "deleted by the job");
+                self.notes.push(&Record::Gone(*ino));
+                *end = End::Done(0);
+            }
+        }
     }
 
     fn is_late(&self) -> bool {
