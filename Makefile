@@ -42,18 +42,17 @@ test: build
 test-past: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) .ci/test-suites --package ebb-tests
 	EBB_TEST_TRACKER=off EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    .ci/test-suites --test litmus --test fsx --test passthrough --test passthrough_edges \
-	    --test passthrough_kill
+	    .ci/test-suites litmus programs::fsx past::passthrough past::passthrough_edges past::passthrough_kill
 
 # The core of these, for every change.
 test-past-core: build
 	EBB_TEST_IO_PATH=auto EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    .ci/test-suites --test litmus --test fsx --test medium --test recovery --test survive
+	    .ci/test-suites litmus programs::fsx faults::medium recoveries::recovery survive
 
 # Daemons under supervisors, as they are by default, in tests that are not about them.
 test-supervised: build
 	EBB_SUPERVISED=1 EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) \
-	    .ci/test-suites --test litmus --test leases --test namespace_ops
+	    .ci/test-suites litmus models::leases programs::namespace_ops
 
 # Daemons that note in which order they take their locks: what could make two threads wait for each
 # other for ever is told, whether they meet or not.
@@ -63,8 +62,8 @@ test-locks: build
 	cargo build --profile locks -p ebb -p ebb-locks --features ebb-locks/order --target-dir $(LOCKS)
 	rm -f $(LOCKS)/told
 	LOCK_ORDER_FILE="$$(realpath $(LOCKS))/told" EBB_BIN="$$(realpath $(LOCKS)/locks/ebb)" \
-	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) .ci/test-suites --test litmus --test leases \
-	    --test name_leases --test quiet_writes --test seats --test failures --test recovery --test passthrough
+	    EBB_REQUIRE_FUSE=1 RUST_TEST_THREADS=$(THREADS) .ci/test-suites litmus models::leases \
+	    models::quiet_writes models::seats faults::failures recoveries::recovery past::passthrough
 	@! cat $(LOCKS)/told 2>/dev/null
 
 # SECONDS is the shell's own name for its age: only a value from the command line counts.

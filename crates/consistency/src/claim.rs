@@ -68,7 +68,7 @@
 //! whole time of the open.
 //!
 //! The explorer runs every small program of this kind through every schedule
-//! (`explore/past.rs`), and `tests/tests/passthrough.rs` tries this on real mounts: several nodes that change each other's
+//! (`explore/past.rs`), and `tests/tests/past/passthrough.rs` tries this on real mounts: several nodes that change each other's
 //! blocks in turn, with zeros, cuts and mappings, against an array.
 
 use crate::model::Model;

@@ -1,5 +1,5 @@
 //! Runs and blocks against byte-by-byte definitions. That claims of several nodes come out right
-//! is tried on real mounts (`tests/tests/passthrough.rs`).
+//! is tried on real mounts (`tests/tests/past/passthrough.rs`).
 
 use super::*;
 use crate::table::ModelTable;

@@ -1,7 +1,7 @@
 //! A file of which a node has unflushed bytes is removed, and that node has not heard of it when everything
 //! dies.
 
-use crate::{cluster, cluster_of};
+use crate::recovery_names::{cluster, cluster_of};
 use ebb_testkit::{Cluster, Node};
 use ebb_tests::content::same;
 use ebb_tests::recoveries::{all_die, ended_with, recover, start};

@@ -1,7 +1,7 @@
 //! What was done to names in the last moment of a daemon, and the service did, comes back without the
 //! service, too: a daemon that took the cache over has asked what came of it.
 
-use crate::{assert_same, tree};
+use crate::recovery_names::{assert_same, tree};
 use ebb_testkit::{Cluster, Node, skip_reason};
 use ebb_tests::recoveries::{all_die, ended_with, recover};
 use std::time::Duration;

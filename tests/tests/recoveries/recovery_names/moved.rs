@@ -1,7 +1,7 @@
 //! A directory is moved by a node that forgets it, because the backing has it so; another node has made a
 //! file in it meanwhile, and knew the directory by its old name.
 
-use crate::{cluster_of, sync};
+use crate::recovery_names::{cluster_of, sync};
 use ebb_testkit::Node;
 use ebb_tests::recoveries::{ended_with, start};
 use std::process::Output;
