@@ -184,7 +184,7 @@ pub fn host_name() -> String {
 mod tests {
     use super::*;
     use crate::settings::Origin;
-    use ebb_fs_client::config::{Durability, EvictPolicy, FlushIo, FlushPolicy, Waiting};
+    use ebb_fs_client::config::{Durability, EvictPolicy, IoClass, PolicyKind, Waiting};
 
     fn plan(pairs: &[(&'static str, &str)]) -> Result<Plan, Failure> {
         let mut settings = Settings::new();
@@ -224,10 +224,10 @@ mod tests {
             ("rule", "a=b=posix"),
         ])
         .unwrap();
-        assert_eq!(p.config.flush, FlushPolicy::Watermark);
+        assert_eq!(p.config.flush, PolicyKind::Watermark);
         assert_eq!(p.config.durability, Durability::None);
         assert!(!p.config.checksums);
-        assert_eq!((p.config.evict, p.config.flush_io), (EvictPolicy::Mru, FlushIo::Idle));
+        assert_eq!((p.config.evict, p.config.flush_io), (EvictPolicy::Mru, IoClass::Idle));
         assert_eq!(p.config.flush_bandwidth.map(|s| s.0), Some(20 << 20));
         assert_eq!(p.config.rules[0], Rule { glob: "a=b".into(), model: "posix".into() });
         let text = serde_json::to_string(&p).unwrap();

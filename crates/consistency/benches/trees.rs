@@ -88,8 +88,7 @@ fn node(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("write, take, attached", n), |b| {
             b.iter(|| {
                 let range = ByteRange::at(walk(&mut at, n / 2) * 2 * RECORD, RECORD);
-                view.begin_write(range);
-                view.end_write(range);
+                view.write(range);
                 let taken = view.take_unattached(range);
                 let version = file.attach(ME, &taken);
                 view.attached(&taken, version, file.size());

@@ -278,10 +278,6 @@ fn a_copy_is_lent_only_while_it_is_the_newest_that_is_known() {
     assert!(view.has_copy(range, first));
     assert!(!view.has_copy(ByteRange::new(0, 51), first));
     assert!(!view.has_copy(range, first.next()), "who knows more may know of a change");
-    view.begin_write(ByteRange::new(10, 20));
-    assert!(!view.has_copy(range, first), "being written over");
-    view.abort_write(ByteRange::new(10, 20));
-    assert!(view.has_copy(range, first));
     view.write(ByteRange::new(10, 20));
     assert!(!view.has_copy(range, first) && view.has_copy(ByteRange::new(20, 50), first));
 

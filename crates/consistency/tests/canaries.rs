@@ -144,7 +144,7 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 51] = {
             "base 1 | 0: write 0..3, truncate 1, truncate 3, read 0..3",
         ),
         (WriteAnnouncedLate, "posix", [0, 0, 1], "base 1 | 0: write 0..1, read 0..1"),
-        (WriteWithoutPin, "session", [1, 1, 0], "base 1 | 0: write 0..1, read 0..1"),
+        (WriteBesideLock, "session", [1, 1, 0], "base 1 | 0: write 0..1, read 0..1"),
         (AckBeforeRecall, "posix", [0, 0, 0], LEASED),
         (TrustForEver, "posix", [0, 0, 0], LEASED),
         (GrantAfterLook, "posix", [0, 0, 0], LEASED),

@@ -1,24 +1,29 @@
 //! The flusher's numbers, with the reason for each default.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// How the disk scheduler should rank the background threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum IoClass {
     /// As everybody else.
     Normal,
     /// Best effort, last in line. The default: an idle-class thread can be starved altogether,
     /// and one that holds a grant would make a truncate of another node starve with it.
+    #[default]
     Low,
     /// Only when the disk is otherwise idle.
     Idle,
 }
 
 /// From where written bytes are read back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ReadBack {
     /// As this node's kernel has the backing file after the fsync: finds what went wrong on the
     /// way there and whatever another writer did. Costs no storage bandwidth. The default.
+    #[default]
     Memory,
     /// The pages are dropped first, so that the bytes come from the storage: finds a storage that
     /// lost what it said to have, at the cost of reading everything once.

@@ -2,7 +2,7 @@
 //! nothing here reads files or the environment.
 
 pub use crate::evict::EvictPolicy;
-pub use ebb_flusher::Waiting;
+pub use ebb_flusher::{IoClass, PolicyKind, ReadBack, Waiting};
 use ebb_transport::Secure;
 use ebb_types::units::{Percent, Size};
 use serde::{Deserialize, Serialize};
@@ -47,50 +47,8 @@ pub enum TrackerMode {
     Off,
 }
 
-/// When dirty bytes go to the backing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FlushPolicy {
-    /// When the node's applications pause their I/O.
-    Idle,
-    /// As soon as there is something to write.
-    Immediate,
-    /// When a file is closed.
-    Close,
-    /// When the buffer is filled to the high watermark, down to the low one.
-    Watermark,
-    /// At every wait interval.
-    Periodic,
-    /// Only at drain and unmount.
-    End,
-}
-
-/// How the disk scheduler should rank background flushing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FlushIo {
-    /// As everybody else.
-    Normal,
-    /// Best effort, last in line.
-    #[default]
-    Low,
-    /// Only when the disk is otherwise idle.
-    Idle,
-}
-
 fn usual_nice() -> i32 {
     ebb_flusher::Options::default().nice
-}
-
-/// From where a drain reads back what it wrote.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verify {
-    /// From the kernel's memory of the backing file, after the fsync.
-    #[default]
-    Memory,
-    /// From the storage.
-    Storage,
 }
 
 /// One `--rule GLOB=MODEL`.
@@ -129,7 +87,7 @@ pub struct MountConfig {
     /// when it names port 0).
     pub listen: String,
     /// When dirty bytes go to the backing.
-    pub flush: FlushPolicy,
+    pub flush: PolicyKind,
     /// How long the applications must pause before the idle policy flushes.
     #[serde(with = "millis")]
     pub wait_interval: Duration,
@@ -146,10 +104,10 @@ pub struct MountConfig {
     pub flush_nice: i32,
     /// How the disk scheduler ranks them.
     #[serde(default)]
-    pub flush_io: FlushIo,
+    pub flush_io: IoClass,
     /// From where a drain reads back what it wrote.
     #[serde(default)]
-    pub verify: Verify,
+    pub verify: ReadBack,
     /// Where watermark flushing stops.
     pub low_watermark: Percent,
     /// Where watermark flushing starts.

@@ -6,7 +6,7 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
-use crate::config::{FlushIo, FlushPolicy, IoMode, MountConfig, TrackerMode, Verify};
+use crate::config::{IoMode, MountConfig, TrackerMode};
 use crate::control::{Outcome, Remaining};
 use crate::control_server;
 use crate::ending::{FLUSHER_ENDS_WITHIN, finish, leave};
@@ -557,15 +557,8 @@ fn flush_options(node: &Node) -> Options {
         threads: config.flush_threads,
         bandwidth_cap: config.flush_bandwidth.map(|s| s.0),
         nice: config.flush_nice,
-        io_class: match config.flush_io {
-            FlushIo::Normal => IoClass::Normal,
-            FlushIo::Low => IoClass::Low,
-            FlushIo::Idle => IoClass::Idle,
-        },
-        read_back: match config.verify {
-            Verify::Memory => ReadBack::Memory,
-            Verify::Storage => ReadBack::Storage,
-        },
+        io_class: config.flush_io,
+        read_back: config.verify,
         // Room is made grant by grant: a small buffer needs small ones.
         grant_bytes: usual.grant_bytes.min(node.capacity() / 16),
         ..usual
@@ -573,16 +566,8 @@ fn flush_options(node: &Node) -> Options {
 }
 
 pub(crate) fn policy(config: &MountConfig) -> Policy {
-    let kind = match config.flush {
-        FlushPolicy::Idle => PolicyKind::Idle,
-        FlushPolicy::Immediate => PolicyKind::Immediate,
-        FlushPolicy::Close => PolicyKind::Close,
-        FlushPolicy::Watermark => PolicyKind::Watermark,
-        FlushPolicy::Periodic => PolicyKind::Periodic,
-        FlushPolicy::End => PolicyKind::End,
-    };
     Policy {
-        kind,
+        kind: config.flush,
         wait_interval: config.wait_interval,
         waiting: config.waiting,
         period: config.wait_interval,

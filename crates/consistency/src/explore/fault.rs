@@ -49,8 +49,8 @@ pub enum Fault {
     /// Written bytes are announced to the view only after they are in the cache file, where
     /// read-ahead has overwritten them by then.
     WriteAnnouncedLate,
-    /// The view is told of a write before and after it, but nothing keeps the bytes in between.
-    WriteWithoutPin,
+    /// The view is told of a write before and after it, and others use it in between.
+    WriteBesideLock,
     /// A change is acknowledged before the leases of others are returned.
     AckBeforeRecall,
     /// A node uses its lease after its time.
@@ -122,7 +122,7 @@ impl Fault {
         Fault::TruncateBesideAttaches,
         Fault::TruncateKeepsLocal,
         Fault::WriteAnnouncedLate,
-        Fault::WriteWithoutPin,
+        Fault::WriteBesideLock,
         Fault::AckBeforeRecall,
         Fault::TrustForEver,
         Fault::GrantAfterLook,

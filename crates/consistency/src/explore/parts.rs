@@ -1,5 +1,6 @@
 //! What an operation consists of: the parts that nothing comes in between of, as the model's row says.
 
+use super::fault::Fault;
 use super::past;
 use super::program::Op;
 use super::quiet;
@@ -11,9 +12,11 @@ use ebb_types::ByteRange;
 /// A part of an operation that nothing comes in between of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
+    /// Under the view's lock, as the daemon writes.
+    Write(ByteRange, u8),
+    // The same without the lock: planted bugs.
     Announce(ByteRange),
     Put(ByteRange, u8),
-    Written(ByteRange),
     Take(ByteRange),
     Attach,
     Attached,
@@ -100,7 +103,15 @@ pub(super) fn parts(setup: &Setup<'_>, p: usize, index: usize, op: Op) -> Vec<Pa
                 quiet::write(r, value, &mut out);
                 return out;
             }
-            out.extend([Part::Announce(r), Part::Put(r, value), Part::Written(r)]);
+            match setup.fault {
+                Some(Fault::WriteAnnouncedLate) => {
+                    out.extend([Part::Put(r, value), Part::Announce(r)]);
+                }
+                Some(Fault::WriteBesideLock) => {
+                    out.extend([Part::Announce(r), Part::Put(r, value), Part::Announce(r)]);
+                }
+                _ => out.push(Part::Write(r, value)),
+            }
             sync(SyncEvent::Write, r, &mut out);
         }
         Op::Restart if past => {

@@ -350,8 +350,8 @@ impl World {
         let hand = std::mem::take(&mut self.procs[p].hand);
         let hand = match part {
             Part::Plan(_) | Part::Fetch | Part::Deliver(_) => self.read(setup, p, part, hand)?,
-            Part::Announce(r) | Part::Put(r, _) | Part::Written(r) => {
-                self.write(setup, n, part, r);
+            Part::Write(r, _) | Part::Announce(r) | Part::Put(r, _) => {
+                self.write(n, part, r);
                 Hand::Nothing
             }
             Part::Lock | Part::Unlock | Part::Send(_) => {
@@ -399,18 +399,13 @@ impl World {
         Ok(())
     }
 
-    fn write(&mut self, setup: &Setup<'_>, n: usize, part: Part, r: ByteRange) {
-        use Fault::{WriteAnnouncedLate, WriteWithoutPin};
-        let view = &mut self.nodes[n].view;
-        match (part, setup.fault) {
-            (Part::Put(_, value), _) => {
-                self.nodes[n].cache[indexes(r)].fill(value);
-                self.memory[indexes(r)].fill(value);
-            }
-            (Part::Announce(_), Some(WriteAnnouncedLate)) => {}
-            (_, Some(WriteAnnouncedLate | WriteWithoutPin)) => view.write(r),
-            (Part::Announce(_), _) => view.begin_write(r),
-            _ => view.end_write(r),
+    fn write(&mut self, n: usize, part: Part, r: ByteRange) {
+        if let Part::Write(_, value) | Part::Put(_, value) = part {
+            self.nodes[n].cache[indexes(r)].fill(value);
+            self.memory[indexes(r)].fill(value);
+        }
+        if let Part::Write(..) | Part::Announce(_) = part {
+            self.nodes[n].view.write(r);
         }
     }
 

@@ -27,6 +27,7 @@
 //! * **Restart.** A service that was restarted does not know the leases of before. Every node of
 //!   its journal that it has not heard yet counts as a holder of everything, for one lease time.
 
+mod counted;
 mod known;
 #[cfg(test)]
 mod known_tests;

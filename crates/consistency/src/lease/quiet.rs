@@ -2,7 +2,8 @@
 //! written so. The service's side is in [`crate::ownership`].
 
 use super::LeaseSeq;
-use crate::view::{FileView, Writing};
+use super::counted::Counted;
+use crate::view::FileView;
 use ebb_types::{ByteRange, Version};
 use rangemap::RangeSet;
 
@@ -52,7 +53,7 @@ pub struct QuietWrites {
     since: Version,
     /// Perhaps flushed, without an answer that says so: what is written there must be told at once,
     /// so that it counts as unflushed.
-    flushing: Writing,
+    flushing: Counted,
     window: u64,
 }
 

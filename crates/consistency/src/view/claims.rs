@@ -10,8 +10,7 @@ impl FileView {
     /// The cache file holds data in `blocks` (whole blocks up to its size). What was absent of
     /// them is dirty now, and guessed. Returns those parts.
     pub fn found(&mut self, blocks: &[ByteRange]) -> Vec<ByteRange> {
-        let gaps = blocks.iter().flat_map(|b| self.local.gaps(*b));
-        let new: Vec<ByteRange> = gaps.flat_map(|g| self.writing.idle(g)).collect();
+        let new: Vec<ByteRange> = blocks.iter().flat_map(|b| self.local.gaps(*b)).collect();
         for range in new.iter().filter(|r| !r.is_empty()) {
             self.local.set(*range, Some(Local::Dirty));
             self.guessed.insert(range.to_std());
@@ -73,11 +72,10 @@ impl FileView {
         self.local.gaps_in(ranges)
     }
 
-    /// Bytes that are not in the cache file, and that nobody is putting there.
+    /// Bytes that are not in the cache file.
     #[must_use]
     pub fn vacant(&self, within: ByteRange) -> Vec<ByteRange> {
-        let absent = self.local.gaps(within).into_iter();
-        absent.flat_map(|gap| self.writing.idle(gap)).collect()
+        self.local.gaps(within)
     }
 
     /// Bytes that others have too.

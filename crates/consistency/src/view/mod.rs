@@ -3,14 +3,10 @@
 //!
 //! # How a caller uses it
 //!
-//! * **Write**: [`FileView::begin_write`], put the bytes into the cache file, then
-//!   [`FileView::end_write`] (or [`FileView::abort_write`] for what could not be put there). In
-//!   between the bytes are still what they were: they are not filled with fetched ones, not
-//!   dropped, not counted as flushed and not listed in [`Changes`]. A caller that puts the bytes
-//!   while it holds the view's lock may call [`FileView::write`] alone; without the lock that is
-//!   not enough, also when called before and after: an early attach, flush and eviction can come
-//!   in between, and the second call would claim bytes that are gone (the explorer's
-//!   `WriteWithoutPin`).
+//! * **Write**: put the bytes into the cache file and call [`FileView::write`], while the view's lock is
+//!   held over both. Without the lock that is not enough, also when called before and after: fetched bytes, or an
+//!   early attach, flush and eviction can come in between, and the second call would claim bytes that are gone
+//!   (the explorer's `WriteAnnouncedLate` and `WriteBesideLock`).
 //! * **Attach**: send what [`FileView::take_unattached`] gives, then [`FileView::attached`] or
 //!   [`FileView::attach_failed`]. A sync event that must publish is not done before every
 //!   attach of these bytes that is under way was answered, also one that somebody else sent
@@ -49,7 +45,6 @@ mod flying;
 mod known;
 mod local;
 mod sums;
-mod writing;
 
 use crate::ownership::{Detached, MapAnswer};
 use ebb_types::{ByteRange, NodeId, Version};
@@ -58,7 +53,6 @@ use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
 use rangemap::RangeSet;
 use std::collections::BTreeMap;
-pub(crate) use writing::Writing;
 
 /// Where bytes are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,7 +112,6 @@ pub struct FileView {
     me: NodeId,
     local: LocalMap,
     flying: Flying,
-    writing: Writing,
     known: Known,
     /// Dirty bytes that may not have been written; see [`crate::claim`].
     guessed: RangeSet<u64>,
@@ -132,7 +125,6 @@ impl FileView {
             me,
             local: LocalMap::default(),
             flying: Flying::default(),
-            writing: Writing::default(),
             known: Known::nothing(),
             guessed: RangeSet::new(),
         }
@@ -250,8 +242,8 @@ impl FileView {
     fn forget(&mut self, ranges: &[ByteRange], into: &mut Vec<ByteRange>) {
         for range in ranges {
             self.local.set(*range, None);
-            for idle in self.writing.idle(*range).into_iter().filter(|r| !r.is_empty()) {
-                push_joined(into, idle);
+            if !range.is_empty() {
+                push_joined(into, *range);
             }
         }
     }
@@ -275,22 +267,6 @@ impl FileView {
     pub fn write_all(&mut self, ranges: &[ByteRange]) {
         ranges.iter().for_each(|range| self.settle(*range));
         self.local.set_all(ranges, Local::Dirty);
-    }
-
-    /// The bytes of `range` are going to be put into the cache file.
-    pub fn begin_write(&mut self, range: ByteRange) {
-        self.writing.begin(range);
-    }
-
-    /// The bytes of `range`, which was begun, are in the cache file; they are dirty.
-    pub fn end_write(&mut self, range: ByteRange) {
-        self.writing.end(range);
-        self.write(range);
-    }
-
-    /// Nothing was put into `range`, which was begun; all is as before.
-    pub fn abort_write(&mut self, range: ByteRange) {
-        self.writing.end(range);
     }
 
     /// The part of `within`, from its beginning, in which not more than `most` ranges each are written
@@ -461,7 +437,7 @@ impl FileView {
     pub fn still_wanted(&self, range: ByteRange, as_of: Version) -> Vec<ByteRange> {
         let mut accepted = Vec::new();
         let gaps = self.local.gaps(range);
-        for gap in gaps.into_iter().flat_map(|gap| self.writing.idle(gap)) {
+        for gap in gaps {
             for (bytes, fact) in self.known.facts(gap) {
                 if fact.version <= as_of && fact.owner != self.me {
                     push_joined(&mut accepted, bytes);
@@ -485,8 +461,7 @@ impl FileView {
 
     /// Gives up clean bytes within `within`; returns which.
     pub fn drop_clean(&mut self, within: ByteRange) -> Vec<ByteRange> {
-        let clean = self.local.of_class(Class::Clean, within);
-        let dropped: Vec<_> = clean.into_iter().flat_map(|r| self.writing.idle(r)).collect();
+        let dropped = self.local.of_class(Class::Clean, within);
         dropped.iter().for_each(|r| self.local.set(*r, None));
         dropped
     }
@@ -512,9 +487,7 @@ impl FileView {
     /// not attached again since, nor written, is flushed.
     pub fn flushed(&mut self, ranges: &[(ByteRange, Version)]) {
         for (range, upto) in ranges {
-            let idle = self.writing.idle(*range);
-            let extents: Vec<(ByteRange, Local)> =
-                idle.into_iter().flat_map(|r| self.local.overlapping(r)).collect();
+            let extents: Vec<(ByteRange, Local)> = self.local.overlapping(*range).collect();
             for (bytes, state) in extents {
                 if let Local::Owned { first, last, flushed: false } = state
                     && last <= *upto

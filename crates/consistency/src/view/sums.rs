@@ -87,17 +87,14 @@ impl FileView {
         self.local.has_all(range)
     }
 
-    /// True when all of `range` is here as a copy of bytes that nobody owns, not being written over,
-    /// and none has changed since `version` as far as is known: then another node that needs
+    /// True when all of `range` is here as a copy of bytes that nobody owns, and none has changed since `version` as far as is known: then another node that needs
     /// them as of that version can have them from here.
     #[must_use]
     pub fn has_copy(&self, range: ByteRange, version: Version) -> bool {
         let clean = self.local.of_class(Class::Clean, range);
         let bytes: u64 = clean.iter().map(|r| r.len()).sum();
         let current = |f: Fact| f.owner == NodeId::NOBODY && f.as_of >= version;
-        bytes == range.len()
-            && self.writing.idle(range) == [range]
-            && self.known.facts(range).all(|(_, f)| current(f))
+        bytes == range.len() && self.known.facts(range).all(|(_, f)| current(f))
     }
 
     /// True when every byte below the size is in the cache file or a hole that is a hole for

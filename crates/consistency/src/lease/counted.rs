@@ -1,17 +1,15 @@
-//! Bytes that are being written into the cache file right now. Nobody may put fetched bytes
-//! there, drop them or count them as flushed until the writer is done.
+//! Ranges in use by several at a time, counted per byte.
 
-use super::bytes;
 use ebb_types::ByteRange;
 use rangemap::RangeMap;
 
-/// Writes in progress, counted per byte.
+/// How many use each byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Writing {
+pub(crate) struct Counted {
     counts: RangeMap<u64, u32>,
 }
 
-impl Writing {
+impl Counted {
     pub(crate) fn begin(&mut self, range: ByteRange) {
         if range.is_empty() {
             return;
@@ -32,12 +30,12 @@ impl Writing {
         }
     }
 
-    /// The parts of `range` that nobody is writing.
+    /// The parts of `range` that nobody uses.
     pub(crate) fn idle(&self, range: ByteRange) -> Vec<ByteRange> {
         if self.counts.is_empty() || range.is_empty() {
             return vec![range];
         }
-        self.counts.gaps(&range.to_std()).map(|r| bytes(&r)).collect()
+        self.counts.gaps(&range.to_std()).map(|r| ByteRange::new(r.start, r.end)).collect()
     }
 
     fn pieces(&self, range: ByteRange) -> Vec<(ByteRange, u32)> {
@@ -45,6 +43,6 @@ impl Writing {
             return Vec::new();
         }
         let found = self.counts.overlapping(range.to_std());
-        found.map(|(r, n)| (bytes(r).intersect(range), *n)).collect()
+        found.map(|(r, n)| (ByteRange::new(r.start, r.end).intersect(range), *n)).collect()
     }
 }
