@@ -26,7 +26,7 @@ use crate::rules::Rules;
 use crate::status::{self, Status};
 use crate::takeover;
 use ebb_backend::{Backend, PosixDir};
-use ebb_flusher::{Activity, Engine, IoClass, Options, Policy, PolicyKind, ReadBack};
+use ebb_flusher::{Activity, Engine, Options, Policy};
 use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::side_door::SideDoor;
 use ebb_transport::{PeerServing, PeerTransport, PoolOptions, ServeOptions, Tcp, Token};
