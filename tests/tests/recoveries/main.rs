@@ -5,4 +5,5 @@ mod recovery_kill;
 mod recovery_lengths;
 mod recovery_names;
 mod recovery_shared;
+mod recovery_state;
 mod written_over;
