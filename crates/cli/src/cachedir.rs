@@ -140,7 +140,7 @@ pub fn refuse_unknown(dir: &Path) -> Result<(), Failure> {
     let shown = dir.display();
     ebb_fs_client::leftover::finish_clearing(dir).or_failed(format!("cache {shown}"))?;
     let found = leftover(dir).or_failed(format!("cache {shown}"))?;
-    if found.files == 0 || ebb_fs_client::journal::path_in(dir).exists() {
+    if found.files == 0 || ebb_node_journal::path_in(dir).exists() {
         return Ok(());
     }
     Err(Failure::usage(format!(

@@ -14,7 +14,7 @@ use crate::plan::Plan;
 use crate::service::Service;
 use crate::{keeper, mounts, progress, unmount};
 use ebb_fs_client::control::Request;
-use ebb_fs_client::heir::Heirloom;
+use ebb_handover::Heirloom;
 use ebb_fs_client::{MetaAt, leftover, registry};
 use ebb_locks::Mutex;
 use std::path::Path;

@@ -13,7 +13,7 @@ use crate::ending::{FLUSHER_ENDS_WITHIN, finish, leave};
 use crate::exposition;
 use crate::flush_source::NodeSource;
 use crate::fuse::{self, Mounted};
-use crate::heir::{Heirloom, Inheritance, Word};
+use ebb_handover::{Heirloom, Inheritance, Word};
 use crate::ledger::Ledger;
 use crate::leftover;
 use crate::memory;
@@ -421,7 +421,7 @@ fn inheritance(
     };
     if let Some(inherited) = &inherited {
         *left = leftover::read_noted(cache)?;
-        left.go_on(&crate::journal::records(&inherited.records));
+        left.go_on(&ebb_node_journal::records(&inherited.records));
     }
     Ok(inherited)
 }

@@ -7,9 +7,9 @@
 
 use crate::alone::Alone;
 use crate::cache::{self, CacheDir};
-use crate::heir::Opened;
+use ebb_handover::Opened;
 use crate::home::Whereabouts;
-use crate::journal::Home;
+use ebb_node_journal::Home;
 use crate::leases::Published;
 use crate::lock_book::{LockBook, LockOwner};
 use crate::medium::has_sums;

@@ -1,7 +1,7 @@
 //! Open files, directories and virtual files by the number the kernel holds for them.
 
 use crate::file::CachedFile;
-use crate::heir::Heirloom;
+use ebb_handover::Heirloom;
 use crate::read_ahead::ReadAhead;
 use ebb_consistency::IoPath;
 use ebb_locks::{Mutex, RwLock};

@@ -1,7 +1,7 @@
 //! Where a file is on the backing, and as whoever looks for its bytes after a crash should find it
 //! there: if it is newer than that, somebody else has changed it.
 
-use crate::journal::Home;
+use ebb_node_journal::Home;
 
 /// What is known of a file on the backing. Looks at it take time, and this node's own changes to it
 /// (flushes, cuts, times that are set) go on meanwhile: a look counts only when there was no such

@@ -1,7 +1,7 @@
 //! Random changes and looks, some at the same time, against a backing file that knows its state.
 
 use super::*;
-use crate::journal::Seen;
+use ebb_node_journal::Seen;
 use ebb_types::Time;
 use proptest::prelude::*;
 

@@ -5,7 +5,7 @@
 use crate::cache::CacheDir;
 use crate::config::MountConfig;
 use crate::daemon::RunError;
-use crate::journal::{self, Found, Held, Kept, Life, Note};
+use ebb_node_journal::{self as journal, Found, Held, Kept, Life, Note};
 use ebb_namespace::Missing;
 use ebb_types::units::Size;
 use ebb_types::{ByteRange, Facts, FileKind, Ino, Time};

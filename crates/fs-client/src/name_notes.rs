@@ -8,7 +8,7 @@
 //! without a noted answer the next daemon asks how the names are.
 
 use crate::config::Durability;
-use crate::journal::Journal;
+use ebb_node_journal::Journal;
 use crate::node::Node;
 use ebb_meta_client::NameNotes;
 use ebb_types::{Errno, Facts, Subjects};

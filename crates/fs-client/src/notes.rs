@@ -3,7 +3,7 @@
 //! journal (`ebb recover` runs a node without one) nothing happens here.
 
 use crate::file::{CachedFile, State};
-use crate::journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
+use ebb_node_journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
 use crate::node::{Fate, Node};
 use crate::unforgotten::Flushed;
 use ebb_backend::{BackendError, Identity};

@@ -6,7 +6,7 @@
 //! have written there on two nodes.
 
 use crate::file::CachedFile;
-use crate::journal::Held;
+use ebb_node_journal::Held;
 use crate::node::Node;
 use crate::ops::fetch::split;
 use crate::passing::written_runs;

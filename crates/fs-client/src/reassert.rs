@@ -8,7 +8,7 @@
 //! answer that a call is still taking in when its file is told is told once more when requests go on.
 
 use crate::file::CachedFile;
-use crate::journal::{Found, Held, Kept, Note};
+use ebb_node_journal::{Found, Held, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::{Assertion, Claimed};
 use ebb_meta_client::{KnownFile, Located};

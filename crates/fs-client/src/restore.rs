@@ -35,7 +35,7 @@
 use crate::cache::{self, CacheDir};
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
-use crate::journal::{Found, Held, Image, Kept, Note};
+use ebb_node_journal::{Found, Held, Image, Kept, Note};
 use crate::leftover::Leftover;
 use crate::node::{Fate, Node};
 use crate::overtaken::{Silent, look_again};

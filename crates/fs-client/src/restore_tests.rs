@@ -1,7 +1,7 @@
 //! The table of verdicts, every row, and segments that cover every byte once.
 
 use super::*;
-use crate::journal::{Header, Record};
+use ebb_node_journal::{Header, Record};
 use ebb_types::Time;
 use proptest::prelude::*;
 

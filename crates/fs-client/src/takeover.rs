@@ -2,8 +2,8 @@
 //! files together again, and beginning a journal of its own.
 
 use crate::daemon::{RunError, local};
-use crate::heir::{Heirloom, Inheritance};
-use crate::journal::{Image, Journal};
+use ebb_handover::{Heirloom, Inheritance};
+use ebb_node_journal::{Image, Journal};
 use crate::leftover::{self, Leftover};
 use crate::node::Node;
 use crate::ops::reopen;

@@ -14,7 +14,7 @@
 
 use crate::alone::Alone;
 use crate::file::CachedFile;
-use crate::journal::Record;
+use ebb_node_journal::Record;
 use crate::node::Node;
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Errno, Ino, Version};

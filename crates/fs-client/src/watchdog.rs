@@ -5,7 +5,7 @@
 //!
 //! Waiting for a lock may take for ever and is nobody's fault; it is not watched.
 
-use crate::heir::Word;
+use ebb_handover::Word;
 use crate::metrics::Operation;
 use crate::node::Node;
 use ebb_locks::Mutex;

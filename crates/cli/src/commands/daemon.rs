@@ -6,7 +6,7 @@ use crate::keeper::{self, Ground};
 use crate::launch::{self, Report};
 use crate::plan::Plan;
 use crate::{daemon, logging};
-use ebb_fs_client::heir::{Heirloom, Line};
+use ebb_handover::{Heirloom, Line};
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::{Read, Write};

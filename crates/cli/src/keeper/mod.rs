@@ -13,7 +13,7 @@ mod wake;
 
 use crate::exit::{Context, Failure};
 use crate::plan::Plan;
-use ebb_fs_client::heir::{Area, Line, Word};
+use ebb_handover::{Area, Line, Word};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! What a supervisor waits for: the end of its daemon, a word of it, a signal, the end of its
 //! patience.
 
-use ebb_fs_client::heir::Line;
+use ebb_handover::Line;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::io;

@@ -20,7 +20,7 @@ pub use ebb_fuse::unmount;
 pub use mount::{Moment, MountError, Mounted, mount};
 
 use crate::handles::OpenFile;
-use crate::heir::AGAIN;
+use ebb_handover::AGAIN;
 use crate::metrics::Operation;
 use crate::node::Node;
 use convert::{errno, ino};

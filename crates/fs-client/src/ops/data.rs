@@ -4,7 +4,7 @@
 use crate::cache::{self, read_padded};
 use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
-use crate::heir::Placed;
+use ebb_handover::Placed;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use crate::ops::open::Again;

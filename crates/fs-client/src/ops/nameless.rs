@@ -3,7 +3,7 @@
 //! daemon, too.
 
 use crate::file::CachedFile;
-use crate::heir::Heirloom;
+use ebb_handover::Heirloom;
 use crate::node::Node;
 use ebb_backend::BackingFile;
 use ebb_meta_client::{Backing, Wish};

@@ -4,7 +4,7 @@
 use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::home::Look;
-use crate::journal::Home;
+use ebb_node_journal::Home;
 use crate::node::Node;
 use crate::notes::home_of;
 use crate::ops::names::MakeArgs;

@@ -2,7 +2,7 @@
 //! nobody has them open (`ebb_namespace::Older`).
 
 use crate::file::{CachedFile, State};
-use crate::journal::Home;
+use ebb_node_journal::Home;
 use crate::node::Node;
 use ebb_meta_client::Base;
 use ebb_types::{Errno, Ino};

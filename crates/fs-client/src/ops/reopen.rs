@@ -3,8 +3,8 @@
 
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
-use crate::heir::{Inheritance, Opened, Placed};
-use crate::journal::Image;
+use ebb_handover::{Inheritance, Opened, Placed};
+use ebb_node_journal::Image;
 use crate::node::Node;
 use crate::ops::open::Again;
 use crate::read_ahead::ReadAhead;

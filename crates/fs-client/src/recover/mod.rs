@@ -17,7 +17,7 @@ use crate::control::{Outcome, Remaining};
 use crate::daemon::{self, RunError, local};
 use crate::drain::{Drain, Progress};
 use crate::flush_source::NodeSource;
-use crate::journal::{Home, Image, Journal, Note, Record};
+use ebb_node_journal::{Home, Image, Journal, Note, Record};
 use crate::leftover::{Leftover, label};
 use crate::node::{Node, Parts};
 use crate::restore;

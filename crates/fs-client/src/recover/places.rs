@@ -1,7 +1,7 @@
 //! The backing as a recovery without a service changes it: directories, names, attributes. Every
 //! path is walked from the root one component at a time, and no symbolic link is followed.
 
-use crate::journal::Home;
+use ebb_node_journal::Home;
 use ebb_types::{Name, Time, name::PART_PREFIX};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, XattrFlags,

@@ -22,7 +22,7 @@ use super::names;
 use super::statement::{self, BYTES_MAX, Statement};
 use super::tick;
 use crate::hash;
-use crate::journal::Seen;
+use ebb_node_journal::Seen;
 use crate::recover::places::{At, Places, kind, open_dir, sync_dir};
 use ebb_namespace::Book;
 use ebb_types::{Ino, Lives, Name, name::PART_PREFIX};

@@ -2,7 +2,7 @@
 
 use super::statement::{Claim, Fate, Key, Kind, Statement};
 use crate::cache::CacheDir;
-use crate::journal::{Held, Kept, Note};
+use ebb_node_journal::{Held, Kept, Note};
 use crate::passing::written_runs;
 use crate::recover::places::Places;
 use ebb_types::{ByteRange, Extents, Ino, Version};
@@ -117,7 +117,7 @@ fn version_of(held: &Held, note: &Note) -> (Version, Kind) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Header, Home};
+    use ebb_node_journal::{Header, Home};
     use ebb_types::Time;
 
     fn note(home: &std::path::Path, size: u64) -> Note {

@@ -6,7 +6,7 @@ use super::merge::{self, Missing};
 use super::statement::{Fate, Statement};
 use super::tick;
 use crate::cache::CacheDir;
-use crate::journal::{Home, Note, Seen};
+use ebb_node_journal::{Home, Note, Seen};
 use crate::passing::written_runs;
 use crate::recover::places::{Parts, Places, copy_xattrs, dress, kind};
 use ebb_locks::Mutex;

@@ -11,7 +11,7 @@
 
 use super::board::{Board, Place, Spoken};
 use super::statement::{Claim, Fate, Key, Kind, Statement};
-use crate::journal::{Home, Image, Note};
+use ebb_node_journal::{Home, Image, Note};
 use crate::recover::places::Places;
 use ebb_types::{Ino, Time};
 use std::io;

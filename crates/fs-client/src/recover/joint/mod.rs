@@ -47,7 +47,7 @@ use crate::control::{Event, Outcome, Remaining};
 use crate::daemon::{RunError, local};
 use crate::drain;
 use crate::hash;
-use crate::journal::{Image, Journal, JournalError, Life, Note, Record};
+use ebb_node_journal::{Image, Journal, JournalError, Life, Note, Record};
 use crate::leftover::{Leftover, label};
 use crate::recover::places::Places;
 use board::{Board, Spoken};

@@ -4,7 +4,7 @@ use super::board::Board;
 use super::file::{Site, Stay, Work};
 use super::statement::Fate;
 use crate::cache::CacheDir;
-use crate::journal::{Header, Held, Home, Kept, Note};
+use ebb_node_journal::{Header, Held, Home, Kept, Note};
 use crate::recover::places::{Parts, Places};
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Ino, Time, Version};

@@ -1,7 +1,7 @@
 //! What the recovery of one node says about one file: which bytes its cache has, of which version
 //! each of them is, and what became of them so far. Bytes on the backing, so hostile until checked.
 
-use crate::journal::{Home, Note};
+use ebb_node_journal::{Home, Note};
 use ebb_types::{ByteRange, Extents, Time, Version};
 use serde::{Deserialize, Serialize};
 

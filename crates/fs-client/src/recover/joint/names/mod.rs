@@ -18,7 +18,7 @@ mod acts;
 use super::board::{Board, Said};
 use super::file::{Progress, Site, Work, is_hollow};
 use super::{StateTells, merge, statement};
-use crate::journal::{Header, Home, Image, Note};
+use ebb_node_journal::{Header, Home, Image, Note};
 use acts::Trouble;
 use ebb_namespace::{Book, Missing};
 use ebb_types::facts::Shape;

@@ -29,7 +29,7 @@ pub struct Note {
 }
 
 /// Another cut; those to a greater length were before it, and it says more.
-pub(crate) fn remember_cut(cuts: &mut Vec<(u64, Version)>, len: u64, version: Version) {
+pub fn remember_cut(cuts: &mut Vec<(u64, Version)>, len: u64, version: Version) {
     cuts.retain(|(older, _)| *older < len);
     cuts.push((len, version));
     if cuts.len() > CUTS_MAX {
@@ -103,7 +103,7 @@ impl Note {
     }
 
     /// Nothing is held, and nothing else need be known.
-    pub(super) fn is_of_no_use(&self) -> bool {
+    pub(crate) fn is_of_no_use(&self) -> bool {
         !self.has_bytes() && !self.overrides && !self.appending && !self.is_untold()
     }
 
@@ -127,7 +127,7 @@ impl Note {
     }
 
     /// The backing has what was attached up to this version.
-    pub(crate) fn flush(&mut self, range: ByteRange, upto: Version) {
+    pub fn flush(&mut self, range: ByteRange, upto: Version) {
         let done = |h: &Held| matches!(h.kept, Kept::Owned(v) if v <= upto);
         let known: Vec<_> = self.held_in(range).into_iter().filter(|(_, h)| done(h)).collect();
         let home = self.header.home.as_ref();
@@ -154,7 +154,7 @@ impl Note {
 
     /// Under its own name the file is whole; where others have bytes of it, it matters which of those
     /// there are this node's.
-    pub(super) fn whole(&mut self) {
+    pub(crate) fn whole(&mut self) {
         let known = self.alone && !self.overrides;
         if known && self.header.home.as_ref().is_some_and(|h| !h.is_part()) {
             self.flushed = Extents::new();
@@ -248,7 +248,7 @@ impl Note {
 }
 
 /// Changes a file; true when the record takes bytes away.
-pub(super) fn apply_to(note: &mut Note, record: &Record) -> bool {
+pub(crate) fn apply_to(note: &mut Note, record: &Record) -> bool {
     match record {
         Record::Written(_, ranges, known, at) => {
             note.put_new(ranges, (Kept::Written, false), *known, *at);

@@ -81,7 +81,7 @@ fn at(position: u64) -> usize {
 
 /// The bytes that a dead daemon had pushed and perhaps not written; none when the memory makes no
 /// sense.
-pub(super) fn left(area: &Area) -> Option<Vec<u8>> {
+pub(crate) fn left(area: &Area) -> Option<Vec<u8>> {
     let (mut head, tail) = (area.get(RING_HEAD), area.get(RING_TAIL));
     let mut out = Vec::new();
     while head != tail {

@@ -22,28 +22,28 @@ const MAGIC: u64 = u64::from_le_bytes(*b"EBBHEIR1");
 /// A daemon of another layout does not take over.
 const LAYOUT: u64 = 1;
 
-pub(super) const GENERATION: usize = 2;
-pub(super) const INCARNATION: usize = 3;
-pub(super) const NEXT_INCARNATION: usize = 4;
-pub(super) const RING_HEAD: usize = 5;
-pub(super) const RING_TAIL: usize = 6;
-pub(super) const APPENDS: usize = 7;
-pub(super) const SLOTS_USED: usize = 8;
+pub(crate) const GENERATION: usize = 2;
+pub(crate) const INCARNATION: usize = 3;
+pub(crate) const NEXT_INCARNATION: usize = 4;
+pub(crate) const RING_HEAD: usize = 5;
+pub(crate) const RING_TAIL: usize = 6;
+pub(crate) const APPENDS: usize = 7;
+pub(crate) const SLOTS_USED: usize = 8;
 /// Where texts are, each of at most [`TEXT_BYTES_MAX`].
-pub(super) const META_ADDRESS: usize = 64;
-pub(super) const PEER_ADDRESS: usize = 128;
+pub(crate) const META_ADDRESS: usize = 64;
+pub(crate) const PEER_ADDRESS: usize = 128;
 const TEXT_BYTES_MAX: usize = 504;
 
 /// Open files, and owners of their locks, that survive: more than a node has descriptors.
-pub(super) const SLOTS: usize = 1 << 18;
+pub(crate) const SLOTS: usize = 1 << 18;
 /// Appends that can be unanswered at the same time: more than there are event loops.
-pub(super) const APPENDS_KEPT: usize = 4096;
+pub(crate) const APPENDS_KEPT: usize = 4096;
 /// 4 MiB: seconds of notes.
-pub(super) const RING_WORDS: usize = 1 << 19;
+pub(crate) const RING_WORDS: usize = 1 << 19;
 
-pub(super) const SLOTS_AT: usize = 512;
-pub(super) const APPENDS_AT: usize = SLOTS_AT + 4 * SLOTS;
-pub(super) const RING_AT: usize = APPENDS_AT + 4 * APPENDS_KEPT;
+pub(crate) const SLOTS_AT: usize = 512;
+pub(crate) const APPENDS_AT: usize = SLOTS_AT + 4 * SLOTS;
+pub(crate) const RING_AT: usize = APPENDS_AT + 4 * APPENDS_KEPT;
 const WORDS: usize = RING_AT + RING_WORDS;
 const BYTES: usize = WORDS * 8;
 
@@ -91,22 +91,22 @@ impl Area {
         Ok(Area { words })
     }
 
-    pub(super) fn get(&self, at: usize) -> u64 {
+    pub(crate) fn get(&self, at: usize) -> u64 {
         self.words[at].load(Acquire)
     }
 
-    pub(super) fn set(&self, at: usize, value: u64) {
+    pub(crate) fn set(&self, at: usize, value: u64) {
         self.words[at].store(value, Release);
     }
 
     /// A text; empty when there is none or none that can be one.
-    pub(super) fn text(&self, at: usize) -> String {
+    pub(crate) fn text(&self, at: usize) -> String {
         let len = (self.get(at) as usize).min(TEXT_BYTES_MAX);
         let words = (0..len.div_ceil(8)).flat_map(|i| self.get(at + 1 + i).to_le_bytes());
         String::from_utf8(words.take(len).collect()).unwrap_or_default()
     }
 
-    pub(super) fn set_text(&self, at: usize, text: &str) {
+    pub(crate) fn set_text(&self, at: usize, text: &str) {
         if text.len() > TEXT_BYTES_MAX {
             return;
         }
@@ -118,7 +118,7 @@ impl Area {
 }
 
 /// Up to eight bytes as a word.
-pub(super) fn word(bytes: &[u8]) -> u64 {
+pub(crate) fn word(bytes: &[u8]) -> u64 {
     let mut whole = [0; 8];
     whole[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(whole)

@@ -139,7 +139,7 @@ fn record_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
 }
 
 /// The records that framed bytes begin with, up to the first that is none.
-pub(crate) fn records(bytes: &[u8]) -> Vec<Record> {
+pub fn records(bytes: &[u8]) -> Vec<Record> {
     let (mut out, mut at) = (Vec::new(), 0);
     while let Some((record, next)) = record_at(bytes, at) {
         out.push(record);

@@ -181,7 +181,7 @@ impl Table {
 }
 
 /// The open files of a dead daemon, by handle.
-pub(super) fn opened(area: &Area) -> Vec<Opened> {
+pub(crate) fn opened(area: &Area) -> Vec<Opened> {
     let used = (area.get(SLOTS_USED) as usize).min(SLOTS);
     let slots = || (0..used).map(|slot| SLOTS_AT + 4 * slot);
     let mut found: HashMap<u64, Opened> = HashMap::new();
@@ -206,7 +206,7 @@ pub(super) fn opened(area: &Area) -> Vec<Opened> {
 }
 
 /// The last appends of a dead daemon, oldest first.
-pub(super) fn placed(area: &Area) -> Vec<Placed> {
+pub(crate) fn placed(area: &Area) -> Vec<Placed> {
     let count = area.get(APPENDS);
     let kept = count.min(APPENDS_KEPT as u64);
     let one = |nth: u64| {

@@ -1,6 +1,6 @@
 //! The image against an array of bytes, and its snapshots.
 
-use super::super::record::{Header, Home, Kept};
+use crate::record::{Header, Home, Kept};
 use super::*;
 use ebb_types::facts::Shape;
 use ebb_types::{FileKind, Time, Version};

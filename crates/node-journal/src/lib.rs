@@ -26,14 +26,12 @@ pub mod image;
 mod note;
 mod record;
 
-pub(crate) use format::records;
-pub use format::{Found, JournalError, boot_id, path_in, read};
+pub use format::{Found, JournalError, boot_id, path_in, read, records};
 pub use image::Image;
-pub use note::Note;
-pub(crate) use note::remember_cut;
+pub use note::{Note, remember_cut};
 pub use record::{Header, Held, Home, Kept, Life, Record, Seen};
 
-use crate::heir::{Mark, Ring};
+use ebb_handover::{Mark, Ring};
 use ebb_journal::{Directory, Storage, Stored};
 use ebb_locks::Mutex;
 use ebb_types::facts::Moment;

@@ -1,6 +1,6 @@
 //! Journals that were cut, flipped and mixed: what is believed is a prefix, or nothing.
 
-use super::super::record::{Header, Life};
+use crate::record::{Header, Life};
 use super::*;
 use ebb_types::{ByteRange, Ino, Time, Version};
 use proptest::prelude::*;

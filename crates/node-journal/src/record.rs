@@ -154,7 +154,7 @@ impl Held {
         Held { kept, durable: false, guessed: false, damaged: false }
     }
 
-    pub(super) fn is_published(&self) -> bool {
+    pub(crate) fn is_published(&self) -> bool {
         matches!(self.kept, Kept::Owned(_) | Kept::Again(_))
     }
 }
