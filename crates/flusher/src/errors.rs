@@ -70,7 +70,13 @@ impl ErrorTable {
 
     /// True when the background should leave the file alone for now. `pressed`: who writes may be waiting for
     /// the room that its bytes take.
-    pub(crate) fn must_wait(&self, ino: Ino, now: Instant, pressed: bool, options: &Options) -> bool {
+    pub(crate) fn must_wait(
+        &self,
+        ino: Ino,
+        now: Instant,
+        pressed: bool,
+        options: &Options,
+    ) -> bool {
         self.entries.get(&ino).is_some_and(|e| {
             let pause = match pressed {
                 true => options.short_backoff(e.record.attempts),
@@ -104,7 +110,8 @@ mod tests {
         let error = FlushError::Cache { offset: 5, errno: Errno::EIO };
         table.failed(Ino(2), &error, now);
         let since = table.records()[0].1.since;
-        let waits = |table: &ErrorTable, at, pressed| table.must_wait(Ino(2), at, pressed, &options);
+        let waits =
+            |table: &ErrorTable, at, pressed| table.must_wait(Ino(2), at, pressed, &options);
         assert!(waits(&table, now, false));
         assert!(!waits(&table, now + options.backoff_first, false));
         table.failed(Ino(2), &error, now);

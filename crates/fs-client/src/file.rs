@@ -7,9 +7,7 @@
 
 use crate::alone::Alone;
 use crate::cache::{self, CacheDir};
-use ebb_handover::Opened;
 use crate::home::Whereabouts;
-use ebb_node_journal::Home;
 use crate::leases::Published;
 use crate::lock_book::{LockBook, LockOwner};
 use crate::medium::has_sums;
@@ -18,7 +16,9 @@ use crate::sums::{Prepared, Sums};
 use bytes::Bytes;
 use ebb_backend::BackingFile;
 use ebb_consistency::{FileLease, FileView, Model, QuietWrites};
+use ebb_handover::Opened;
 use ebb_locks::{Mutex, RwLock, RwLockUpgradableReadGuard};
+use ebb_node_journal::Home;
 use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

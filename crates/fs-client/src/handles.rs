@@ -1,9 +1,9 @@
 //! Open files, directories and virtual files by the number the kernel holds for them.
 
 use crate::file::CachedFile;
-use ebb_handover::Heirloom;
 use crate::read_ahead::ReadAhead;
 use ebb_consistency::IoPath;
+use ebb_handover::Heirloom;
 use ebb_locks::{Mutex, RwLock};
 use ebb_types::{Attr, Ino};
 use std::collections::HashMap;

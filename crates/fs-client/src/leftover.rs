@@ -5,8 +5,8 @@
 use crate::cache::CacheDir;
 use crate::config::MountConfig;
 use crate::daemon::RunError;
-use ebb_node_journal::{self as journal, Found, Held, Kept, Life, Note};
 use ebb_namespace::Missing;
+use ebb_node_journal::{self as journal, Found, Held, Kept, Life, Note};
 use ebb_types::units::Size;
 use ebb_types::{ByteRange, Facts, FileKind, Ino, Time};
 use ebb_wire::pb::Welcome;

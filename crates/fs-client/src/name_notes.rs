@@ -8,9 +8,9 @@
 //! without a noted answer the next daemon asks how the names are.
 
 use crate::config::Durability;
-use ebb_node_journal::Journal;
 use crate::node::Node;
 use ebb_meta_client::NameNotes;
+use ebb_node_journal::Journal;
 use ebb_types::{Errno, Facts, Subjects};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

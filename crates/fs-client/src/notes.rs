@@ -3,12 +3,12 @@
 //! journal (`ebb recover` runs a node without one) nothing happens here.
 
 use crate::file::{CachedFile, State};
-use ebb_node_journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
 use crate::node::{Fate, Node};
 use crate::unforgotten::Flushed;
 use ebb_backend::{BackendError, Identity};
 use ebb_consistency::Changes;
 use ebb_meta_client::Backing;
+use ebb_node_journal::{Header, Home, Introduction, Journal, Kept, Record, Seen, remember_cut};
 use ebb_types::{ByteRange, Errno, Ino, Name, Time, Version};
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,13 +6,13 @@
 //! have written there on two nodes.
 
 use crate::file::CachedFile;
-use ebb_node_journal::Held;
 use crate::node::Node;
 use crate::ops::fetch::split;
 use crate::passing::written_runs;
 use crate::restore::Verdict;
 use ebb_consistency::claim::changed_runs;
 use ebb_consistency::{FileView, MapAnswer, Piece, Source};
+use ebb_node_journal::Held;
 use ebb_transport::ReadRequest;
 use ebb_types::{ByteRange, Errno, Ino, NodeId, split_by};
 use std::collections::HashSet;

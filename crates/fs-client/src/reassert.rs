@@ -8,10 +8,10 @@
 //! answer that a call is still taking in when its file is told is told once more when requests go on.
 
 use crate::file::CachedFile;
-use ebb_node_journal::{Found, Held, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::{Assertion, Claimed};
 use ebb_meta_client::{KnownFile, Located};
+use ebb_node_journal::{Found, Held, Kept, Note};
 use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::sync::atomic::Ordering::Relaxed;

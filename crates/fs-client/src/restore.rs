@@ -35,12 +35,12 @@
 use crate::cache::{self, CacheDir};
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
-use ebb_node_journal::{Found, Held, Image, Kept, Note};
 use crate::leftover::Leftover;
 use crate::node::{Fate, Node};
 use crate::overtaken::{Silent, look_again};
 use ebb_consistency::{FileView, MapAnswer, Owned, QuietWrites};
 use ebb_meta_client::Changes;
+use ebb_node_journal::{Found, Held, Image, Kept, Note};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 use rangemap::RangeSet;
 use std::borrow::Cow;

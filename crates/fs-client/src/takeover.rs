@@ -2,13 +2,13 @@
 //! files together again, and beginning a journal of its own.
 
 use crate::daemon::{RunError, local};
-use ebb_handover::{Heirloom, Inheritance};
-use ebb_node_journal::{Image, Journal};
 use crate::leftover::{self, Leftover};
 use crate::node::Node;
 use crate::ops::reopen;
 use crate::restore;
+use ebb_handover::{Heirloom, Inheritance};
 use ebb_meta_client::{ConnectError, ConnectOptions, MetaClient};
+use ebb_node_journal::{Image, Journal};
 use ebb_transport::auth;
 use ebb_types::{Errno, Ino};
 use ebb_wire::pb::Welcome;

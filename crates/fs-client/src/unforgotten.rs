@@ -14,9 +14,9 @@
 
 use crate::alone::Alone;
 use crate::file::CachedFile;
-use ebb_node_journal::Record;
 use crate::node::Node;
 use ebb_locks::Mutex;
+use ebb_node_journal::Record;
 use ebb_types::{ByteRange, Errno, Ino, Version};
 use std::collections::BTreeMap;
 use std::sync::Arc;

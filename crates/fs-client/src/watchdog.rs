@@ -5,9 +5,9 @@
 //!
 //! Waiting for a lock may take for ever and is nobody's fault; it is not watched.
 
-use ebb_handover::Word;
 use crate::metrics::Operation;
 use crate::node::Node;
+use ebb_handover::Word;
 use ebb_locks::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

@@ -1,9 +1,9 @@
 //! The decoders. What one accepts must keep its bounds, which the entry asserts.
 
 use ebb_fs_client::control;
-use ebb_node_journal::format as node_journal;
 use ebb_fuse::{Head, Request};
 use ebb_meta_client::{detached_from_pb, map_from_pb};
+use ebb_node_journal::format as node_journal;
 use ebb_trace_format::{BLOCK, HEAD, Reader, What};
 use ebb_transport::secure::{Keys, Purpose, Tls};
 use ebb_transport::{Token, wire};

@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // a failure here is a failed test
 
-use ebb_node_journal::{Header, Image, Introduction, Journal, Kept, Life, Record};
 use ebb_fuzzing::{entries, feed};
+use ebb_node_journal::{Header, Image, Introduction, Journal, Kept, Life, Record};
 use ebb_transport::secure::{Purpose, Tls};
 use ebb_transport::{CopySet, SeatWork, Token, Work, wire};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};

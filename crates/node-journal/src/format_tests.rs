@@ -1,7 +1,7 @@
 //! Journals that were cut, flipped and mixed: what is believed is a prefix, or nothing.
 
-use crate::record::{Header, Life};
 use super::*;
+use crate::record::{Header, Life};
 use ebb_types::{ByteRange, Ino, Time, Version};
 use proptest::prelude::*;
 

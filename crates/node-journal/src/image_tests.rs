@@ -1,7 +1,7 @@
 //! The image against an array of bytes, and its snapshots.
 
-use crate::record::{Header, Home, Kept};
 use super::*;
+use crate::record::{Header, Home, Kept};
 use ebb_types::facts::Shape;
 use ebb_types::{FileKind, Time, Version};
 use proptest::prelude::*;

@@ -20,13 +20,13 @@ pub use ebb_fuse::unmount;
 pub use mount::{Moment, MountError, Mounted, mount};
 
 use crate::handles::OpenFile;
-use ebb_handover::AGAIN;
 use crate::metrics::Operation;
 use crate::node::Node;
 use convert::{errno, ino};
 use ebb_fuse::{
     Call, FileHandle, Filesystem, FopenFlags, Handshake, Head, INodeNo, InitFlags, Reply, RequestId,
 };
+use ebb_handover::AGAIN;
 use ebb_meta_client::{Caller, on_behalf_of};
 use ebb_types::Errno;
 use places::Places;

@@ -4,7 +4,6 @@
 use crate::cache::{self, read_padded};
 use crate::file::{CachedFile, Place, checked_range};
 use crate::handles::OpenFile;
-use ebb_handover::Placed;
 use crate::node::Node;
 use crate::ops::fetch::is_unknown;
 use crate::ops::open::Again;
@@ -13,6 +12,7 @@ use crate::ops::sync::is_gone;
 use crate::quiet::Stored;
 use bytes::Bytes;
 use ebb_consistency::{Scope, Source, SyncEvent};
+use ebb_handover::Placed;
 use ebb_types::{ByteRange, Errno, NodeId, Time};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,9 +3,9 @@
 //! daemon, too.
 
 use crate::file::CachedFile;
-use ebb_handover::Heirloom;
 use crate::node::Node;
 use ebb_backend::BackingFile;
+use ebb_handover::Heirloom;
 use ebb_meta_client::{Backing, Wish};
 use ebb_types::{Ino, Name};
 use std::sync::Arc;

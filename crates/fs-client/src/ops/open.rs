@@ -4,7 +4,6 @@
 use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::home::Look;
-use ebb_node_journal::Home;
 use crate::node::Node;
 use crate::notes::home_of;
 use crate::ops::names::MakeArgs;
@@ -17,6 +16,7 @@ use ebb_consistency::path::Access;
 use ebb_consistency::{IoPath, SyncEvent};
 use ebb_locks::Mutex;
 use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
+use ebb_node_journal::Home;
 use ebb_types::{Attr, ByteRange, Errno, Ino, Name};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::AcqRel;

@@ -2,9 +2,9 @@
 //! nobody has them open (`ebb_namespace::Older`).
 
 use crate::file::{CachedFile, State};
-use ebb_node_journal::Home;
 use crate::node::Node;
 use ebb_meta_client::Base;
+use ebb_node_journal::Home;
 use ebb_types::{Errno, Ino};
 use std::sync::Arc;
 

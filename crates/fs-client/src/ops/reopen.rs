@@ -3,14 +3,14 @@
 
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
-use ebb_handover::{Inheritance, Opened, Placed};
-use ebb_node_journal::Image;
 use crate::node::Node;
 use crate::ops::open::Again;
 use crate::read_ahead::ReadAhead;
 use ebb_consistency::{IoPath, Reason};
+use ebb_handover::{Inheritance, Opened, Placed};
 use ebb_locks::Mutex;
 use ebb_meta_client::Wish;
+use ebb_node_journal::Image;
 use ebb_types::{Errno, Ino, Version};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -7,9 +7,9 @@
 //! does hold was written here since, or stored before the daemon died.
 
 use crate::cache;
-use ebb_node_journal::{Header, Held, Kept, Note};
 use crate::node::Node;
 use ebb_consistency::MapAnswer;
+use ebb_node_journal::{Header, Held, Kept, Note};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 
 impl Node {

@@ -2,9 +2,9 @@
 
 use super::statement::{Claim, Fate, Key, Kind, Statement};
 use crate::cache::CacheDir;
-use ebb_node_journal::{Held, Kept, Note};
 use crate::passing::written_runs;
 use crate::recover::places::Places;
+use ebb_node_journal::{Held, Kept, Note};
 use ebb_types::{ByteRange, Extents, Ino, Version};
 use std::fs::File;
 use std::io;

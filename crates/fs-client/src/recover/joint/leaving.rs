@@ -11,8 +11,8 @@
 
 use super::board::{Board, Place, Spoken};
 use super::statement::{Claim, Fate, Key, Kind, Statement};
-use ebb_node_journal::{Home, Image, Note};
 use crate::recover::places::Places;
+use ebb_node_journal::{Home, Image, Note};
 use ebb_types::{Ino, Time};
 use std::io;
 use std::path::Path;
