@@ -24,7 +24,7 @@ use crate::claim::Claim;
 use crate::tree::{DamagedTree, OwnershipTree};
 use ebb_types::{ByteRange, NodeId, Version};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 #[path = "quiet.rs"]
 mod quiet;
@@ -366,6 +366,11 @@ impl FileState {
         Ok(self.detached())
     }
 
+    /// Whether [`FileState::detach`] would do it. Changes nothing, and looks at nothing but `ranges`.
+    pub fn check_detach(&self, node: NodeId, ranges: &[ByteRange]) -> Result<(), NotFlushed> {
+        self.flushed_of(node, ranges).map(drop)
+    }
+
     fn detached(&self) -> Detached {
         Detached { version: self.version, size: self.size, base_len: self.base_len }
     }
@@ -570,7 +575,7 @@ impl FileState {
         self.lose_quiet(node);
         self.seat.take_if(|seat| seat.node == node);
         let (flushed, lost): (Vec<Owned>, Vec<Owned>) =
-            self.tree.iter().filter(|o| o.node == node).partition(|o| o.flushed);
+            self.tree.of_node(node).partition(|o| o.flushed);
         let version = self.give_to_backing(&flushed);
         if !flushed.is_empty() {
             self.base_version = version;
@@ -607,8 +612,8 @@ impl FileState {
 
     /// The same per node; nodes with none are left out.
     #[must_use]
-    pub fn unflushed_by_node(&self) -> BTreeMap<NodeId, u64> {
-        self.tree.unflushed().clone()
+    pub fn unflushed_by_node(&self) -> &BTreeMap<NodeId, u64> {
+        self.tree.unflushed()
     }
 
     /// Number of intervals kept.
@@ -628,9 +633,35 @@ impl FileState {
     }
 
     /// Every node that owns something.
+    pub fn owners(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.tree.owners()
+    }
+
+    /// The intervals of one node in order, found without a look at those of others.
+    pub fn owned_by(&self, node: NodeId) -> impl Iterator<Item = Owned> + '_ {
+        self.tree.of_node(node)
+    }
+
+    /// True when this node owns something.
     #[must_use]
-    pub fn owners(&self) -> BTreeSet<NodeId> {
-        self.tree.iter().map(|o| o.node).collect()
+    pub fn is_owned_by(&self, node: NodeId) -> bool {
+        self.tree.has_owner(node)
+    }
+
+    /// True when the file changes with this node's leaving: it owns something, may write without telling,
+    /// or has done so and was given up.
+    #[must_use]
+    pub fn concerns(&self, node: NodeId) -> bool {
+        self.tree.has_owner(node)
+            || self.quiet.holder.is_some_and(|q| q.node == node)
+            || self.seat.is_some_and(|seat| seat.node == node)
+            || self.has_lapsed(node)
+    }
+
+    /// All nodes that it [`FileState::concerns`]; some may be named twice.
+    pub fn concerned(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let silent = self.quiet.nodes().chain(self.seat.map(|seat| seat.node));
+        self.tree.owners().chain(silent)
     }
 
     fn step(&mut self) -> Version {

@@ -311,7 +311,7 @@ fn check(file: &FileState, reference: &Reference) {
             *by_node.entry(o.node).or_insert(0) += o.range.len();
         }
     }
-    assert_eq!(file.unflushed_by_node(), by_node);
+    assert_eq!(file.unflushed_by_node(), &by_node);
     assert_eq!(file.unflushed_bytes(), by_node.values().sum::<u64>());
     assert_eq!(file.is_clean(), by_node.is_empty());
     for (u, unit) in reference.units.iter().enumerate() {

@@ -48,6 +48,13 @@ pub struct QuietState {
     pub(super) lapsed: Vec<Lapsed>,
 }
 
+impl QuietState {
+    /// All nodes that it speaks of.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.holder.iter().map(|q| q.node).chain(self.lapsed.iter().map(|l| l.node))
+    }
+}
+
 impl FileState {
     /// Who may write quietly.
     #[must_use]
@@ -102,8 +109,8 @@ impl FileState {
     /// own, at a new version: copies of it that others have are not the newest.
     pub fn lapse(&mut self) -> Version {
         let Some(Quiet { node, window }) = self.quiet.holder.take() else { return self.version };
-        let mut ranges: Vec<ByteRange> =
-            self.grantable(node, &[ByteRange::ALL]).into_iter().map(|o| o.range).collect();
+        let unflushed = self.tree.of_node(node).filter(|o| !o.flushed);
+        let mut ranges: Vec<ByteRange> = unflushed.map(|o| o.range).collect();
         ranges.extend(self.unowned_zeros(window));
         let version = self.attach(node, &ranges);
         self.quiet.lapsed.retain(|l| l.node != node);

@@ -132,6 +132,14 @@ impl Claimed {
 }
 
 impl Assertion {
+    /// The other nodes that it names as owners; one may come several times.
+    pub fn owners(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.claims.iter().filter_map(|(_, claim)| match claim {
+            Claimed::Known { node, .. } => Some(*node).filter(|node| *node != NodeId::NOBODY),
+            Claimed::Own(..) | Claimed::Keep => None,
+        })
+    }
+
     /// The newest version before `floor` that it speaks of.
     fn newest(&self, floor: Version) -> Version {
         let claims = self.claims.iter().map(|(_, claim)| claim.newest());

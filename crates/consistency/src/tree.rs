@@ -22,9 +22,16 @@
 //! entries until they are flushed. [`OwnershipTree::compact`] merges those too; it must be told
 //! which bytes are being flushed, and leaves them alone.
 
+//!
+//! # What is one node's
+//!
+//! All nodes of a job may write one file in turn, so that one node has a thousandth of its intervals. Where
+//! the intervals of each node begin is kept beside them (`Starts`): what is one node's is found by a look
+//! for each of its own, whatever others have.
+
 use ebb_types::{ByteRange, Extents, NodeId, Version};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Versions of one owner are merged only within an aligned span of so many bytes.
 pub const MERGE_SPAN: u64 = 1 << 20;
@@ -69,12 +76,43 @@ fn owned((range, Owner { node, version, flushed }): (ByteRange, Owner)) -> Owned
     Owned { range, node, version, flushed }
 }
 
+/// Where the intervals of each node begin. Nodes without any are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Starts(BTreeMap<NodeId, BTreeSet<u64>>);
+
+impl Starts {
+    fn of(&self, node: NodeId) -> impl Iterator<Item = u64> + '_ {
+        self.0.get(&node).into_iter().flatten().copied()
+    }
+
+    /// `extent` is one interval of this node.
+    fn note(&mut self, node: NodeId, extent: ByteRange) {
+        let its = self.0.entry(node).or_default();
+        its.insert(extent.start());
+        while let Some(inside) = its.range(extent.start() + 1..extent.end()).next().copied() {
+            its.remove(&inside);
+        }
+    }
+
+    /// No interval of this node begins within `range` any more.
+    fn forget(&mut self, node: NodeId, range: ByteRange) {
+        let Some(its) = self.0.get_mut(&node) else { return };
+        while let Some(inside) = its.range(range.to_std()).next().copied() {
+            its.remove(&inside);
+        }
+        if its.is_empty() {
+            self.0.remove(&node);
+        }
+    }
+}
+
 /// Disjoint intervals of owned bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OwnershipTree {
     extents: Extents<Owner>,
     /// Bytes owned unflushed, per node; no zeros.
     unflushed: BTreeMap<NodeId, u64>,
+    starts: Starts,
 }
 
 impl OwnershipTree {
@@ -100,6 +138,22 @@ impl OwnershipTree {
     #[must_use]
     pub fn unflushed(&self) -> &BTreeMap<NodeId, u64> {
         &self.unflushed
+    }
+
+    /// Every node that owns something.
+    pub fn owners(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.starts.0.keys().copied()
+    }
+
+    /// True when this node owns something.
+    #[must_use]
+    pub fn has_owner(&self, node: NodeId) -> bool {
+        self.starts.0.contains_key(&node)
+    }
+
+    /// The intervals of one node in order; what it costs grows with their number alone.
+    pub fn of_node(&self, node: NodeId) -> impl Iterator<Item = Owned> + '_ {
+        self.starts.of(node).filter_map(|start| self.extents.get(start)).map(owned)
     }
 
     /// All intervals in order.
@@ -143,6 +197,14 @@ impl OwnershipTree {
         if flushed {
             self.extents.join_at(range.end(), newest_of_joined);
             self.extents.join_at(range.start(), newest_of_joined);
+            self.note_start_at(range.start());
+        }
+    }
+
+    /// The interval that `offset` is in may be another one than it was.
+    fn note_start_at(&mut self, offset: u64) {
+        if let Some((extent, owner)) = self.extents.get(offset) {
+            self.starts.note(owner.node, extent);
         }
     }
 
@@ -162,10 +224,21 @@ impl OwnershipTree {
 
     /// The bytes of `ranges`, which do not meet, change hands.
     fn replace(&mut self, ranges: &[ByteRange], to: Option<Owner>) {
-        for (range, from) in self.extents.within(ranges) {
-            self.count(from, |bytes| bytes - range.len());
+        let before = self.extents.within(ranges);
+        for (range, from) in &before {
+            self.count(*from, |bytes| bytes - range.len());
+            self.starts.forget(from.node, *range);
         }
         self.extents.assign(&ranges.iter().map(|range| (*range, to)).collect::<Vec<_>>());
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            if to.is_some() {
+                self.note_start_at(range.start());
+            }
+            // What an interval that reached further has left.
+            if !before.is_empty() {
+                self.note_start_at(range.end());
+            }
+        }
         if let Some(to) = to {
             let more: u64 = ranges.iter().map(|range| range.len()).sum();
             self.count(to, |bytes| bytes + more);
@@ -206,6 +279,10 @@ impl OwnershipTree {
             let both = newest_of_joined(left, right)?;
             (free(left.0) && free(right.0)).then_some(both)
         });
+        self.starts = Starts::default();
+        for (extent, owner) in self.extents.iter() {
+            self.starts.note(owner.node, extent);
+        }
     }
 }
 

@@ -98,6 +98,74 @@ proptest! {
     }
 }
 
+#[derive(Clone, Debug)]
+enum Act {
+    Insert(Owned),
+    InsertAll(u32, Vec<ByteRange>, u64),
+    Remove(ByteRange),
+    MarkFlushed(ByteRange, u32, u64),
+    Compact(ByteRange),
+}
+
+fn range() -> impl Strategy<Value = ByteRange> {
+    // Around the end of a span as well, where flushed neighbours are not joined.
+    let base = prop_oneof![Just(0), Just(MERGE_SPAN - 30)];
+    (base, 0..60u64, 0..20u64).prop_map(|(base, at, len)| ByteRange::at(base + at, len))
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let one = (range(), 1..4u32, 1..6u64, any::<bool>());
+    let in_order = prop::collection::vec(0..80u64, 0..48).prop_map(|mut cuts| {
+        cuts.sort_unstable();
+        cuts.chunks_exact(2).map(|p| ByteRange::new(p[0], p[1])).collect::<Vec<_>>()
+    });
+    let any_order = prop::collection::vec(range(), 0..5);
+    let ranges = prop_oneof![in_order, any_order];
+    prop_oneof![
+        4 => one.prop_map(|(r, n, v, f)| Act::Insert(owned(r.start(), r.end(), n, v, f))),
+        3 => (1..4u32, ranges, 1..6u64).prop_map(|(n, r, v)| Act::InsertAll(n, r, v)),
+        3 => range().prop_map(Act::Remove),
+        2 => (range(), 1..4u32, 1..6u64).prop_map(|(r, n, v)| Act::MarkFlushed(r, n, v)),
+        1 => range().prop_map(Act::Compact),
+    ]
+}
+
+fn do_to(tree: &mut OwnershipTree, act: Act) {
+    match act {
+        Act::Insert(owned) => tree.insert(owned),
+        Act::InsertAll(node, ranges, version) => {
+            tree.insert_all(NodeId(node), &ranges, Version(version));
+        }
+        Act::Remove(range) => tree.remove(range),
+        Act::MarkFlushed(range, node, upto) => {
+            tree.mark_flushed(range, NodeId(node), Version(upto));
+        }
+        Act::Compact(busy) => tree.compact(&[busy]),
+    }
+}
+
+proptest! {
+    /// What is known beside the intervals is what a look at all of them says, after whatever was done.
+    #[test]
+    fn what_is_one_nodes_is_what_a_full_scan_finds(acts in prop::collection::vec(act(), 1..40)) {
+        let mut tree = OwnershipTree::new();
+        for act in acts {
+            do_to(&mut tree, act);
+            let all: Vec<Owned> = tree.iter().collect();
+            for node in (1..5).map(NodeId) {
+                let its: Vec<Owned> = all.iter().filter(|o| o.node == node).copied().collect();
+                prop_assert_eq!(tree.of_node(node).collect::<Vec<_>>(), its.clone());
+                prop_assert_eq!(tree.has_owner(node), !its.is_empty());
+            }
+            let owners: BTreeSet<NodeId> = all.iter().map(|o| o.node).collect();
+            prop_assert_eq!(tree.owners().collect::<BTreeSet<_>>(), owners);
+            let starts: usize = tree.starts.0.values().map(BTreeSet::len).sum();
+            prop_assert_eq!(starts, all.len(), "none is known twice");
+            prop_assert_eq!(&OwnershipTree::try_from(all).unwrap(), &tree);
+        }
+    }
+}
+
 #[test]
 fn the_last_offset_is_in_reach() {
     let mut t = tree(&[owned(5, u64::MAX, 1, 1, false)]);

@@ -440,8 +440,8 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
         }
         // Bytes that only this node had are nowhere now.
         Entry::NodeLeft(node) => {
-            let files = state.files.iter().filter(|(_, f)| f.owners().contains(node));
-            (files.map(|(ino, _)| *ino).collect(), false)
+            let files = state.files_of(*node).filter(|(_, f)| f.is_owned_by(*node));
+            (files.map(|(ino, _)| ino).collect(), false)
         }
         _ => (Vec::new(), false),
     }

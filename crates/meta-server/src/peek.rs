@@ -45,7 +45,7 @@ impl Remembered {
 /// Not what is only due: times of a directory are no loss.
 fn missing(state: &State, ino: Ino) -> Option<Pending> {
     let inode = state.ns.get(ino)?;
-    let by_node = state.files.get(&ino).map(|f| f.unflushed_by_node()).unwrap_or_default();
+    let by_node = state.files.get(&ino).map(|f| f.unflushed_by_node().clone()).unwrap_or_default();
     if inode.home == Home::Own && by_node.is_empty() {
         return None;
     }

@@ -244,9 +244,8 @@ impl Core {
     pub fn lose_quiet_of(&self, node: NodeId) {
         let mut state = self.state();
         let its = |f: &FileState| f.has_lapsed(node) || f.quiet().is_some_and(|q| q.node == node);
-        let files = state.files.iter().filter(|(_, file)| its(file));
-        let lost: Vec<Entry> =
-            files.map(|(ino, _)| Entry::File(*ino, FileOp::Lose(node))).collect();
+        let files = state.files_of(node).filter(|(_, file)| its(file));
+        let lost: Vec<Entry> = files.map(|(ino, _)| Entry::File(ino, FileOp::Lose(node))).collect();
         self.commit(&mut state, &lost);
     }
 }

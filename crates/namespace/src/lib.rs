@@ -25,6 +25,7 @@ mod horizon;
 mod inode;
 pub mod locks;
 mod make;
+mod opens;
 mod parts;
 mod plan;
 mod publish;

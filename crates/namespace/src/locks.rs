@@ -170,6 +170,9 @@ impl LockTable {
 
     /// Everything of a node goes.
     pub fn release_node(&mut self, node: NodeId) -> (Vec<Ticket>, Vec<Granted>) {
+        if !self.holds_any(node) && self.tickets.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
         let gone = self.drop_waiting(|_, lock| lock.owner.node == node);
         let mut touched = BTreeSet::new();
         for (key, file) in &mut self.files {
@@ -182,6 +185,9 @@ impl LockTable {
 
     /// Nobody on a node waits any more; its locks stay.
     pub fn end_waits(&mut self, node: NodeId) -> (Vec<Ticket>, Vec<Granted>) {
+        if self.tickets.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
         let touched = self.files.keys().copied().collect();
         let gone = self.drop_waiting(|_, lock| lock.owner.node == node);
         (gone, self.wake(touched, Owner { node, id: 0 }))
@@ -266,7 +272,8 @@ impl LockTable {
     /// True when the node holds any lock.
     #[must_use]
     pub fn holds_any(&self, node: NodeId) -> bool {
-        self.counts.keys().any(|o| o.node == node)
+        let (first, last) = (Owner { node, id: 0 }, Owner { node, id: u64::MAX });
+        self.counts.range(first..=last).next().is_some()
     }
 
     fn count(&mut self, owner: Owner, by: isize) {

@@ -3,6 +3,7 @@
 use crate::covered::Covered;
 use crate::forget::Forgotten;
 use crate::inode::{BackingKey, Dentry, Dir, DirStamp, Home, Inode, Link, Seen, Under};
+use crate::opens::Opens;
 use crate::parts::PartNames;
 use crate::record::{AttrChange, BackingPath, NewInode, Record};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, NodeId};
@@ -36,7 +37,7 @@ pub struct Namespace {
     inodes: HashMap<Ino, Inode>,
     by_key: HashMap<BackingKey, Ino>,
     covered: Covered,
-    opens: HashMap<Ino, BTreeSet<NodeId>>,
+    opens: Opens,
     pub(crate) part_names: Option<PartNames>,
     /// Everything that has a name and is not on the backing as it should be.
     pending: BTreeSet<Ino>,
@@ -66,7 +67,7 @@ impl Namespace {
             inodes: HashMap::new(),
             by_key: HashMap::new(),
             covered: Covered::default(),
-            opens: HashMap::new(),
+            opens: Opens::default(),
             part_names: None,
             pending: BTreeSet::new(),
             next: Ino::ROOT.0 + 1,
@@ -256,24 +257,29 @@ impl Namespace {
     /// True while some node has it open.
     #[must_use]
     pub fn is_open(&self, ino: Ino) -> bool {
-        self.opens.get(&ino).is_some_and(|o| !o.is_empty())
+        self.opens.by(ino).is_some_and(|o| !o.is_empty())
     }
 
     /// The nodes that have it open.
     pub fn open_by(&self, ino: Ino) -> impl Iterator<Item = NodeId> + '_ {
-        self.opens.get(&ino).into_iter().flatten().copied()
+        self.opens.by(ino).into_iter().flatten().copied()
+    }
+
+    /// What a node has open, in order.
+    pub fn opens_of(&self, node: NodeId) -> impl Iterator<Item = Ino> + '_ {
+        self.opens.of(node)
     }
 
     /// True when a node other than `node` has the file open.
     #[must_use]
     pub fn is_open_by_others(&self, ino: Ino, node: NodeId) -> bool {
-        self.opens.get(&ino).is_some_and(|nodes| nodes.iter().any(|n| *n != node))
+        self.opens.by(ino).is_some_and(|nodes| nodes.iter().any(|n| *n != node))
     }
 
     /// True when this node has it open.
     #[must_use]
     pub fn is_open_by(&self, ino: Ino, node: NodeId) -> bool {
-        self.opens.get(&ino).is_some_and(|o| o.contains(&node))
+        self.opens.by(ino).is_some_and(|o| o.contains(&node))
     }
 
     /// Changes whenever a path may have changed or a name of `dir` did.
@@ -395,9 +401,9 @@ impl Namespace {
             }
             Record::Open { node, ino } => {
                 self.need(*ino)?;
-                self.opens.entry(*ino).or_default().insert(*node);
+                self.opens.open(*node, *ino);
             }
-            Record::Close { node, ino } => self.close(*node, *ino),
+            Record::Close { node, ino } => self.opens.close(*node, *ino),
             Record::Free { ino } => self.free(*ino),
             Record::Covers { parent, name, key } => {
                 if self.need_dir(*parent)?.entries.get(name).is_none_or(|d| d.under != Under::Older)
@@ -573,18 +579,9 @@ impl Namespace {
         }
     }
 
-    fn close(&mut self, node: NodeId, ino: Ino) {
-        if let Some(nodes) = self.opens.get_mut(&ino) {
-            nodes.remove(&node);
-            if nodes.is_empty() {
-                self.opens.remove(&ino);
-            }
-        }
-    }
-
     fn free(&mut self, ino: Ino) {
         self.remove_inode(ino);
-        self.opens.remove(&ino);
+        self.opens.free(ino);
         self.forgotten.use_up(ino);
     }
 
@@ -615,10 +612,8 @@ impl Namespace {
         }
         let owed = ordered.values().filter(|i| i.owed);
         out.extend(owed.map(|i| Record::Owed { ino: i.ino, owed: true }));
-        let opens: BTreeMap<_, _> = self.opens.iter().collect();
-        for (ino, nodes) in opens {
-            out.extend(nodes.iter().map(|n| Record::Open { node: *n, ino: *ino }));
-        }
+        let opens = self.opens.all().into_iter();
+        out.extend(opens.map(|(ino, node)| Record::Open { node, ino }));
         self.forgotten.snapshot(&mut out);
         out
     }
@@ -638,7 +633,7 @@ impl Namespace {
             return Vec::new();
         }
         let mut out = vec![Record::Close { node, ino }];
-        let last = self.opens.get(&ino).is_some_and(|o| o.len() == 1);
+        let last = self.opens.by(ino).is_some_and(|o| o.len() == 1);
         if last && ino != Ino::ROOT && self.get(ino).is_some_and(|i| i.links.is_empty()) {
             out.push(Record::Free { ino });
         }
@@ -648,9 +643,7 @@ impl Namespace {
     /// Everything that a node has open is closed, not by itself: it may come back with bytes of it.
     #[must_use]
     pub fn plan_release_all(&self, node: NodeId) -> Vec<Record> {
-        let mut inos: Vec<Ino> =
-            self.opens.iter().filter(|(_, n)| n.contains(&node)).map(|(i, _)| *i).collect();
-        inos.sort_unstable();
+        let inos: Vec<Ino> = self.opens.of(node).collect();
         let found = inos.iter().filter(|ino| crate::forget::is_found(**ino));
         let mut out: Vec<Record> = found.map(|ino| Record::UsedUp { ino: *ino }).collect();
         out.extend(inos.into_iter().flat_map(|ino| self.plan_release(node, ino)));

@@ -292,11 +292,9 @@ impl Call {
         let ino = Ino(op.ino);
         let ranges = ranges(&op.ranges)?;
         let mut state = self.core.state();
-        // On a copy first: what is not flushed must not get into the journal.
-        let mut tried = state.file(ino)?.clone();
-        tried
-            .detach(self.who.node, &ranges)
-            .map_err(|e| super::OpError::new(Errno::EBUSY, e.to_string()))?;
+        // First: what is not flushed must not get into the journal.
+        let can = state.file(ino)?.check_detach(self.who.node, &ranges);
+        can.map_err(|e| super::OpError::new(Errno::EBUSY, e.to_string()))?;
         let op = match op.anew {
             true => FileOp::DetachAnew(self.who.node, ranges),
             false => FileOp::Detach(self.who.node, ranges),

@@ -224,20 +224,17 @@ pub(crate) fn forget_kept_by(state: &State, partner: NodeId) -> Vec<Entry> {
 /// gets new versions: copies may be newer than what was published, so nothing that others have
 /// fetched counts as the newest.
 pub(crate) fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
-    let mut entries = Vec::new();
-    for (ino, file) in &state.files {
-        if state.may_be_half(*ino, node) {
-            // It will have no bytes of it by which that could be told.
-            entries.push(Entry::WritesOver(*ino, node, true));
-        }
+    // It will have no bytes of them by which that could be told.
+    let halves = state.ns.opens_of(node).filter(|ino| state.may_be_half(*ino, node));
+    let mut entries: Vec<Entry> = halves.map(|ino| Entry::WritesOver(ino, node, true)).collect();
+    for (ino, file) in state.files_of(node) {
         let sits = file.seat().is_some_and(|seat| seat.node == node);
-        if sits || file.owned().any(|o| o.node == node && o.flushed) {
-            entries.push(Entry::File(*ino, FileOp::Lost(node)));
+        if sits || file.owned_by(node).any(|o| o.flushed) {
+            entries.push(Entry::File(ino, FileOp::Lost(node)));
         }
-        let unflushed = file.grantable(node, &[ByteRange::ALL]);
+        let unflushed: Vec<_> = file.owned_by(node).filter(|o| !o.flushed).map(|o| o.range).collect();
         if !unflushed.is_empty() {
-            let ranges = unflushed.into_iter().map(|o| o.range).collect();
-            entries.push(Entry::File(*ino, FileOp::Attach(node, ranges)));
+            entries.push(Entry::File(ino, FileOp::Attach(node, unflushed)));
         }
     }
     entries

@@ -117,10 +117,10 @@ impl Call {
             return None;
         }
         let unflushed = file.unflushed_by_node();
-        let holder = unflushed.into_iter().find(|(node, _)| self.core.sessions.is_gone(*node));
+        let holder = unflushed.iter().find(|(node, _)| self.core.sessions.is_gone(**node));
         let half = || self.core.left_half_by(&state, ino).first().map(|node| (*node, 0));
-        let (node, missing) = holder.or_else(half)?;
-        let mine = file.owned().filter(|o| o.node == self.who.node && o.flushed);
+        let (node, missing) = holder.map(|(node, bytes)| (*node, *bytes)).or_else(half)?;
+        let mine = file.owned_by(self.who.node).filter(|o| o.flushed);
         let bytes: u64 = mine.map(|o| o.range.len()).sum();
         if bytes == 0 {
             return None;
@@ -175,10 +175,10 @@ fn unfinished(state: &State, ino: Ino) -> Vec<pb::Unfinished> {
     let Some(file) = state.files.get(&ino) else { return Vec::new() };
     let path = state.ns.path(ino).map(|p| p.to_bytes()).unwrap_or_default();
     let by_node = file.unflushed_by_node();
-    let one = |(node, bytes): (ebb_types::NodeId, u64)| pb::Unfinished {
+    let one = |(node, bytes): (&ebb_types::NodeId, &u64)| pb::Unfinished {
         path: path.clone(),
-        bytes,
+        bytes: *bytes,
         node: node.0,
     };
-    by_node.into_iter().map(one).collect()
+    by_node.iter().map(one).collect()
 }

@@ -33,8 +33,9 @@ impl Call {
         self.core.appends.lock().forget(node);
         let lost: Vec<_> = {
             let mut state = self.core.state();
-            let mine = |f: &ebb_consistency::FileState| f.unflushed_by_node().contains_key(&node);
-            let lost = state.files.iter().filter(|(_, f)| mine(f)).map(|(i, _)| *i).collect();
+            let its = state.files_of(node);
+            let its = its.filter(|(_, f)| f.unflushed_by_node().contains_key(&node));
+            let lost = its.map(|(ino, _)| ino).collect();
             self.core.commit(&mut state, &[Entry::NodeLeft(node)]);
             lost
         };

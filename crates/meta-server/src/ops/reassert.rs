@@ -199,7 +199,7 @@ fn wanted(state: &State, node: NodeId, asks: &[pb::KnownFile]) -> pb::Wanted {
             continue;
         };
         let Some(from) = file.leapt_from() else { continue };
-        let news = ask.owns || Version(ask.newest) > from || file.owned().any(|o| o.node == node);
+        let news = ask.owns || Version(ask.newest) > from || file.is_owned_by(node);
         if news {
             wanted.files.push(pb::WantedFile { ino: ask.ino, after: from.0 });
         }

@@ -154,6 +154,43 @@ pub enum FileOp {
     Leap(Box<(Version, Option<Leap>)>),
 }
 
+impl FileOp {
+    /// The nodes that `file` may concern by this, when it has been done, and did not before. (Others may
+    /// have lost what they had.)
+    pub(super) fn names(&self, file: &FileState) -> Vec<NodeId> {
+        match self {
+            FileOp::State(_) | FileOp::QuietState(_) => file.concerned().collect(),
+            FileOp::Attach(node, _)
+            | FileOp::Append(node, _)
+            | FileOp::Detach(node, _)
+            | FileOp::Flushed(node, _)
+            | FileOp::DetachAnew(node, _)
+            | FileOp::Lost(node)
+            | FileOp::Claim(node, ..)
+            | FileOp::Quiet(node, _)
+            | FileOp::Lose(node)
+            | FileOp::TakeBack(node)
+            | FileOp::UndoAppend(node, _)
+            | FileOp::NoSeat(node, _) => vec![*node],
+            FileOp::Seat(seat) => vec![seat.node],
+            FileOp::Adopt(from, to, _) => vec![*from, *to],
+            FileOp::Reassert(teller, assertion) => {
+                let mut nodes: Vec<NodeId> = assertion.owners().chain([*teller]).collect();
+                nodes.sort_unstable();
+                nodes.dedup();
+                nodes
+            }
+            // Who may write quietly was one of them before it was given up.
+            FileOp::Lapse
+            | FileOp::Truncate(_)
+            | FileOp::Grow(_)
+            | FileOp::Changes(_)
+            | FileOp::Guesses(_)
+            | FileOp::Leap(_) => Vec::new(),
+        }
+    }
+}
+
 /// A node as the journal keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {

@@ -3,6 +3,7 @@
 
 mod answers;
 mod entry;
+mod holders;
 
 pub use answers::Answers;
 pub use entry::{
@@ -18,6 +19,7 @@ use ebb_namespace::locks::LockTable;
 use ebb_namespace::{Home, Namespace, Record};
 use ebb_types::facts::Moment;
 use ebb_types::{Errno, FileKind, Ino, NodeId, Version, lives};
+use holders::Holders;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Numbers of nodes, and of their copies, that are not given out after the end of a journal was lost:
@@ -32,6 +34,8 @@ pub struct State {
     pub ns: Namespace,
     /// The bytes of every regular file.
     pub files: HashMap<Ino, FileState>,
+    /// Which of them concern which node.
+    holders: Holders,
     /// The nodes of the job.
     pub nodes: BTreeMap<NodeId, NodeRecord>,
     /// Their numbers, by name.
@@ -89,6 +93,7 @@ impl State {
         State {
             ns,
             files: HashMap::new(),
+            holders: Holders::default(),
             nodes: BTreeMap::new(),
             numbers: HashMap::new(),
             locks: LockTable::new(),
@@ -177,7 +182,14 @@ impl State {
 
     /// True when bytes of it are this node's, flushed or not.
     pub fn has_written(&self, ino: Ino, node: NodeId) -> bool {
-        self.files.get(&ino).is_some_and(|f| f.owned().any(|o| o.node == node))
+        self.files.get(&ino).is_some_and(|f| f.is_owned_by(node))
+    }
+
+    /// The files of which this node owns bytes, or that it may write without telling, in order: found
+    /// without a look at any others (but for some that it had).
+    pub fn files_of(&self, node: NodeId) -> impl Iterator<Item = (Ino, &FileState)> + '_ {
+        let its = self.holders.files_of(node);
+        its.filter_map(|ino| Some((ino, self.files.get(&ino)?))).filter(move |f| f.1.concerns(node))
     }
 
     /// True when the file replaces an older one on the backing and this node, should it be gone, may have
@@ -220,10 +232,7 @@ impl State {
                 self.answered.remove(node);
                 self.pairs.remove(node);
                 self.orphaned.retain(|_, o| o.owner != *node && o.partner != *node);
-                self.files.values_mut().for_each(|f| drop(f.node_gone(*node)));
-                let files = &self.files;
-                self.quiet
-                    .retain(|ino| files.get(ino).is_some_and(|f| f.untold_writer().is_some()));
+                self.bytes_left_by(*node);
             }
             Entry::NextNode(next) => {
                 self.next_node = self.next_node.max(*next);
@@ -285,6 +294,18 @@ impl State {
         Ok(())
     }
 
+    fn bytes_left_by(&mut self, node: NodeId) {
+        for ino in self.holders.files_of(node).collect::<Vec<_>>() {
+            let Some(file) = self.files.get_mut(&ino) else { continue };
+            file.node_gone(node);
+            if file.untold_writer().is_none() {
+                self.quiet.remove(&ino);
+            }
+            // What only its cache had stays its own.
+            self.holders.set(ino, node, file.concerns(node));
+        }
+    }
+
     fn apply_ns(&mut self, record: &Record) -> Result<(), Misfit> {
         self.ns.apply(record).map_err(|e| e.to_string())?;
         match record {
@@ -303,6 +324,7 @@ impl State {
             }
             Record::Forget { ino } => {
                 self.halves.forget(*ino);
+                self.holders.forget(*ino);
                 if let Some(file) = self.files.remove(ino) {
                     self.forgotten = self.forgotten.max(file.version());
                 }
@@ -312,6 +334,7 @@ impl State {
             Record::Home { ino, home: Home::Own } => self.halves.forget(*ino),
             Record::Free { ino } => {
                 self.files.remove(ino);
+                self.holders.forget(*ino);
                 self.halves.forget(*ino);
                 self.quiet.remove(ino);
                 self.models.remove(ino);
@@ -360,10 +383,14 @@ impl State {
             FileOp::Reassert(node, assertion) => file.reassert(*node, assertion),
             FileOp::Leap(leap) => file.restore_leap((**leap).clone()),
         }
-        match file.untold_writer() {
-            Some(_) => self.quiet.insert(ino),
-            None => self.quiet.remove(&ino),
+        let is_quiet = file.untold_writer().is_some();
+        let named: Vec<(NodeId, bool)> =
+            op.names(file).into_iter().map(|node| (node, file.concerns(node))).collect();
+        match is_quiet {
+            true => self.quiet.insert(ino),
+            false => self.quiet.remove(&ino),
         };
+        named.into_iter().for_each(|(node, is)| self.holders.set(ino, node, is));
         Ok(())
     }
 
