@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::ops::OpResult;
 use crate::sessions::Who;
 use crate::state::{Entry, FileOp, State};
+use ebb_consistency::lease::{Blocking, Ended};
 use ebb_consistency::{LeaseSeq, Leases, Party, Recall, StreamId};
 use ebb_locks::Mutex;
 use ebb_namespace::{Home, Record, Seen};
@@ -17,9 +18,10 @@ use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
 use ebb_wire::pb::request::Op;
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 tokio::task_local! {
     /// The operation that changes the state in this task.
@@ -36,7 +38,9 @@ pub fn now_ms() -> u64 {
 #[derive(Debug)]
 pub struct Desk {
     pub(crate) leases: Mutex<Leases>,
-    /// Something was returned, or ended.
+    /// Who waits until something that is owed has ended, by its number. A leaf, changed under the leases.
+    waiting: Mutex<HashMap<LeaseSeq, Vec<oneshot::Sender<()>>>>,
+    /// Something was returned, or ended: for the few who wait for what a node tells besides.
     pub(crate) returned: Notify,
     recalls: AtomicU64,
     /// The last number when the desk was last looked over, and when that was.
@@ -72,6 +76,7 @@ impl Desk {
         let now = now_ms();
         Desk {
             leases: Mutex::new(Leases::new(ms, before, now)),
+            waiting: Mutex::default(),
             returned: Notify::new(),
             recalls: AtomicU64::new(0),
             looked: Mutex::new((LeaseSeq(0), now)),
@@ -92,18 +97,16 @@ impl Desk {
 
     /// A node goes on in another life, its daemon is dead: nobody waits for what that held.
     pub fn succeeded(&self, who: Who) {
-        self.leases.lock().succeeded(party(who));
+        let ended = self.leases.lock().succeeded(party(who));
+        self.wake(ended);
         self.returned.notify_waiters();
     }
 
     /// A frame came on a stream.
     pub fn heard(&self, stream: StreamId) {
-        let mut leases = self.leases.lock();
-        let owing = leases.owing();
-        leases.heard(stream, now_ms());
-        let fewer = leases.owing() < owing;
-        drop(leases);
-        if fewer {
+        let ended = self.leases.lock().heard(stream, now_ms());
+        if !ended.is_empty() {
+            self.wake(ended);
             self.returned.notify_waiters();
         }
     }
@@ -115,32 +118,46 @@ impl Desk {
 
     /// A node said goodbye: it trusts nothing any more.
     pub fn forget(&self, stream: StreamId) {
-        self.leases.lock().forget(stream);
+        let ended = self.leases.lock().forget(stream);
+        self.wake(ended);
         self.returned.notify_waiters();
     }
 
     /// What the node held of an inode is void.
     pub fn returned(&self, stream: StreamId, op: &pb::Returned) {
-        self.leases.lock().returned(stream, Ino(op.ino), LeaseSeq(op.seq));
+        let ended = self.leases.lock().returned(stream, Ino(op.ino), LeaseSeq(op.seq));
+        self.wake(ended);
         self.returned.notify_waiters();
+    }
+
+    /// Those who wait for any of this look again; nobody else does.
+    fn wake(&self, ended: Ended) {
+        if ended.is_empty() {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        for tell in ended.iter().filter_map(|seq| waiting.remove(seq)).flatten() {
+            // Who has looked meanwhile, because its time was over, does not listen.
+            let _ = tell.send(());
+        }
     }
 
     /// Waits until nobody trusts any more what was before.
     pub async fn settled(&self, owed: &Owed) {
-        loop {
-            let returned = self.returned.notified();
-            let now = now_ms();
-            let Some(until) = self.until(owed, now) else { return };
-            let wait = Duration::from_millis(until.saturating_sub(now) + 1);
+        while let Some((wait, ended)) = self.next_owed(owed) {
             // In either case it is looked again.
-            let _ = tokio::time::timeout(wait, returned).await;
+            let _ = tokio::time::timeout(wait, ended).await;
         }
     }
 
-    fn until(&self, owed: &Owed, now: u64) -> Option<u64> {
+    /// One thing that is to be waited for, and how long at most.
+    fn next_owed(&self, owed: &Owed) -> Option<(Duration, oneshot::Receiver<()>)> {
+        let now = now_ms();
         let leases = self.leases.lock();
-        let until = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now);
-        owed.inos.iter().filter_map(until).max()
+        let next = owed.inos.iter().find_map(|ino| owed.blocking(&leases, *ino, now))?;
+        let (tell, ended) = oneshot::channel();
+        self.waiting.lock().entry(next.seq).or_default().push(tell);
+        Some((Duration::from_millis(next.until.saturating_sub(now) + 1), ended))
     }
 
     /// Ends what has run out. Returns the streams that must end, because they are heard and do not
@@ -148,7 +165,7 @@ impl Desk {
     pub fn look_over(&self) -> Vec<(StreamId, NodeId)> {
         let now = now_ms();
         let mut leases = self.leases.lock();
-        leases.sweep(now);
+        self.wake(leases.sweep(now));
         let mut looked = self.looked.lock();
         if now < looked.1 + 2 * leases.duration() {
             return Vec::new();
@@ -156,6 +173,12 @@ impl Desk {
         let stubborn = leases.stubborn(looked.0);
         *looked = (leases.last(), now);
         stubborn
+    }
+}
+
+impl Owed {
+    fn blocking(&self, leases: &Leases, ino: Ino, now: u64) -> Option<Blocking> {
+        leases.blocking(ino, self.upto, self.to, now)
     }
 }
 
@@ -352,7 +375,7 @@ impl Core {
         let (recalls, owed) = {
             let mut leases = self.desk.leases.lock();
             let recalls = leases.change(ino, by, knows, now);
-            (recalls, leases.owed(ino, leases.last(), now).is_some())
+            (recalls, leases.owed(ino, leases.last(), now))
         };
         if owed {
             // Without an operation (housekeeping) nobody waits.
@@ -386,8 +409,8 @@ impl Core {
         let to = (first || leases.believes_nothing(by)).then_some(by);
         let owed = Owed { inos, upto: leases.last(), to };
         let now = now_ms();
-        let is_owed = |ino: &Ino| leases.owed_to(*ino, owed.upto, owed.to, now).is_some();
-        owed.inos.iter().any(is_owed).then_some(owed)
+        let is_owed = owed.inos.iter().any(|ino| owed.blocking(&leases, *ino, now).is_some());
+        is_owed.then_some(owed)
     }
 }
 

@@ -162,7 +162,7 @@ impl World {
     pub(super) fn is_owed_to(&self, setup: &Setup<'_>, upto: LeaseSeq, but: Option<usize>) -> bool {
         let (lending, now) = (&self.lending, self.lending.now());
         let but = but.map(|n| lending.ends[n].stream);
-        let owed = lending.desk.owed_to(INO, upto, but, now).is_some();
+        let owed = lending.desk.blocking(INO, upto, but, now).is_some();
         owed && setup.fault != Some(Fault::AckBeforeRecall)
     }
 

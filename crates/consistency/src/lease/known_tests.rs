@@ -218,7 +218,7 @@ impl Job {
                 let ino = self.some_ino();
                 self.nodes[n].known.drop_inode(ino);
             }
-            97 => self.service.sweep(self.now),
+            97 => drop(self.service.sweep(self.now)),
             _ => {}
         }
         self.let_go();
@@ -320,7 +320,7 @@ impl Job {
         self.service.heard(id, self.now);
         match up {
             Up::Beat(sent) => self.nodes[n].stream.beats.push_back(sent),
-            Up::Returned(ino, seq) => self.service.returned(id, ino, seq),
+            Up::Returned(ino, seq) => drop(self.service.returned(id, ino, seq)),
             Up::Ask(request) => match request.op {
                 Op::Lookup(_) | Op::GetAttr(_) | Op::List => self.look(n, id, &request),
                 _ => {
@@ -473,7 +473,7 @@ impl Job {
     /// Answers go out when nobody owes what they tell.
     fn let_go(&mut self) {
         for (n, stream, answer) in std::mem::take(&mut self.held_back) {
-            let owed = |ino: &Ino| self.service.owed(*ino, answer.upto, self.now).is_some();
+            let owed = |ino: &Ino| self.service.owed(*ino, answer.upto, self.now);
             if answer.inos.iter().any(owed) && self.bug != Some(Bug::TellAtOnce) {
                 self.held_back.push((n, stream, answer));
             } else if self.nodes[n].stream.id == Some(stream) {

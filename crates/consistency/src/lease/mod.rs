@@ -37,12 +37,14 @@ mod quiet;
 mod quiet_tests;
 mod service;
 #[cfg(test)]
+mod service_tests;
+#[cfg(test)]
 mod tests;
 
 pub use known::{Asked, Change, Found, Known, Outcome, Told};
 pub use node::{FileLease, Grant, Trust};
 pub use quiet::{Held, QuietWrites, Untold};
-pub use service::{Leases, Party, Recall, StreamId};
+pub use service::{Blocking, Ended, Leases, Party, Recall, StreamId};
 
 /// Numbers grants and recalls, in one order for all files of a service.
 #[derive(

@@ -1,4 +1,12 @@
 //! The service's side: who holds a lease of which inode, who owes one back, and until when that matters.
+//!
+//! # What it costs
+//!
+//! All nodes of a job may hold a lease of one inode, owe it back, and wait for each other at the same time. So
+//! what one of them does costs no more when there are more of them (but a logarithm): holders are found by
+//! their stream, what is owed by its number. Whoever waits does so for one thing that is owed at a time
+//! ([`Leases::blocking`]), and whatever ends something that was owed says which ([`Ended`]): those who
+//! wait for it look again, and nobody else.
 
 use super::LeaseSeq;
 use ebb_types::{Incarnation, Ino, NodeId};
@@ -69,10 +77,22 @@ impl Stream {
     }
 }
 
+/// Numbers of recalls that are not owed any more, whatever ended that.
+pub type Ended = Vec<LeaseSeq>;
+
+/// Something owed that others wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocking {
+    /// The number of its recall.
+    pub seq: LeaseSeq,
+    /// Its holder does not trust it after this, if it is not heard again.
+    pub until: u64,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct OfFile {
-    held: Vec<(StreamId, LeaseSeq)>,
-    owed: Vec<(StreamId, LeaseSeq)>,
+    held: BTreeMap<StreamId, LeaseSeq>,
+    owed: BTreeMap<LeaseSeq, StreamId>,
 }
 
 fn owes(stream: &Stream, ino: Ino) -> bool {
@@ -165,22 +185,24 @@ impl Leases {
 
     /// A frame came on a stream. The first one says that this life of the node has dropped what
     /// it had from streams before it.
-    pub fn heard(&mut self, id: StreamId, now: u64) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+    pub fn heard(&mut self, id: StreamId, now: u64) -> Ended {
+        let mut ended = Ended::new();
+        let Some(stream) = self.streams.get_mut(&id) else { return ended };
         let lapsed = now > stream.until();
         stream.heard = stream.heard.max(now);
         let first = std::mem::take(&mut stream.silent);
         let (node, life) = (stream.node, stream.life);
         if lapsed {
             // The node, too, has stopped trusting what it had.
-            self.clear(id);
+            ended = self.clear(id);
         }
         if first {
             let before = |s: &Stream| s.life.is_none() || s.life == life;
             let its = self.streams_of(node).filter(|(other, _)| *other < id);
             let older = its.filter(|(_, s)| before(s)).map(|(id, _)| id);
-            older.collect::<Vec<_>>().into_iter().for_each(|id| self.forget(id));
+            ended.extend(self.forget_all(older.collect()));
         }
+        ended
     }
 
     /// No frame will come on a stream any more. What it holds ends with its time.
@@ -191,9 +213,9 @@ impl Leases {
     }
 
     /// A stream holds nothing any more, for certain: its node said goodbye.
-    pub fn forget(&mut self, id: StreamId) {
-        self.clear(id);
-        let Some(stream) = self.streams.remove(&id) else { return };
+    pub fn forget(&mut self, id: StreamId) -> Ended {
+        let ended = self.clear(id);
+        let Some(stream) = self.streams.remove(&id) else { return ended };
         self.unknown -= usize::from(stream.life.is_none());
         if let Some(its) = self.of_nodes.get_mut(&stream.node) {
             its.remove(&id);
@@ -201,6 +223,11 @@ impl Leases {
                 self.of_nodes.remove(&stream.node);
             }
         }
+        ended
+    }
+
+    fn forget_all(&mut self, ids: Vec<StreamId>) -> Ended {
+        ids.into_iter().flat_map(|id| self.forget(id)).collect()
     }
 
     fn streams_of(&self, node: NodeId) -> impl Iterator<Item = (StreamId, &Stream)> {
@@ -209,37 +236,45 @@ impl Leases {
     }
 
     /// Every other life of this node is over, for certain: nobody trusts what they held.
-    pub fn succeeded(&mut self, party: Party) {
+    pub fn succeeded(&mut self, party: Party) -> Ended {
         let dead = |s: &Stream| s.life != Some(party.life);
         let ids = self.streams_of(party.node).filter(|(_, s)| dead(s)).map(|(id, _)| id);
-        ids.collect::<Vec<_>>().into_iter().for_each(|id| self.forget(id));
+        self.forget_all(ids.collect())
     }
 
     /// Takes what has run out off the books. Answers do not depend on it.
-    pub fn sweep(&mut self, now: u64) {
+    pub fn sweep(&mut self, now: u64) -> Ended {
         self.contended.retain(|_, until| now < *until);
         let over = |s: &Stream| now > s.until();
         let over = self.streams.iter().filter(|(_, s)| over(s)).map(|(id, s)| (*id, s.open));
+        let mut ended = Ended::new();
         for (id, open) in over.collect::<Vec<_>>() {
-            if open { self.clear(id) } else { self.forget(id) }
+            ended.extend(if open { self.clear(id) } else { self.forget(id) });
         }
+        ended
     }
 
-    fn clear(&mut self, id: StreamId) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+    fn clear(&mut self, id: StreamId) -> Ended {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ended::new() };
         let held = std::mem::take(&mut stream.held);
         let owed = std::mem::take(&mut stream.owed);
         self.owed -= owed.len();
-        let inos = held.into_values().chain(owed.into_iter().map(|(ino, _)| ino));
-        for ino in inos.collect::<BTreeSet<Ino>>() {
-            self.take_off(ino, |(s, _)| *s == id);
+        for ino in held.into_values() {
+            self.take_off(ino, |file| {
+                file.held.remove(&id);
+            });
         }
+        for (ino, seq) in &owed {
+            self.take_off(*ino, |file| {
+                file.owed.remove(seq);
+            });
+        }
+        owed.into_iter().map(|(_, seq)| seq).collect()
     }
 
-    fn take_off(&mut self, ino: Ino, which: impl Fn(&(StreamId, LeaseSeq)) -> bool) {
+    fn take_off(&mut self, ino: Ino, what: impl FnOnce(&mut OfFile)) {
         if let Some(file) = self.files.get_mut(&ino) {
-            file.held.retain(|e| !which(e));
-            file.owed.retain(|e| !which(e));
+            what(file);
             if file.held.is_empty() && file.owed.is_empty() {
                 self.files.remove(&ino);
             }
@@ -255,13 +290,8 @@ impl Leases {
         stream.granted = true;
         self.last.0 += 1;
         let seq = self.last;
-        let held = &mut self.files.entry(ino).or_default().held;
-        match held.iter_mut().find(|(s, _)| *s == id) {
-            Some((_, old)) => {
-                stream.held.remove(old);
-                *old = seq;
-            }
-            None => held.push((id, seq)),
+        if let Some(old) = self.files.entry(ino).or_default().held.insert(id, seq) {
+            stream.held.remove(&old);
         }
         stream.held.insert(seq, ino);
         let oldest = (stream.held.len() > LEASES_MAX).then(|| stream.held.first_key_value());
@@ -279,7 +309,7 @@ impl Leases {
     ) -> Option<(LeaseSeq, Option<Recall>)> {
         self.light = true;
         let contended = self.contended.get(&ino).is_some_and(|until| now < *until);
-        let holds = || self.files.get(&ino).is_some_and(|f| f.held.iter().any(|(s, _)| *s == id));
+        let holds = || self.files.get(&ino).is_some_and(|f| f.held.contains_key(&id));
         if contended && !holds() { None } else { self.grant(id, ino) }
     }
 
@@ -289,9 +319,9 @@ impl Leases {
     /// [`Leases::owed`] says that nobody owes.
     pub fn change(&mut self, ino: Ino, by: Option<StreamId>, knows: bool, now: u64) -> Vec<Recall> {
         let spared = by.filter(|_| knows);
-        let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
+        let held = self.files.get(&ino).into_iter().flat_map(|f| &f.held);
         let held: Vec<(StreamId, LeaseSeq)> =
-            held.iter().filter(|(s, _)| Some(*s) != spared).copied().collect();
+            held.filter(|(s, _)| Some(**s) != spared).map(|(s, seq)| (*s, *seq)).collect();
         if self.unknown > 0 {
             self.change_unknown(ino, spared);
         }
@@ -307,13 +337,11 @@ impl Leases {
     /// was called back before does not matter; it is not called twice for nothing.
     pub fn demand(&mut self, ino: Ino, node: NodeId, now: u64) -> Vec<Recall> {
         self.contended.insert(ino, now.saturating_add(self.duration / PAUSE_PARTS));
-        let trusting = |s: &Stream| s.node == node && now <= s.until();
-        let streams = self.streams.iter().filter(|(_, s)| trusting(s) && !owes(s, ino));
-        let ids: Vec<StreamId> = streams.map(|(id, _)| *id).collect();
+        let its = self.streams_of(node).filter(|(_, s)| now <= s.until() && !owes(s, ino));
+        let ids: Vec<StreamId> = its.map(|(id, _)| id).collect();
         let mut recalls = Vec::new();
         for id in ids {
-            let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
-            let held = held.iter().find(|(s, _)| *s == id).map(|(_, seq)| *seq);
+            let held = self.files.get(&ino).and_then(|f| f.held.get(&id)).copied();
             let is_open = self.streams.get(&id).is_some_and(|s| s.open);
             match held {
                 Some(held) => recalls.push(self.call_back(id, ino, held)),
@@ -357,7 +385,9 @@ impl Leases {
     fn call_back(&mut self, id: StreamId, ino: Ino, held: LeaseSeq) -> Recall {
         let seq = self.owe(id, ino);
         let file = self.files.entry(ino).or_default();
-        file.held.retain(|e| *e != (id, held));
+        if file.held.get(&id) == Some(&held) {
+            file.held.remove(&id);
+        }
         let stream = self.streams.get_mut(&id).expect("a holder has a stream");
         stream.held.remove(&held);
         Recall { stream: id, node: stream.node, ino, seq }
@@ -366,7 +396,7 @@ impl Leases {
     fn owe(&mut self, id: StreamId, ino: Ino) -> LeaseSeq {
         self.last.0 += 1;
         let seq = self.last;
-        self.files.entry(ino).or_default().owed.push((id, seq));
+        self.files.entry(ino).or_default().owed.insert(seq, id);
         self.streams.get_mut(&id).expect("a holder has a stream").owed.insert((ino, seq));
         self.owed += 1;
         seq
@@ -374,39 +404,57 @@ impl Leases {
 
     /// The node holds no lease of the file that was granted before `seq`: after a recall of that
     /// number, or because it forgot the file.
-    pub fn returned(&mut self, id: StreamId, ino: Ino, seq: LeaseSeq) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+    pub fn returned(&mut self, id: StreamId, ino: Ino, seq: LeaseSeq) -> Ended {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ended::new() };
         let (first, last) = ((ino, LeaseSeq(0)), (ino, seq));
-        let owed: Vec<_> = stream.owed.range(first..=last).copied().collect();
-        for entry in &owed {
-            stream.owed.remove(entry);
+        let owed: Ended = stream.owed.range(first..=last).map(|(_, seq)| *seq).collect();
+        for ended in &owed {
+            stream.owed.remove(&(ino, *ended));
         }
         self.owed -= owed.len();
-        let held = self.files.get(&ino).map_or(&[][..], |f| &f.held);
-        for (_, held) in held.iter().filter(|(s, held)| *s == id && *held <= seq) {
-            stream.held.remove(held);
+        let held = self.files.get(&ino).and_then(|f| f.held.get(&id)).copied();
+        let held = held.filter(|held| *held <= seq);
+        if let Some(held) = held {
+            stream.held.remove(&held);
         }
-        self.take_off(ino, |(s, at)| *s == id && *at <= seq);
+        self.take_off(ino, |file| {
+            if held.is_some() {
+                file.held.remove(&id);
+            }
+            for ended in &owed {
+                file.owed.remove(ended);
+            }
+        });
+        owed
     }
 
-    /// Until when somebody may still trust what a file was before the recalls up to `upto`; `None`
-    /// when nobody does. Whoever waits looks again then: a holder that was heard meanwhile still
-    /// owes.
+    /// Something for which somebody may still trust what a file was before the recalls up to `upto`, the
+    /// last there is of it; `None` when nobody does. Whoever waits looks again when it has ended, and
+    /// when its time is over: a holder that was heard meanwhile still owes. What the stream `to` owes does not
+    /// count, which it returns only after the answer that waits.
+    ///
+    /// The last, because they are mostly returned in the order in which they were called back.
     #[must_use]
-    pub fn owed(&self, ino: Ino, upto: LeaseSeq, now: u64) -> Option<u64> {
-        self.owed_to(ino, upto, None, now)
-    }
-
-    /// The same without what the stream `to` owes, which it returns only after the answer that waits.
-    #[must_use]
-    pub fn owed_to(&self, ino: Ino, upto: LeaseSeq, to: Option<StreamId>, now: u64) -> Option<u64> {
+    pub fn blocking(
+        &self,
+        ino: Ino,
+        upto: LeaseSeq,
+        to: Option<StreamId>,
+        now: u64,
+    ) -> Option<Blocking> {
         if self.owed == 0 {
             return None;
         }
-        let owed = self.files.get(&ino).map_or(&[][..], |f| &f.owed);
-        let until = |(id, _): &(StreamId, LeaseSeq)| self.streams.get(id).map(Stream::until);
-        let owed = owed.iter().filter(|(id, seq)| *seq <= upto && Some(*id) != to);
-        owed.filter_map(until).filter(|until| now <= *until).max()
+        let owed = self.files.get(&ino)?.owed.range(..=upto).rev();
+        let owed = owed.filter(|(_, id)| Some(**id) != to);
+        let until = |id| self.streams.get(id).map(Stream::until).filter(|until| now <= *until);
+        owed.filter_map(|(seq, id)| Some(Blocking { seq: *seq, until: until(id)? })).next()
+    }
+
+    /// True when somebody may still trust what a file was before the recalls up to `upto`.
+    #[must_use]
+    pub fn owed(&self, ino: Ino, upto: LeaseSeq, now: u64) -> bool {
+        self.blocking(ino, upto, None, now).is_some()
     }
 
     /// True while nothing was granted on the stream: whatever is owed on it (what its node has to tell of

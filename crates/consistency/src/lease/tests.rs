@@ -121,7 +121,7 @@ impl Job {
             70..83 => self.receive_answer(n),
             83..93 => self.receive_notice(n),
             93 => self.give_up(n, file),
-            94 => self.service.sweep(self.now),
+            94 => drop(self.service.sweep(self.now)),
             _ => self.grant_late(n),
         }
         self.acknowledge();
@@ -231,7 +231,7 @@ impl Job {
 
     fn acknowledge(&mut self) {
         for (n, file, value, upto) in std::mem::take(&mut self.waiting) {
-            let owed = self.service.owed(Ino(file as u64 + 1), upto, self.now).is_some();
+            let owed = self.service.owed(Ino(file as u64 + 1), upto, self.now);
             if owed && self.bug != Some(Bug::AckAtOnce) {
                 self.waiting.push((n, file, value, upto));
             } else {
@@ -384,10 +384,11 @@ fn what_a_stream_owes_holds_its_own_answers_only_if_it_was_granted_something() {
     assert_eq!(recalls.iter().map(|r| r.stream).collect::<Vec<_>>(), [ours]);
     assert!(leases.believes_nothing(ours) && leases.believes_nothing(other));
     let upto = leases.last();
-    assert_eq!(leases.owed_to(ino, upto, Some(ours), 0), None);
-    assert!(leases.owed_to(ino, upto, Some(other), 0).is_some(), "others wait for it all the same");
+    assert_eq!(leases.blocking(ino, upto, Some(ours), 0), None);
+    let blocking = leases.blocking(ino, upto, Some(other), 0).expect("others wait for it");
+    assert_eq!(blocking, Blocking { seq: recalls[0].seq, until: LEASE });
     leases.grant(ours, Ino(8)).unwrap();
     assert!(!leases.believes_nothing(ours), "whatever it was granted may be what is changing");
-    leases.returned(ours, ino, recalls[0].seq);
-    assert_eq!(leases.owed_to(ino, leases.last(), None, 0), None);
+    assert_eq!(leases.returned(ours, ino, recalls[0].seq), [blocking.seq]);
+    assert!(!leases.owed(ino, leases.last(), 0));
 }

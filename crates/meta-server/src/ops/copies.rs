@@ -232,7 +232,8 @@ pub(crate) fn last_words(state: &State, node: NodeId) -> Vec<Entry> {
         if sits || file.owned_by(node).any(|o| o.flushed) {
             entries.push(Entry::File(ino, FileOp::Lost(node)));
         }
-        let unflushed: Vec<_> = file.owned_by(node).filter(|o| !o.flushed).map(|o| o.range).collect();
+        let unflushed: Vec<_> =
+            file.owned_by(node).filter(|o| !o.flushed).map(|o| o.range).collect();
         if !unflushed.is_empty() {
             entries.push(Entry::File(ino, FileOp::Attach(node, unflushed)));
         }
