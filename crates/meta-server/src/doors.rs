@@ -3,13 +3,14 @@
 //!
 //! A connection is a stranger's until the token was proven over it, by TLS, by a node or by a call. Without
 //! a token: until a node has said a hello that can be one, or a call was admitted.
-//! Strangers are few at a time (the oldest goes for the newest), have a deadline, and may send no
+//! Strangers are few at a time, have a deadline, and may send no
 //! more than a handshake needs, so that nobody without the job's token can fill memory or
-//! descriptors. Without a token only processes of this user (and root) on this machine come in. With one,
+//! descriptors. When there are too many, others stay outside, in the backlog of the socket, until some are
+//! greeted or one has had nothing to say for too long (`ebb_transport::gate`): all nodes of a job come at once. Without a token only processes of this user (and root) on this machine come in. With one,
 //! who comes from elsewhere proves it in the TLS handshake, before a byte of HTTP is read.
 
 use ebb_locks::Mutex;
-use ebb_transport::gate::{Gate, Stranger};
+use ebb_transport::gate::{Gate, Room, Stranger};
 use ebb_transport::neighbour;
 use ebb_transport::secure::{Arrival, Purpose, Spoken, Whose};
 use ebb_transport::side_door::Arrivals;
@@ -20,9 +21,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
@@ -38,8 +39,31 @@ const STRANGER_BYTES: usize = 64 << 10;
 /// The same of this user's own processes when there is no token: an echo may come first.
 const NEIGHBOUR_BYTES: usize = 2 << 20;
 
+/// So many connections wait outside; the system may have its own limit (net.core.somaxconn).
+const BACKLOG: u32 = 4096;
+
 /// After a failed accept (out of descriptors) others get time to close theirs.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// Listens on the first of these addresses that can be had, with room outside for all nodes of a job.
+pub fn listen(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match listen_on(*address) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => failed = e,
+        }
+    }
+    Err(failed)
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As every listener does, so that a service can follow another at once.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 /// One connection as its requests see it.
 #[derive(Clone, Debug)]
@@ -65,6 +89,19 @@ impl Visitor {
         *self.place.stranger.lock() = None;
     }
 
+    /// It was asked, and has nothing to say so far.
+    fn is_silent(&self) {
+        if let Some(stranger) = &*self.place.stranger.lock() {
+            stranger.is_silent(Instant::now());
+        }
+    }
+
+    fn speaks(&self) {
+        if let Some(stranger) = &*self.place.stranger.lock() {
+            stranger.speaks();
+        }
+    }
+
     /// It does not encrypt and has to: it is told so, and nothing else.
     #[must_use]
     pub fn must_encrypt(&self) -> bool {
@@ -84,6 +121,8 @@ pub struct Doors {
     token: Option<Arc<Token>>,
     secure: Secure,
     pause: Option<Pin<Box<Sleep>>>,
+    /// Until it is looked again whether there is room.
+    look: Option<Pin<Box<Sleep>>>,
 }
 
 impl Doors {
@@ -95,7 +134,8 @@ impl Doors {
         token: Option<Arc<Token>>,
         secure: Secure,
     ) -> Doors {
-        Doors { listener, aside, gate: Gate::new(STRANGERS_MAX), token, secure, pause: None }
+        let gate = Gate::new(STRANGERS_MAX);
+        Doors { listener, aside, gate, token, secure, pause: None, look: None }
     }
 
     fn let_in(&self, stream: TcpStream, peer: SocketAddr) -> io::Result<Connection> {
@@ -156,6 +196,13 @@ impl tokio_stream::Stream for Doors {
                     Poll::Pending => {}
                 }
             }
+            if let Room::None(after) = doors.gate.room(Instant::now(), cx.waker()) {
+                let look = doors.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(after)));
+                ready!(look.as_mut().poll(cx));
+                doors.look = None;
+                continue;
+            }
+            doors.look = None;
             let accepted = ready!(doors.listener.poll_accept(cx));
             match accepted.and_then(|(stream, peer)| doors.let_in(stream, peer)) {
                 Ok(connection) => return Poll::Ready(Some(Ok(connection))),
@@ -219,6 +266,10 @@ impl AsyncRead for Connection {
         }
         if this.patience.is_some() {
             this.bytes_left = this.bytes_left.saturating_sub(buf.filled().len() - before);
+            match read {
+                Poll::Pending => this.visitor.is_silent(),
+                Poll::Ready(_) => this.visitor.speaks(),
+            }
         }
         read
     }

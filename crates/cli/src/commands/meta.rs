@@ -8,7 +8,6 @@ use crate::service::{Service, Start};
 use ebb_transport::Secure;
 use ebb_types::units::Span;
 use std::path::PathBuf;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Run the metadata service alone, for many nodes; ends at SIGTERM
@@ -77,7 +76,7 @@ impl Args {
         let state = std::path::absolute(&self.state).or_usage(self.state.display())?;
         cachedir::prepare(&state)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).max(2))
             .enable_all()
             .build()
             .or_failed("threads")?;
@@ -106,7 +105,7 @@ async fn serve(start: Start<'_>, listen: &str) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).or_failed("signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).or_failed("signals")?;
     let addresses = checks::resolve(listen, "--listen")?;
-    let listener = TcpListener::bind(addresses.as_slice()).await;
+    let listener = ebb_meta_server::listen(&addresses);
     let listener = listener.or_failed(format!("--listen {listen}"))?;
     let service = Service::start(start, listener, listen).await?;
     println!("ebb meta: listening on {}", service.address());
