@@ -13,8 +13,10 @@ pub enum Phase {
     OpenEmpty,
     /// Each publishes its records.
     Attach,
-    /// Each opens the file again and learns who has which bytes.
+    /// Each opens the file again and learns how long it is, and who has the first bytes.
     Open,
+    /// Each asks who has the bytes that it reads, 16 MiB in the middle of the file.
+    Look,
     /// Each closes it.
     Close,
     /// Each asks whether it may write its records to the backing.
@@ -31,12 +33,13 @@ pub enum Phase {
 
 impl Phase {
     /// All; those of one service are run in this order.
-    pub const ALL: [Phase; 11] = [
+    pub const ALL: [Phase; 12] = [
         Phase::JoinInTurn,
         Phase::Join,
         Phase::OpenEmpty,
         Phase::Attach,
         Phase::Open,
+        Phase::Look,
         Phase::Close,
         Phase::FlushBegin,
         Phase::FlushEnd,
@@ -54,6 +57,7 @@ impl Phase {
             Phase::OpenEmpty => "open-empty",
             Phase::Attach => "attach",
             Phase::Open => "open",
+            Phase::Look => "look",
             Phase::Close => "close",
             Phase::FlushBegin => "flush-begin",
             Phase::FlushEnd => "flush-end",
@@ -71,7 +75,8 @@ impl Phase {
             Phase::Join => "Joins, all at once",
             Phase::OpenEmpty => "Opens of the new, empty file by all",
             Phase::Attach => "Attach: each node publishes its records of the shared file",
-            Phase::Open => "Opens of the written file by all, each with the whole map",
+            Phase::Open => "Opens of the written file by all",
+            Phase::Look => "Questions by all about 16 MiB in the middle of the written file",
             Phase::Close => "Closes by all",
             Phase::FlushBegin => "Begin of the flush by all",
             Phase::FlushEnd => "End of the flush by all",
@@ -87,6 +92,7 @@ impl Phase {
             Phase::OpenEmpty | Phase::Idle | Phase::Restart | Phase::Goodbye => Some(Phase::Join),
             Phase::Attach | Phase::Close => Some(Phase::OpenEmpty),
             Phase::Open | Phase::FlushBegin => Some(Phase::Attach),
+            Phase::Look => Some(Phase::Open),
             Phase::FlushEnd => Some(Phase::FlushBegin),
         }
     }
@@ -102,14 +108,15 @@ impl FromStr for Phase {
     }
 }
 
-/// Which phases have one service together. Two have one without the others: the nodes of the one are not those of
-/// what follows, and the other takes so long with many nodes that what follows would not be reached.
+/// Which phases have one service together. The first has one without the others, because its nodes are not those
+/// of what follows; so have the opens, so that a flush is not of a file that all have just heard of.
 #[must_use]
 pub fn by_service(wanted: &[Phase]) -> Vec<Vec<Phase>> {
-    let apart = [Phase::JoinInTurn, Phase::Open];
-    let together = wanted.iter().copied().filter(|p| !apart.contains(p)).collect();
-    let alone = |phase: Phase| wanted.iter().copied().filter(|p| *p == phase).collect();
-    let all: [Vec<Phase>; 3] = [alone(Phase::JoinInTurn), together, alone(Phase::Open)];
+    let (joins, opens) = ([Phase::JoinInTurn], [Phase::Open, Phase::Look]);
+    let only = |which: &[Phase]| wanted.iter().copied().filter(|p| which.contains(p)).collect();
+    let apart = |p: &Phase| joins.contains(p) || opens.contains(p);
+    let together = wanted.iter().copied().filter(|p| !apart(p)).collect();
+    let all: [Vec<Phase>; 3] = [only(&joins), together, only(&opens)];
     all.into_iter().filter(|phases| !phases.is_empty()).collect()
 }
 

@@ -7,7 +7,7 @@ use super::phase::Phase;
 use super::probe::{Probe, make_file};
 use super::service::Service;
 use super::traffic::{Carried, Traffic};
-use ebb_meta_client::{AttachRequest, MetaClient, Wish};
+use ebb_meta_client::{AttachRequest, MetaClient, QueryRequest, Wish};
 use ebb_types::{ByteRange, Ino, Name, Time, Version, in_steps};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use std::net::SocketAddr;
@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 
 /// What a daemon asks at a time to write to the backing (`grant_bytes` of the flusher).
 const GRANT_BYTES: u64 = 64 << 20;
-/// Answers to opens that may be here at a time: the ranges of each are up to 16 MiB.
+/// Answers to opens and questions that may be here at a time.
 const OPENS_AT_ONCE: usize = 64;
+/// What a reader asks about at first, as a daemon does.
+const LOOK_BYTES: u64 = 16 << 20;
 /// How long the probe alone asks at first, so that what it costs can be taken off the figures.
 const ALONE: Duration = Duration::from_millis(500);
 /// Between two looks whether all nodes are back.
@@ -151,6 +153,7 @@ impl Stage {
             Phase::OpenEmpty => self.open_empty(tally).await?,
             Phase::Attach => self.attach(tally).await,
             Phase::Open => self.open(tally).await,
+            Phase::Look => self.look(tally).await,
             Phase::Close => self.close(tally).await,
             Phase::FlushBegin => self.flush_begin(tally).await,
             Phase::FlushEnd => self.flush_end(tally).await,
@@ -207,21 +210,45 @@ impl Stage {
         each(self.nodes(), OPENS_AT_ONCE, tally, |i, client| {
             let (tally, owners) = (Arc::clone(tally), Arc::clone(&owners));
             async move {
-                // All of it by the first one; the others heard the same if they heard of as many bytes.
-                let mut kept = Vec::new();
-                let (mut ranges, mut bytes) = (0, 0);
-                whole_map(&client, file, |part| {
-                    ranges += part.len() as u64;
-                    bytes += part.iter().map(|r| r.end - r.start).sum::<u64>();
-                    kept.extend(part.into_iter().filter(|_| i == 0));
-                })
-                .await?;
-                tally.ranges.fetch_add(ranges, Relaxed);
-                if bytes != layout.len() {
-                    let written = layout.len();
-                    return Err(format!("an open found {bytes} owned bytes of {written}"));
+                let mut map = opened(&client, file).await?;
+                tally.ranges.fetch_add(map.ranges.len() as u64, Relaxed);
+                let told = map.covers.map_or(0, |covers| covers.end.min(layout.len()));
+                let bytes: u64 = map.ranges.iter().map(|r| r.end - r.start).sum();
+                if (bytes, map.size) != (told, layout.len()) {
+                    let (size, written) = (map.size, layout.len());
+                    return Err(format!(
+                        "an open found {bytes} owned bytes of {told}, in all {size} of {written}"
+                    ));
                 }
-                if i == 0 { layout.check(&kept, &owners) } else { Ok(()) }
+                // All of it by the first one.
+                if i != 0 {
+                    return Ok(());
+                }
+                rest_of_map(&client, file, &mut map).await?;
+                layout.check(&map.ranges, &owners)
+            }
+        })
+        .await;
+    }
+
+    /// Each around one of its own records, as a reader that goes on from there does.
+    async fn look(&self, tally: &Arc<Tally>) {
+        let (file, layout) = (self.file, self.layout);
+        each(self.nodes(), OPENS_AT_ONCE, tally, |i, client| {
+            let tally = Arc::clone(tally);
+            async move {
+                let own = layout.of_node(i as u64);
+                let at = own[own.len() / 2].start();
+                let range = ByteRange::at(at, LOOK_BYTES);
+                let query = QueryRequest { ino: file, range, known: Version::ZERO, lease: false };
+                let map = client.query(query).await.map_err(|e| format!("query: {e}"))?.map;
+                let found = map.ranges.iter().map(|o| o.range.intersect(range));
+                tally.ranges.fetch_add(map.ranges.len() as u64, Relaxed);
+                let there = range.intersect(ByteRange::new(0, layout.len()));
+                if bytes_of(found) != there.len() {
+                    return Err(format!("the owners of {there} were not found"));
+                }
+                Ok(())
             }
         })
         .await;
@@ -313,29 +340,26 @@ fn attach_of(ino: Ino, ranges: Vec<ByteRange>) -> AttachRequest {
     AttachRequest { mtime: Some(Time::now()), ..AttachRequest::new(ino, ranges) }
 }
 
-/// Opens the file and asks for the rest of its map where the answer ends before, as a daemon does; what
-/// was heard is not kept, because thousands of nodes are in this process.
-async fn whole_map(
-    client: &MetaClient,
-    file: Ino,
-    mut hear: impl FnMut(Vec<pb::OwnedRange>),
-) -> Result<(), String> {
+/// Opens the file; what was heard of its map.
+async fn opened(client: &MetaClient, file: Ino) -> Result<pb::FileMap, String> {
     let open = Op::Open(pb::Open { ino: file.0, ..pb::Open::default() });
-    let mut answer = client.call(open).await;
-    loop {
-        let map = match answer.map_err(|e| format!("open: {e}"))? {
-            Some(Body::Opened(opened)) => opened.map,
-            Some(Body::Map(map)) => Some(map),
-            _ => None,
-        };
-        let map = map.ok_or("an open was answered without a map")?;
-        let end = map.covers.map_or(u64::MAX, |covers| covers.end);
-        hear(map.ranges);
-        if end == u64::MAX {
-            return Ok(());
-        }
-        let range = Some(pb::Range { start: end, end: u64::MAX });
-        let query = pb::Query { ino: file.0, range, ..pb::Query::default() };
-        answer = client.call(Op::Query(query)).await;
+    match client.call(open).await.map_err(|e| format!("open: {e}"))? {
+        Some(Body::Opened(pb::Opened { map: Some(map), .. })) => Ok(map),
+        _ => Err("an open was answered without a map".to_owned()),
     }
+}
+
+/// Asks for the rest of the map where an answer ends before the file does.
+async fn rest_of_map(client: &MetaClient, file: Ino, map: &mut pb::FileMap) -> Result<(), String> {
+    while let Some(end) = map.covers.as_ref().map(|c| c.end).filter(|end| *end < u64::MAX) {
+        let range = Some(pb::Range { start: end, end: u64::MAX });
+        let query = Op::Query(pb::Query { ino: file.0, range, ..pb::Query::default() });
+        let Some(Body::Map(rest)) = client.call(query).await.map_err(|e| format!("query: {e}"))?
+        else {
+            return Err("a query was answered without a map".to_owned());
+        };
+        map.covers = rest.covers;
+        map.ranges.extend(rest.ranges);
+    }
+    Ok(())
 }

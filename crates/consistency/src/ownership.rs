@@ -26,6 +26,8 @@ use ebb_types::{ByteRange, NodeId, Version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+#[path = "answer.rs"]
+mod answer;
 #[path = "quiet.rs"]
 mod quiet;
 #[path = "reassert.rs"]
@@ -34,19 +36,10 @@ mod reassert;
 mod seat;
 
 pub use crate::tree::Owned;
+pub use answer::MapAnswer;
 pub use quiet::{Quiet, QuietState};
 pub use reassert::{Assertion, Claimed, Leap};
 pub use seat::Seat;
-
-/// Up to so many entries, an answer speaks of the whole file, whatever was asked.
-pub const WHOLE_ANSWER_ENTRIES: usize = 64;
-
-/// Entries of one answer: of what has more, it speaks of the beginning only, and the rest must be asked
-/// for. Some MiB as a message.
-pub const ANSWER_ENTRIES_MAX: usize = 1 << 18;
-
-/// Up to so many entries it is worth trying whether they merge to few enough.
-const TRY_MERGING_ENTRIES: usize = 256;
 
 /// The largest size a file can have.
 const SIZE_MAX: u64 = i64::MAX as u64;
@@ -55,34 +48,6 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {0} are not flushed")]
 pub struct NotFlushed(pub ByteRange);
-
-/// What the service answers to a query.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct MapAnswer {
-    /// The file's newest version.
-    pub version: Version,
-    /// Published size.
-    pub size: u64,
-    /// When the unowned bytes last changed.
-    pub base_version: Version,
-    /// Unowned bytes below it are the backing's, those from it to the size are zeros.
-    pub base_len: u64,
-    /// The asker's known version is the newest: `ranges` is left out.
-    pub unchanged: bool,
-    /// The part of the file that `ranges` speaks of.
-    pub covers: ByteRange,
-    /// Owned bytes, sorted and disjoint, merged for readers.
-    pub ranges: Vec<Owned>,
-}
-
-impl MapAnswer {
-    /// What is left of `asked`: an answer about very many ranges ends before that.
-    #[must_use]
-    pub fn rest_of(&self, asked: ByteRange) -> Option<ByteRange> {
-        let end = self.covers.end();
-        (!self.unchanged && end < asked.end()).then(|| ByteRange::new(end, asked.end()))
-    }
-}
 
 /// What the service answers to a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -488,38 +453,6 @@ impl FileState {
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.tree.unflushed().is_empty()
-    }
-
-    /// Who owns `range`. A file with few entries is answered whole, whatever was asked; of one with
-    /// very many ([`ANSWER_ENTRIES_MAX`]) the beginning of the range; one whose version the asker
-    /// knows is answered `unchanged`.
-    #[must_use]
-    pub fn query(&self, range: ByteRange, known: Version) -> MapAnswer {
-        let unchanged = known == self.version && known != Version::ZERO;
-        let (covers, ranges) = match unchanged {
-            true => (ByteRange::ALL, Vec::new()),
-            false => self.answer(range),
-        };
-        MapAnswer {
-            version: self.version,
-            size: self.size,
-            base_version: self.base_version,
-            base_len: self.base_len,
-            unchanged,
-            covers,
-            ranges,
-        }
-    }
-
-    fn answer(&self, range: ByteRange) -> (ByteRange, Vec<Owned>) {
-        if range != ByteRange::ALL && self.tree.len() <= TRY_MERGING_ENTRIES {
-            let whole = self.tree.answer(ByteRange::ALL);
-            if whole.len() <= WHOLE_ANSWER_ENTRIES {
-                return (ByteRange::ALL, whole);
-            }
-        }
-        let (ranges, covers) = self.tree.first_of_answer(range, ANSWER_ENTRIES_MAX);
-        (covers, ranges)
     }
 
     /// The parts of `ranges` that `node` may flush now: its own unflushed bytes, neighbours as

@@ -1,6 +1,7 @@
 //! A file's state against an array with one element per unit of bytes: exact owners, exact
 //! versions, exact effects of flushes that end at any later time.
 
+use super::answer::OPEN_ENTRIES;
 use super::*;
 use crate::tree::MERGE_SPAN;
 use proptest::prelude::*;
@@ -594,4 +595,27 @@ fn growing_never_cuts() {
     assert_eq!((file.grow(50), file.grow(100), file.size()), (version, version, 100));
     assert!(file.grow(200) > version);
     assert_eq!((file.size(), file.unflushed_bytes(), file.base_len()), (200, 100, 0));
+}
+
+/// However many nodes write one file, an open tells as much; what is asked for then is the rest.
+#[test]
+fn an_open_tells_no_more_of_a_larger_file() {
+    const RECORD: u64 = 47_008;
+    for nodes in [10, 300, 5_000u64] {
+        let mut file = FileState::new(0);
+        for node in 0..nodes {
+            file.attach(NodeId(node as u32 + 1), &[ByteRange::at(node * RECORD, RECORD)]);
+        }
+        let opened = file.query_at_open(Version::ZERO);
+        assert_eq!(opened.ranges.len() as u64, nodes.min(OPEN_ENTRIES as u64));
+        assert_eq!((opened.version, opened.size), (file.version(), nodes * RECORD));
+        assert!(file.query_at_open(opened.version).unchanged);
+        let mut told = opened.ranges.clone();
+        if let Some(rest) = opened.rest_of(ByteRange::ALL) {
+            let rest = file.query(rest, Version::ZERO);
+            assert_eq!(rest.covers.start(), opened.covers.end());
+            told.extend(rest.ranges);
+        }
+        assert_eq!(told, file.query(ByteRange::ALL, Version::ZERO).ranges);
+    }
 }

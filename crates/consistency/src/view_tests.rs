@@ -26,6 +26,10 @@ enum Op {
     OtherFlush(u32, bool),
     Truncate(u64, bool),
     Ask(u64, u64, bool),
+    /// An open is answered with a part of the map.
+    Open(u64, u64),
+    /// What a read needs is asked for and heard.
+    Settle(u64, u64),
     /// Delivers (or, false, fails) the n-th message under way.
     Deliver(usize, bool),
     Plan(u64, u64),
@@ -49,6 +53,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (other(), any::<bool>()).prop_map(|(o, d)| Op::OtherFlush(o, d)),
         1 => (0..n, any::<bool>()).prop_map(|(l, mine)| Op::Truncate(l, mine)),
         5 => (span(), prop::bool::weighted(0.4)).prop_map(|((a, b), all)| Op::Ask(a, b, all)),
+        3 => span().prop_map(|(a, b)| Op::Open(a, b)),
+        3 => span().prop_map(|(a, b)| Op::Settle(a, b)),
         14 => (0..4usize, prop::bool::weighted(0.9)).prop_map(|(i, ok)| Op::Deliver(i, ok)),
         4 => span().prop_map(|(a, b)| Op::Plan(a, b)),
         4 => (0..3usize).prop_map(Op::Fill),
@@ -63,6 +69,7 @@ fn op() -> impl Strategy<Value = Op> {
 enum Message {
     Attached { ranges: Vec<ByteRange>, version: Version, size: u64 },
     Map(MapAnswer),
+    Opened(MapAnswer),
     Detached { ranges: Vec<ByteRange>, answer: Detached },
 }
 
@@ -96,6 +103,8 @@ struct World {
     fetches: Vec<(Piece, Vec<Value>)>,
     flush: Option<(Vec<Owned>, Vec<Value>)>,
     next_value: Value,
+    /// The newest version that an open was answered with.
+    opened: Version,
 }
 
 fn indexes(range: ByteRange) -> std::ops::Range<usize> {
@@ -121,6 +130,7 @@ impl World {
             fetches: Vec::new(),
             flush: None,
             next_value: 1,
+            opened: Version::ZERO,
         }
     }
 
@@ -214,6 +224,11 @@ impl World {
                     self.land(i, version);
                 }
             }
+            Message::Opened(answer) => {
+                self.view.require(answer.version);
+                self.opened = self.opened.max(answer.version);
+                self.deliver(Message::Map(answer), ok);
+            }
             Message::Map(answer) => {
                 let changes = self.view.apply(&answer);
                 if answer.unchanged {
@@ -262,6 +277,18 @@ impl World {
             Source::Peer { node, .. } => self.caches[&node][i],
             Source::Backing => self.backing[i],
             Source::Zero => 0,
+            Source::Unknown => unreachable!("checked by the caller"),
+        }
+    }
+
+    /// What a plan gives without asking is what the newest open must see, or newer.
+    fn check_seen(&self, piece: &Piece) {
+        let asks = piece.source != Source::Local && piece.as_of == Version::ZERO;
+        let gone = matches!(piece.source, Source::Peer { node, .. } if node == ME);
+        for i in indexes(piece.range).filter(|_| !asks && !gone) {
+            let written = matches!(self.class_of(i), Some(Class::Dirty | Class::Attaching));
+            let value = self.source_value(i, piece);
+            assert!(written || self.was(i, value, self.opened), "byte {i} is too old: {piece:?}");
         }
     }
 
@@ -273,14 +300,15 @@ impl World {
             assert_eq!(piece.range.start(), at, "sorted, disjoint, complete");
             assert!(!piece.range.is_empty());
             at = piece.range.end();
-            let local = piece.source == Source::Local;
+            let local = matches!(piece.source, Source::Local | Source::Unknown);
             assert_eq!(local, self.view.local(piece.range));
+            self.check_seen(piece);
             assert!(local || indexes(piece.range).all(|i| piece.as_of <= self.told(i)));
         }
         assert_eq!(at, clipped.end());
         let remote = |p: &&Piece| match p.source {
-            Source::Local => false,
-            Source::Peer { node, .. } => node != ME,
+            Source::Local | Source::Unknown => false,
+            Source::Peer { node, .. } => node != ME && p.as_of != Version::ZERO,
             Source::Backing | Source::Zero => p.as_of != Version::ZERO,
         };
         for piece in pieces.iter().filter(remote) {
@@ -409,6 +437,28 @@ impl World {
         self.messages.push(Message::Map(answer));
     }
 
+    /// An answer about a part only, as files with many entries give it.
+    fn part(&self, range: ByteRange) -> MapAnswer {
+        let mut answer = self.service.query(ByteRange::ALL, Version::ZERO);
+        answer.covers = range;
+        answer.ranges.retain(|o| o.range.overlaps(range));
+        for o in &mut answer.ranges {
+            o.range = o.range.intersect(range);
+        }
+        answer
+    }
+
+    /// Whoever has heard an answer that nothing was missing from need not ask again.
+    fn settle(&mut self, range: ByteRange) {
+        let answer = self.part(range);
+        self.deliver(Message::Map(answer), true);
+        for piece in self.view.plan_read(range) {
+            let asks = piece.source != Source::Local && piece.as_of == Version::ZERO;
+            assert!(!asks, "just heard, and not known: {piece:?}");
+        }
+        self.plan(range);
+    }
+
     // ---- the judge -----------------------------------------------------------------------------
 
     fn check(&mut self) {
@@ -496,7 +546,9 @@ impl World {
             Op::OtherFlush(node, detach) => self.other_flushes(NodeId(node), detach),
             Op::Truncate(len, mine) => self.truncate(len, mine),
             Op::Ask(_, _, true) => self.ask(ByteRange::ALL),
-            Op::Ask(a, b, false) => self.ask_range(r(a, b)),
+            Op::Ask(a, b, false) => self.messages.push(Message::Map(self.part(r(a, b)))),
+            Op::Open(a, b) => self.messages.push(Message::Opened(self.part(r(a, b)))),
+            Op::Settle(a, b) => self.settle(r(a, b)),
             Op::Deliver(n, ok) if n < self.messages.len() => {
                 let message = self.messages.remove(n);
                 self.deliver(message, ok);
@@ -520,17 +572,6 @@ impl World {
             }
             Op::Deliver(..) | Op::Fill(_) => {}
         }
-    }
-
-    /// An answer about a part only, as files with many entries give it.
-    fn ask_range(&mut self, range: ByteRange) {
-        let mut answer = self.service.query(ByteRange::ALL, Version::ZERO);
-        answer.covers = range;
-        answer.ranges.retain(|o| o.range.overlaps(range));
-        for o in &mut answer.ranges {
-            o.range = o.range.intersect(range);
-        }
-        self.messages.push(Message::Map(answer));
     }
 }
 

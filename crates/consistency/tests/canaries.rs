@@ -17,7 +17,7 @@ const LEASED: &str = "base 2 | 0: write 0..1, send 0 | 1: read 1..2, recv 0, rea
 const QUIET: &str = "base 0 | 0: write 0..1, write 1..2, send 0 | 1: recv 0, read 0..2";
 
 /// (bug, model, flushes, evictions, read-aheads, program)
-const CANARIES: [(Fault, &str, [u8; 3], &str); 51] = {
+const CANARIES: [(Fault, &str, [u8; 3], &str); 54] = {
     use Fault::*;
     [
         (
@@ -256,6 +256,24 @@ const CANARIES: [(Fault, &str, [u8; 3], &str); 51] = {
             "base 1 | 0: send 0 | 1: write 0..1, recv 0, read 0..1",
         ),
         (SeatNotCut, "posix", [0, 0, 0], "base 2 | 0: recv 0, read 1..2 | 1: truncate 1, send 0"),
+        (
+            WindowsRequireNothing,
+            "session",
+            [0, 0, 0],
+            "base 2 | 0: read 1..2, send 0, recv 1, open, read 1..2 | 1: recv 0, write 1..2, close, send 1",
+        ),
+        (
+            WindowsRequireNothing,
+            "session",
+            [0, 0, 0],
+            "base 0 | 0: write 1..2, close, send 0, recv 1, open, read 1..2 | 1: recv 0, open, write 1..2, close, send 1",
+        ),
+        (
+            WindowsRequireNothing,
+            "mpiio",
+            [0, 0, 0],
+            "base 2 | 0: recv 0, fsync, read 1..2 | 1: write 1..2, fsync, send 0",
+        ),
     ]
 };
 
@@ -276,6 +294,9 @@ fn every_planted_bug_is_caught() {
             _ if fault == Fault::LossNotTold => Bounds::told(flushes, Telling::Losing),
             _ if fault.is_of_seats() => Bounds::seated(flushes, evictions, aheads),
             _ if fault.is_past() => Bounds::past(flushes),
+            _ if fault == Fault::WindowsRequireNothing => {
+                Bounds::windows(flushes, evictions, aheads)
+            }
             // Long enough without splitting them.
             _ if fault == Fault::QuietBesideFlush => {
                 Bounds { split: false, ..Bounds::quiet(flushes, evictions, aheads) }

@@ -88,6 +88,29 @@ fn handoffs_beside_flusher_evictor_and_read_ahead() {
     }
 }
 
+/// Of a large file an open hears of the beginning only, and each read asks about what it reads.
+#[test]
+fn opens_that_hear_of_a_part() {
+    for model in models() {
+        let pairs = generate::handoffs(&model, 2, true);
+        assert!(all(&model, &pairs, stride([3, 1, 1]), Bounds::windows(1, 1, 1)) >= 8);
+        let triples = generate::handoffs(&model, 3, true);
+        assert!(all(&model, &triples, stride([3, 1, 1]), Bounds::windows(0, 0, 0)) > 250);
+        assert!(all(&model, &triples, stride([40, 2, 1]), Bounds::windows(1, 1, 0)) > 20);
+        let cold = Bounds { cold: true, ..Bounds::windows(0, 0, 0) };
+        assert!(all(&model, &triples, stride([11, 1, 1]), cold) > 20);
+        let crowded: Vec<_> = triples.iter().map(generate::crowded).collect();
+        assert!(all(&model, &crowded, stride([11, 1, 1]), Bounds::windows(0, 0, 0)) > 80);
+        assert!(all(&model, &crowded, stride([150, 20, 2]), Bounds::windows(1, 0, 1)) > 4);
+        let locked = generate::locked();
+        assert!(all(&model, &locked, stride([12, 1, 1]), Bounds::windows(0, 0, 0)) > 50);
+        if model.wants_leases() {
+            let leased = Bounds { windows: true, ..Bounds::leased(0, 0, 0) };
+            assert!(all(&model, &pairs, 1, leased) > 20);
+        }
+    }
+}
+
 /// Where every read asks, a lease makes most of the questions unnecessary, and changes nothing else.
 #[test]
 fn leases() {

@@ -10,6 +10,7 @@ use crate::cache::{self, CacheDir};
 use crate::home::Whereabouts;
 use crate::leases::Published;
 use crate::lock_book::{LockBook, LockOwner};
+use crate::map_ahead::MapAhead;
 use crate::medium::has_sums;
 use crate::passing::Passing;
 use crate::sums::{Prepared, Sums};
@@ -96,6 +97,8 @@ pub struct CachedFile {
     pub guarded: AtomicBool,
     /// Locks are given back in turn.
     pub giving_back: tokio::sync::Mutex<()>,
+    /// What reads have asked of its map.
+    pub map_ahead: Mutex<MapAhead>,
     fetching: Mutex<Vec<InFlight>>,
     held: Mutex<Vec<ByteRange>>,
     /// The kernel let go of it while it was still open here: whoever releases it last looks
@@ -237,6 +240,7 @@ impl CachedFile {
             locks: Mutex::default(),
             guarded: AtomicBool::new(false),
             giving_back: tokio::sync::Mutex::new(()),
+            map_ahead: Mutex::default(),
             fetching: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
             forgotten: AtomicBool::new(false),

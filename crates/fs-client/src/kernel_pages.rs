@@ -132,7 +132,7 @@ impl PageRead {
     pub fn begin(node: &Arc<Node>, file: &Arc<CachedFile>) -> Option<PageRead> {
         let version = {
             let state = file.state.read();
-            state.passing.is_none().then(|| state.view.known_version())?
+            state.passing.is_none().then(|| state.view.seen_version())?
         };
         node.kernel_pages.begin(file.ino, version);
         Some(PageRead { node: Arc::clone(node), file: Arc::clone(file) })
@@ -184,7 +184,7 @@ impl Node {
             state.model.on(event).query.is_some()
                 && state.passing.is_none()
                 && !file.may_be_mapped()
-                && self.kernel_pages.has_older(file.ino, state.view.known_version())
+                && self.kernel_pages.has_older(file.ino, state.view.seen_version())
         };
         if older {
             self.drop_pages(file.ino).await;

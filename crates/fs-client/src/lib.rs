@@ -31,6 +31,7 @@ mod leases;
 pub mod ledger;
 pub mod leftover;
 mod lock_book;
+mod map_ahead;
 mod medium;
 mod memory;
 mod metrics;

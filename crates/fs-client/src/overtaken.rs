@@ -118,6 +118,8 @@ impl There<'_> {
                 return read.await.map(Some);
             }
             Source::Peer { node, .. } => node,
+            // Nothing is required of this view.
+            Source::Unknown => return Err(Errno::EIO),
         };
         if silent.contains(&owner) {
             return Err(Errno::EHOSTUNREACH);

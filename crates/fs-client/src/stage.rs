@@ -222,6 +222,10 @@ impl Node {
         if before == 0 {
             return Ok(());
         }
+        let unknown = crate::ops::fetch::unknown_of(&file.state.read().view.plan_read(range));
+        if let Some(unknown) = unknown {
+            self.look_up(file, unknown).await?;
+        }
         self.share_reading(file, range).await?;
         self.gather(file, range).await?;
         let after = missing(&file.state.read().view);

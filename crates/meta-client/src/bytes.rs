@@ -40,7 +40,7 @@ pub struct Place {
 pub struct Opened {
     /// As they are published.
     pub attr: Attr,
-    /// Of the whole file.
+    /// Of the whole file, or, where that has many ranges, of its beginning.
     pub map: Mapped,
     /// `None` when nothing of it is on the backing.
     pub backing: Option<Backing>,
@@ -308,7 +308,7 @@ fn within(sorted: &[ByteRange], range: ByteRange) -> bool {
 }
 
 impl MetaClient {
-    /// Opens a file on this node and asks for its map in one step. `known` is the newest version
+    /// Opens a file on this node and asks for the beginning of its map in one step. `known` is the newest version
     /// this node knows; `lease`: one is of use.
     pub async fn open(
         &self,
@@ -364,7 +364,8 @@ impl MetaClient {
         Ok(mapped)
     }
 
-    async fn query_part(&self, query: QueryRequest) -> Result<Mapped, Errno> {
+    /// The same, answered once: where there is too much to tell, about the beginning of the range.
+    pub async fn query_part(&self, query: QueryRequest) -> Result<Mapped, Errno> {
         let part = map_from_pb(expect_body!(self.call(Op::Query(query.to_pb())).await?, Map))?;
         // Each answer brings the asker on, however often it has to ask.
         let (covers, range) = (part.map.covers, query.range);

@@ -97,11 +97,13 @@ pub enum Fault {
     SeatNotLearned,
     /// A truncate elsewhere leaves the cache file as it was where the file sits.
     SeatNotCut,
+    /// An open that hears of a part of the file goes by what was known of the rest.
+    WindowsRequireNothing,
 }
 
 impl Fault {
     /// Every fault.
-    pub const ALL: [Fault; 44] = [
+    pub const ALL: [Fault; 45] = [
         Fault::NoQueryAtOpen,
         Fault::NoQueryAtRead,
         Fault::NoAttachAtClose,
@@ -146,6 +148,7 @@ impl Fault {
         Fault::SeatLeftUntold,
         Fault::SeatNotLearned,
         Fault::SeatNotCut,
+        Fault::WindowsRequireNothing,
     ];
 
     /// It is one of those about a file that sits at a node.

@@ -18,6 +18,8 @@ pub struct Bounds {
     pub split: bool,
     /// Queries about a range are answered about that range only.
     pub narrow: bool,
+    /// Questions about the whole file are answered about its beginning.
+    pub windows: bool,
     /// Nodes know nothing at the start.
     pub cold: bool,
     /// Answers come with leases, as far as the model wants them.
@@ -43,6 +45,7 @@ impl Bounds {
             budget,
             split: false,
             narrow: false,
+            windows: false,
             cold: false,
             leases: false,
             quiet: false,
@@ -58,6 +61,12 @@ impl Bounds {
     pub fn split(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
         let budget = Budget { flushes, evictions, aheads };
         Bounds { budget, split: true, narrow: true, ..Bounds::plain() }
+    }
+
+    /// The same where opens hear of the beginning of the file.
+    #[must_use]
+    pub fn windows(flushes: u8, evictions: u8, aheads: u8) -> Bounds {
+        Bounds { windows: true, ..Bounds::split(flushes, evictions, aheads) }
     }
 
     /// The same with all opens past the daemon. Nothing is evicted then, nor read ahead.
@@ -151,10 +160,23 @@ fn setup<'a>(
     bounds: Bounds,
     fault: Option<Fault>,
 ) -> Setup<'a> {
-    let Bounds { split, narrow, cold, past, telling, seat, .. } = bounds;
+    let Bounds { split, narrow, windows, cold, past, telling, seat, .. } = bounds;
     let leases = bounds.leases && model.wants_leases();
     let quiet = bounds.quiet && leases && model.writes_publish();
-    Setup { program, model, fault, split, narrow, cold, leases, quiet, past, telling, seat }
+    Setup {
+        program,
+        model,
+        fault,
+        split,
+        narrow,
+        windows,
+        cold,
+        leases,
+        quiet,
+        past,
+        telling,
+        seat,
+    }
 }
 
 struct Search<'a> {

@@ -2,7 +2,7 @@
 //! RPCs and the pretend I/O of the explorer.
 
 use super::fault::Fault;
-use super::world::{FILE, GARBAGE, Setup, World, Wrong, indexes};
+use super::world::{FILE, GARBAGE, Setup, World, Wrong, indexes, only_of};
 use crate::ownership::MapAnswer;
 use crate::view::{Piece, Source};
 use ebb_types::{ByteRange, Version};
@@ -60,9 +60,7 @@ impl World {
         let known = if narrow { Version::ZERO } else { self.nodes[n].view.known_version() };
         let mut answer = self.service.query(range, known);
         if narrow {
-            answer.covers = range;
-            answer.ranges.retain(|o| o.range.overlaps(range));
-            answer.ranges.iter_mut().for_each(|o| o.range = o.range.intersect(range));
+            only_of(&mut answer, range);
         }
         self.spoil(setup, &mut answer);
         answer
@@ -119,6 +117,7 @@ impl World {
         let at = indexes(piece.range);
         match piece.source {
             Source::Local => Some(Vec::new()),
+            Source::Unknown => None,
             _ if piece.as_of == Version::ZERO => None,
             Source::Peer { node, .. } => {
                 let peer = self.nodes.iter().find(|p| p.id == node)?;

@@ -25,6 +25,9 @@ pub(super) const GARBAGE: u8 = 0xEE;
 /// How often a read may find its map out of date.
 pub(super) const READ_TRIES: u8 = 4;
 
+/// The end of what an open hears of.
+const WINDOW: u64 = 1;
+
 pub(super) type Bytes = [u8; LEN];
 
 /// What every step of a run has in common.
@@ -41,6 +44,9 @@ pub struct Setup<'a> {
     pub split: bool,
     /// Queries about a range are answered about that range only, as for large maps.
     pub narrow: bool,
+    /// Questions about the whole file are answered about its beginning, as opens of large ones: what is
+    /// read is asked for then.
+    pub windows: bool,
     /// Nodes know nothing at the start. Otherwise they know the file as it was then.
     pub cold: bool,
     /// Answers come with leases.
@@ -210,6 +216,13 @@ pub struct World {
 
 pub(super) fn indexes(range: ByteRange) -> std::ops::Range<usize> {
     range.start().min(FILE_MAX) as usize..range.end().min(FILE_MAX) as usize
+}
+
+/// The answer speaks of nothing else.
+pub(super) fn only_of(answer: &mut MapAnswer, range: ByteRange) {
+    answer.covers = range;
+    answer.ranges.retain(|o| o.range.overlaps(range));
+    answer.ranges.iter_mut().for_each(|o| o.range = o.range.intersect(range));
 }
 
 impl World {
@@ -437,6 +450,9 @@ impl World {
             }
             (Part::Ask(range), _) => self.question(setup, n, range),
             (Part::Learn, Hand::Answer(range, answer, grant)) => {
+                if range == FILE && setup.fault != Some(Fault::WindowsRequireNothing) {
+                    self.nodes[n].view.require(answer.version);
+                }
                 if self.learn(setup, n, &answer) {
                     self.take_grant(setup, n, grant);
                     return Hand::Nothing;
@@ -461,7 +477,11 @@ impl World {
 
     fn question(&mut self, setup: &Setup<'_>, n: usize, range: ByteRange) -> Hand {
         let grant = self.grant(setup, n);
-        Hand::Answer(range, self.serve_query(setup, n, range, setup.narrow), grant)
+        let mut answer = self.serve_query(setup, n, range, setup.narrow);
+        if setup.windows && range == FILE && !answer.unchanged {
+            only_of(&mut answer, ByteRange::new(0, WINDOW));
+        }
+        Hand::Answer(range, answer, grant)
     }
 
     pub(super) fn have_cut(&mut self, setup: &Setup<'_>, n: usize, len: u64, answer: &MapAnswer) {
@@ -492,7 +512,10 @@ impl World {
                 match plan.iter().map(|piece| self.bytes_of(n, piece)).collect() {
                     Some(data) => Hand::Read(plan, data, tries),
                     None => {
-                        let answer = self.serve_query(setup, n, FILE, false);
+                        let first = plan.first().map_or(0, |piece| piece.range.start());
+                        let end = plan.last().map_or(u64::MAX, |piece| piece.range.end());
+                        let asked = if setup.windows { ByteRange::new(first, end) } else { FILE };
+                        let answer = self.serve_query(setup, n, asked, setup.windows);
                         self.learn(setup, n, &answer);
                         self.again(p, tries)?
                     }

@@ -53,6 +53,8 @@ impl Told {
 pub(crate) struct Known {
     facts: RangeMap<u64, Fact>,
     whole: Version,
+    /// What is known as of an older version does not count: it must be asked for.
+    must_see: Version,
     pub(crate) size: Told,
     pub(crate) base_len: Told,
 }
@@ -62,7 +64,28 @@ impl Known {
         let mut facts = RangeMap::new();
         let fact = Fact { owner: NodeId::NOBODY, version: Version::ZERO, as_of: Version::ZERO };
         facts.insert(ByteRange::ALL.to_std(), fact);
-        Known { facts, whole: Version::ZERO, size: Told::default(), base_len: Told::default() }
+        let (size, base_len) = (Told::default(), Told::default());
+        Known { facts, whole: Version::ZERO, must_see: Version::ZERO, size, base_len }
+    }
+
+    /// From now on nothing counts that is known as of an older version.
+    pub(crate) fn require(&mut self, version: Version) {
+        self.must_see = self.must_see.max(version);
+    }
+
+    /// What must be seen is at least this version.
+    pub(crate) fn must_see(&self) -> Version {
+        self.must_see
+    }
+
+    /// True when a fact known as of then counts.
+    pub(crate) fn counts(&self, as_of: Version) -> bool {
+        as_of >= self.must_see
+    }
+
+    /// True when every fact counts.
+    pub(crate) fn is_current(&self) -> bool {
+        self.counts(self.whole) || self.facts.iter().all(|(_, fact)| self.counts(fact.as_of))
     }
 
     /// The version of which every byte's owner is known.
@@ -89,21 +112,27 @@ impl Known {
         })
     }
 
-    /// True when one fact says exactly this of the whole segment, as of `whole` or later.
+    /// True when one fact that counts says exactly this of the whole segment, as of `whole` or later.
     pub(crate) fn says(&self, s: &Segment) -> bool {
         let found = self.facts.get_key_value(&s.range.start());
         found.is_some_and(|(r, f)| {
-            f.owner == s.owner && f.version == s.version && s.range.end() <= r.end
+            let same = f.owner == s.owner && f.version == s.version;
+            same && s.range.end() <= r.end && self.counts(f.as_of.max(self.whole))
         })
     }
 
     /// Learns a fact. Next to one that differs only in `as_of` the older `as_of` is taken for
-    /// both: the byte has not changed between the two, so nothing is lost but detail.
+    /// both: the byte has not changed between the two, so nothing is lost but detail. (But for one that
+    /// does not count any more: with it this one would not, either.)
     pub(crate) fn learn(&mut self, range: ByteRange, mut fact: Fact) {
         if range.is_empty() {
             return;
         }
-        let alike = |f: &Fact| f.owner == fact.owner && f.version == fact.version;
+        let counts = |f: &Fact| self.counts(f.as_of.max(self.whole));
+        let new = fact;
+        let alike = |f: &Fact| {
+            f.owner == new.owner && f.version == new.version && counts(f) == counts(&new)
+        };
         let left = range.start().checked_sub(1).and_then(|at| self.facts.get_key_value(&at));
         let right = self.facts.get_key_value(&range.end());
         let mut join = range;

@@ -35,6 +35,15 @@
 //! their own: they are good as of the same version as the fact about them; when a newer answer
 //! says that they changed after it, they go (rule 3 of the architecture).
 //!
+//! # What must be seen
+//!
+//! A synchronisation event need not hear of the whole file: of one with many ranges the answer speaks of a
+//! part, and tells the newest version. [`FileView::require`] says that from then on nothing counts that is
+//! known as of an older version, neither facts about absent bytes nor clean or owned ones that are here:
+//! [`FileView::plan_read`] says that they are unknown until an answer at least so new has spoken of them
+//! (bytes attached later are sure by themselves, and written ones in any case). So a read asks about what it
+//! reads, and the view is what it would be had all been asked for at once, or newer.
+//!
 //! Owned extents remember the oldest and the newest version of their parts. An answer from between
 //! the two that shows another owner cannot be judged (which of our parts is older than it?) and
 //! is reported as doubtful; the next query is newer than all of them and can be.
@@ -71,6 +80,9 @@ pub enum Source {
     Backing,
     /// Nowhere: they are zeros.
     Zero,
+    /// They are in the cache file, and it is not known whether they are what must be seen: a query must
+    /// come first.
+    Unknown,
 }
 
 /// A part of a read.
@@ -81,7 +93,7 @@ pub struct Piece {
     /// Where they are.
     pub source: Source,
     /// The version that this is known as of, for [`FileView::fetched`]. Zero: nothing is known
-    /// about these bytes, a query must come first. For local bytes it means nothing.
+    /// about these bytes, or nothing that counts: a query must come first. For local bytes it means nothing.
     pub as_of: Version,
 }
 
@@ -164,6 +176,23 @@ impl FileView {
     #[must_use]
     pub fn heard_version(&self) -> Version {
         self.known.whole().max(self.known.size.as_of())
+    }
+
+    /// From now on nothing counts that is known as of an older version than this one.
+    pub fn require(&mut self, version: Version) {
+        self.known.require(version);
+    }
+
+    /// The version that reads are at least of, once they have asked where they must.
+    #[must_use]
+    pub fn seen_version(&self) -> Version {
+        self.known.whole().max(self.known.must_see())
+    }
+
+    /// True when every byte's owner is known as of what must be seen.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.known.is_current()
     }
 
     // ---- learning ------------------------------------------------------------------------------
@@ -392,13 +421,33 @@ impl FileView {
         let range = range.intersect(ByteRange::new(0, self.size()));
         let mut pieces = Vec::new();
         let mut at = range.start();
-        for (bytes, _) in self.local.overlapping(range) {
+        for (bytes, state) in self.local.overlapping(range) {
             self.plan_absent(ByteRange::new(at, bytes.start()), &mut pieces);
-            self.push_local(bytes, &mut pieces);
+            self.plan_local(bytes, state, &mut pieces);
             at = bytes.end();
         }
         self.plan_absent(ByteRange::new(at, range.end()), &mut pieces);
         pieces
+    }
+
+    fn plan_local(&self, range: ByteRange, state: Local, pieces: &mut Vec<Piece>) {
+        let is_sure = match state {
+            Local::Dirty | Local::Attaching => true,
+            Local::Owned { first, .. } => self.known.counts(first),
+            Local::Clean => false,
+        };
+        if is_sure || self.known.counts(self.known.whole()) {
+            return self.push_local(range, pieces);
+        }
+        for (bytes, fact) in self.known.facts(range) {
+            match self.known.counts(fact.as_of) {
+                true => self.push_local(bytes, pieces),
+                false => {
+                    let (source, as_of) = (Source::Unknown, Version::ZERO);
+                    pieces.push(Piece { range: bytes, source, as_of });
+                }
+            }
+        }
     }
 
     fn push_local(&self, range: ByteRange, pieces: &mut Vec<Piece>) {
@@ -416,9 +465,10 @@ impl FileView {
         }
         let base = ByteRange::new(0, self.known.base_len.value);
         for (bytes, fact) in self.known.facts(range) {
+            let as_of = if self.known.counts(fact.as_of) { fact.as_of } else { Version::ZERO };
             let mut push = |range: ByteRange, source| {
                 if !range.is_empty() {
-                    pieces.push(Piece { range, source, as_of: fact.as_of });
+                    pieces.push(Piece { range, source, as_of });
                 }
             };
             if fact.owner != NodeId::NOBODY {

@@ -98,9 +98,12 @@ impl FileView {
     }
 
     /// True when every byte below the size is in the cache file or a hole that is a hole for
-    /// everybody, as far as is known: the cache file by itself reads right.
+    /// everybody, as far as is known, and that is what must be seen: the cache file by itself reads right.
     #[must_use]
     pub fn is_complete(&self) -> bool {
+        if !self.is_current() {
+            return false;
+        }
         let gaps = self.local.gaps(ByteRange::new(0, self.size()));
         gaps.into_iter().all(|gap| {
             gap.start() >= self.known.base_len.value
@@ -112,7 +115,8 @@ impl FileView {
     /// nothing owned, nothing on the backing. What the cache file holds later was written here.
     #[must_use]
     pub fn is_blank(&self) -> bool {
-        self.local.len() == 0
+        self.is_current()
+            && self.local.len() == 0
             && self.known.base_len.value == 0
             && self.known.next_owned_from(0).is_none()
     }

@@ -394,7 +394,7 @@ impl Node {
                     let cache = handle.file.cache(&self.cache)?;
                     read_padded(&cache, part, piece.range.start())?;
                 }
-                Source::Peer { .. } | Source::Backing => return Ok(None),
+                Source::Peer { .. } | Source::Backing | Source::Unknown => return Ok(None),
             }
             filled = at + piece.range.len() as usize;
         }

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// more); and as long as a request may take: they may be on their way there from a lost node.
 const ATTEMPTS_MIN: u32 = 12;
 
+/// How often a reader looks up where its bytes are, while the file is opened again and again here.
+const LOOK_UPS_MAX: u32 = 64;
+
 /// Largest piece that is fetched at once.
 const FETCH_BYTES_MAX: u64 = 4 << 20;
 
@@ -26,11 +29,20 @@ enum Round {
     Complete(Bytes),
     /// Something changed under way: plan again.
     Again,
+    /// The service must be asked about these bytes first.
+    Unknown(ByteRange),
 }
 
 /// True when nothing is known about these bytes: the service must be asked first.
 pub(crate) fn is_unknown(piece: &Piece) -> bool {
     piece.source != Source::Local && piece.as_of == Version::ZERO
+}
+
+/// The part of a plan about which the service must be asked first.
+pub(crate) fn unknown_of(plan: &[Piece]) -> Option<ByteRange> {
+    let mut unknown = plan.iter().filter(|piece| is_unknown(piece)).map(|piece| piece.range);
+    let first = unknown.next()?;
+    Some(ByteRange::new(first.start(), unknown.last().unwrap_or(first).end()))
 }
 
 /// The whole of `range`, when nothing of it is here and it is had from one place.
@@ -52,6 +64,8 @@ impl Node {
         for attempt in 0.. {
             match self.gather_once(file, range).await? {
                 Round::Complete(bytes) => return Ok(bytes),
+                Round::Unknown(_) if attempt >= LOOK_UPS_MAX => break,
+                Round::Unknown(part) => self.look_up(file, part).await?,
                 Round::Again if attempt >= ATTEMPTS_MIN && Instant::now() >= end => break,
                 Round::Again => {
                     tokio::time::sleep(Duration::from_millis(1 << attempt.min(8))).await;
@@ -71,8 +85,8 @@ impl Node {
         }
         let (mut bytes, missing) = self.local_part(file, range)?;
         self.note_used(file, ByteRange::at(range.start(), bytes.len() as u64));
-        if missing.iter().any(is_unknown) {
-            return Ok(Round::Again);
+        if let Some(unknown) = unknown_of(&missing) {
+            return Ok(Round::Unknown(unknown));
         }
         for piece in missing {
             let got = match self.obtain(file, piece).await? {
@@ -106,7 +120,7 @@ impl Node {
                     let part = &mut bytes[at..at + piece.range.len() as usize];
                     read_padded(&*file.cache(&self.cache)?, part, piece.range.start())?;
                 }
-                Source::Peer { .. } | Source::Backing => missing.push(piece),
+                Source::Peer { .. } | Source::Backing | Source::Unknown => missing.push(piece),
             }
         }
         Ok((bytes, missing))
@@ -147,7 +161,7 @@ impl Node {
         let got = match piece.source {
             Source::Peer { node, .. } => self.fetch_from_peer(file, node, piece.range).await?,
             Source::Backing => Some(self.fetch_from_backing(file, piece.range).await?.into()),
-            Source::Local | Source::Zero => return Err(Errno::EIO),
+            Source::Local | Source::Zero | Source::Unknown => return Err(Errno::EIO),
         };
         // A buffer full of dirty bytes is for writers: readers do without a copy; not those of the
         // cache file itself.
@@ -328,6 +342,7 @@ impl Node {
         let pieces = handle.file.state.read().view.plan_read(next);
         for piece in pieces.into_iter().flat_map(|piece| split_at(piece, PIECE_BYTES)) {
             if matches!(piece.source, Source::Peer { .. } | Source::Backing)
+                && !is_unknown(&piece)
                 && let Fetch::Mine(ticket) = handle.file.fetch(piece.range)
                 && let Some(node) = self.me_arc()
             {

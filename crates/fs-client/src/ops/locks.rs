@@ -323,6 +323,10 @@ impl Node {
             match self.meta.open(file.ino, false, false, Version::ZERO, Wish::No).await {
                 Ok(opened) => {
                     self.learn(file, &opened.map);
+                    if self.require_opened(file, &opened.map.map) {
+                        // What it shows of the file comes with the next event otherwise.
+                        let _ = self.query(file, ByteRange::ALL).await;
+                    }
                     file.state.write().registered = true;
                     return;
                 }

@@ -13,7 +13,7 @@ use crate::passing::{Door, Opening};
 use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::path::Access;
-use ebb_consistency::{IoPath, SyncEvent};
+use ebb_consistency::{IoPath, MapAnswer, SyncEvent};
 use ebb_locks::Mutex;
 use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
 use ebb_node_journal::Home;
@@ -208,7 +208,7 @@ impl Node {
         } else {
             self.learn(file, &opened.map);
         }
-        let rest = opened.map.map.rest_of(ByteRange::ALL).is_some();
+        let rest = self.require_opened(file, &opened.map.map);
         self.note_opened(file, opened, backing, look, ticket);
         if truncated {
             // Where it is on the backing was not known when the cut was noted.
@@ -222,6 +222,14 @@ impl Node {
             return Err(e);
         }
         Ok(true)
+    }
+
+    /// From here on reads see what the open was answered of, or newer. Where the answer ends before the file
+    /// does they ask for the rest; true: the kernel reads by itself, and it must be asked for now.
+    pub(crate) fn require_opened(&self, file: &CachedFile, answer: &MapAnswer) -> bool {
+        let mut state = file.state.write();
+        state.view.require(answer.version);
+        answer.rest_of(ByteRange::ALL).is_some() && state.passing.is_some()
     }
 
     fn note_opened(

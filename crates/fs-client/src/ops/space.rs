@@ -123,6 +123,10 @@ impl Node {
         if file.state.read().model.on(SyncEvent::Read).query.is_some() {
             self.ask(file, ByteRange::ALL).await?;
         }
+        // Where the next byte is may be told by any part of the map.
+        if !file.state.read().view.is_current() {
+            self.query(file, ByteRange::ALL).await?;
+        }
         let state = file.state.read();
         if state.passing.is_some() {
             return self.seek_passed(file, offset, whence);

@@ -151,6 +151,25 @@ impl Node {
         Err(Errno::EAGAIN)
     }
 
+    /// Asks about what a read needs and nothing is known of, and about some more.
+    pub(crate) async fn look_up(&self, file: &CachedFile, range: ByteRange) -> Result<(), Errno> {
+        let (mut wanted, mut uncertain) = (range, 0);
+        while uncertain < QUERIES_MAX {
+            let window = file.map_ahead.lock().next(wanted);
+            let (query, ticket) = self.question(file, window);
+            let answer = self.meta.query_part(query).await?;
+            if !self.learn_leased(file, &answer, ticket, answer.lease) {
+                uncertain += 1;
+                continue;
+            }
+            match answer.map.rest_of(wanted) {
+                Some(rest) => wanted = rest,
+                None => return Ok(()),
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
     /// Learns an answer about the whole file that came with something else. Where it is uncertain, or
     /// ends before the file does, the service is asked.
     pub(crate) async fn learn_whole(

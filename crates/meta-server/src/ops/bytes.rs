@@ -3,7 +3,7 @@
 use super::attrs::Size;
 use super::{Call, OpResult, ranges, size};
 use crate::state::{Entry, FileOp, Outcome, State};
-use ebb_consistency::{Claim, FileState};
+use ebb_consistency::{Claim, FileState, MapAnswer};
 use ebb_namespace::{AttrChange, Change, Home, Record};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
@@ -19,7 +19,10 @@ pub(super) fn map(
     range: ByteRange,
     known: u64,
 ) -> Result<pb::FileMap, Errno> {
-    let answer = state.file(ino)?.query(range, Version(known));
+    map_of(state, ino, &state.file(ino)?.query(range, Version(known)))
+}
+
+fn map_of(state: &State, ino: Ino, answer: &MapAnswer) -> Result<pb::FileMap, Errno> {
     let ranges = answer.ranges.iter().map(owned).collect();
     Ok(pb::FileMap {
         version: answer.version.0,
@@ -59,10 +62,13 @@ fn range_of(range: Option<pb::Range>) -> Result<ByteRange, Errno> {
 }
 
 impl Call {
+    /// Of a large file the answer tells version and size, and of the map the beginning: all nodes of a job
+    /// open one file, and each reads a part of it.
     pub(super) fn opened(&self, state: &State, ino: Ino, known: u64) -> OpResult {
+        let answer = state.file(ino)?.query_at_open(Version(known));
         Ok(Some(Body::Opened(pb::Opened {
             attr: Some(ebb_wire::attr_to_pb(&state.attr(ino)?)),
-            map: Some(map(state, ino, ByteRange::ALL, known)?),
+            map: Some(map_of(state, ino, &answer)?),
             backing: backing_ref(state, ino),
             r#where: Some(super::describe::place(state, ino)),
             sole: !state.ns.is_open_by_others(ino, self.who.node),
