@@ -7,6 +7,7 @@ use crate::facts::{Asking, NameNotes};
 use crate::heard::Heard;
 use crate::ops::{NAMES, counter};
 use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
+use crate::silence::Silence;
 use crate::trust::Trusting;
 use ebb_locks::Mutex;
 use ebb_transport::{Secure, Token, admin};
@@ -198,7 +199,7 @@ impl MetaClient {
         options: ConnectOptions,
     ) -> Result<(MetaClient, pb::Welcome), ConnectError> {
         let exchange = Arc::new(Exchange::new(options.first_request));
-        let session = session::open(&options, &exchange, None).await?;
+        let session = session::open(&options, &exchange, None, Silence::default()).await?;
         let welcome = session.welcome;
         let inner = Arc::new(Inner {
             exchange,
@@ -363,7 +364,8 @@ pub async fn service_status(
 ) -> Result<pb::StatusReply, ConnectError> {
     let heard = Arc::new(Heard::default());
     let asked = async {
-        let way = session::channel(address, None, token, secure, &heard).await?;
+        let way =
+            session::channel(address, None, token, secure, &heard, Silence::default()).await?;
         let mut client = session::client(way);
         let asked = pb::StatusRequest {};
         let call = admin::Call { name: "status", request: &asked.encode_to_vec() };

@@ -12,6 +12,7 @@
 use crate::client::Inner;
 use crate::exchange::Patience;
 use crate::session::{self, Acquaintance, ConnectError, Session};
+use crate::silence::Silence;
 use crate::trust;
 use ebb_transport::auth;
 use ebb_types::Errno;
@@ -58,7 +59,9 @@ pub enum Event {
 
 /// Runs `session` and those that follow it.
 pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
+    let mut silence = Silence::default();
     loop {
+        let (began, instance) = (Instant::now(), inner.instance.load(Relaxed));
         if let Err(reason) = listen(&inner, session).await {
             return inner.fence(&reason);
         }
@@ -68,10 +71,15 @@ pub(crate) async fn drive(inner: Arc<Inner>, mut session: Session) {
         }
         inner.exchange.down();
         inner.announce(Event::Disconnected);
-        session = match reconnect(&inner).await {
+        silence = silence.after(began.elapsed());
+        session = match reconnect(&inner, silence).await {
             Ok(session) => session,
             Err(refused) => return inner.fence(&refused.to_string()),
         };
+        if session.welcome.service_instance != instance {
+            // It was gone; that has nothing to do with patience.
+            silence = Silence::default();
+        }
         welcome(&inner, &session);
     }
 }
@@ -153,12 +161,12 @@ fn receive(inner: &Arc<Inner>, mut frame: pb::ServerFrame) -> Result<(), String>
     Ok(())
 }
 
-async fn reconnect(inner: &Inner) -> Result<Session, ConnectError> {
+async fn reconnect(inner: &Inner, silence: Silence) -> Result<Session, ConnectError> {
     let mut pause = PAUSE_MIN;
     let mut logged = false;
     loop {
         let known = *inner.known.lock();
-        match session::open(&inner.options, &inner.exchange, Some(known)).await {
+        match session::open(&inner.options, &inner.exchange, Some(known), silence).await {
             Ok(session) => return Ok(session),
             Err(e) if e.may_pass() => {
                 if !logged {

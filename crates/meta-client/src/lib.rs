@@ -6,6 +6,7 @@
 //! * [`session`]: the connection, the proof of the token, the welcome.
 //! * [`heard`]: who answers where no service does.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
+//! * [`silence`]: how long a connection may say nothing.
 //! * [`once`]: which request is which when the daemon itself was replaced.
 //! * [`facts`]: what the node's journal hears of names.
 //! * [`trust`]: until when leases may be trusted, and their recall.
@@ -26,6 +27,7 @@ mod once;
 mod ops;
 mod reassert;
 mod session;
+mod silence;
 mod trust;
 
 pub use bytes::{

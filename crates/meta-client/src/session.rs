@@ -4,6 +4,7 @@
 use crate::exchange::Exchange;
 use crate::frames::Frames;
 use crate::heard::{self, Heard, Overheard};
+use crate::silence::Silence;
 use ebb_locks::Mutex;
 use ebb_transport::auth::{self, SessionHandshake};
 use ebb_transport::secure::{self, Channel as Wire, Purpose, SecureError};
@@ -26,7 +27,7 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 /// HTTP/2 frames: fewer of them for large maps.
 const HTTP_FRAME_BYTES: u32 = 256 << 10;
-/// A connection on which nothing came for so long is probed, and given up after as long again.
+/// A connection on which nothing came for so long is probed ([`Silence`] says when it is given up).
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
 /// Whom to connect to, and who is connecting.
@@ -194,6 +195,7 @@ pub(crate) async fn channel(
     token: Option<&Token>,
     secure: Secure,
     heard: &Arc<Heard>,
+    silence: Silence,
 ) -> Result<Channel, ConnectError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|e| ConnectError::BadAddress(format!("'{address}': {e}")))?
@@ -202,7 +204,7 @@ pub(crate) async fn channel(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(HTTP_FRAME_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_timeout(silence.longest())
         .keep_alive_while_idle(true);
     let connected = match side_door.cloned() {
         None => {
@@ -324,9 +326,10 @@ pub(crate) async fn open(
     options: &ConnectOptions,
     exchange: &Arc<Exchange>,
     known: Option<Acquaintance>,
+    silence: Silence,
 ) -> Result<Session, ConnectError> {
     let heard = Arc::new(Heard::default());
-    let introduced = introduce(options, exchange, known, &heard);
+    let introduced = introduce(options, exchange, known, &heard, silence);
     let introduced = timeout(options.connect_timeout, introduced).await.unwrap_or_else(|_| {
         Err(ConnectError::Unreachable(format!("{}: no welcome in time", options.address)))
     });
@@ -338,11 +341,13 @@ async fn introduce(
     exchange: &Arc<Exchange>,
     known: Option<Acquaintance>,
     heard: &Arc<Heard>,
+    silence: Silence,
 ) -> Result<Session, ConnectError> {
     let ConnectOptions { address, side_door, token, secure, .. } = options;
     let resume = known.is_some();
     let known = known.unwrap_or_default();
-    let way = channel(address, side_door.as_ref(), token.as_deref(), *secure, heard).await;
+    let token = token.as_deref();
+    let way = channel(address, side_door.as_ref(), token, *secure, heard, silence).await;
     let way = way.map_err(|e| e.proven_if(!resume))?;
     let mut client = client(way);
     let (number, id) = exchange.begin();

@@ -161,7 +161,7 @@ impl Core {
         // Files have part files first, which are looked for at once.
         let doubtful = |ino: &Ino| state.ns.get(*ino).is_some_and(|i| i.kind != FileKind::Regular);
         let in_doubt = Mutex::new(state.ns.pending_after(None).filter(doubtful).collect());
-        let journal = Journal::start(dir, job, &state::encode_snapshot(&state.snapshot()))?;
+        let journal = Journal::start(dir, job, &state::encode_snapshot(state.snapshot()))?;
         let forgetting = Forgetting::new(config.inodes_max, &state.ns);
         let settling = Mutex::new(Settling::new(&state));
         let core = Core {
@@ -325,12 +325,20 @@ impl Core {
         self.settled().await.map(drop).map_err(|errno| OpError::new(errno, why(errno)))
     }
 
-    /// Replaces the journal by a snapshot when that pays (or when told to).
+    /// Replaces the journal by a snapshot when that pays (or when told to). Blocks; others wait only while
+    /// the state is copied, and not for its encoding and writing.
     pub fn compact(&self, always: bool) {
-        if always || self.journal.wants_compaction() {
-            let state = self.state.lock();
-            self.journal.compact(state::encode_snapshot(&state.snapshot()));
+        if !always && !self.journal.wants_compaction() {
+            return;
         }
+        let copied = {
+            let state = self.state.lock();
+            if !self.journal.begin_compaction() {
+                return;
+            }
+            state.copy()
+        };
+        self.journal.finish_compaction(&state::encode_snapshot(copied.entries()));
     }
 
     // ---- freshness ---------------------------------------------------------------------------

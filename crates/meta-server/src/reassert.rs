@@ -31,6 +31,7 @@ use ebb_types::{ByteRange, Errno, FileKind, Ino, NodeId, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
@@ -314,7 +315,7 @@ impl Core {
             file.leap(floor);
             file.stored_leap().map(|leap| Entry::File(ino, FileOp::Leap(Box::new(leap))))
         };
-        let empty = |ino: &Ino| Entry::File(*ino, FileOp::State(Box::new(FileState::new(0))));
+        let empty = |ino: &Ino| Entry::File(*ino, FileOp::State(Arc::new(FileState::new(0))));
         let emptied = begun_anew.iter().flat_map(|ino| [Some(empty(ino)), leap(*ino)]).flatten();
         let emptied: Vec<Entry> = emptied.collect();
         let files = records.iter().filter_map(|record| match record {

@@ -19,6 +19,7 @@ use ebb_types::{Errno, Ino, NodeId};
 use ebb_wire::pb;
 use ebb_wire::pb::request::Op;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,7 @@ impl Core {
     ) -> bool {
         let Some(wish) = wish.filter(|w| w.id != 0) else { return false };
         let node = call.who.node;
-        let free = |f: &ebb_consistency::FileState| {
+        let free = |f: &Arc<ebb_consistency::FileState>| {
             f.seat_elsewhere(node).is_none() && f.quiet().is_none_or(|q| q.node == node)
         };
         let may = state.files.get(&ino).is_some_and(free)

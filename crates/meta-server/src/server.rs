@@ -120,6 +120,7 @@ impl Server {
     async fn keep_house(&self) {
         let mut tick = tokio::time::interval(HOUSEKEEPING.min(self.core.lease / 4));
         let mut lives = self.core.state().lives();
+        let mut compacting: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             tick.tick().await;
             // The others note soon that there is another one, for a recovery without this service.
@@ -132,7 +133,12 @@ impl Server {
                 tracing::warn!(%node, "leases are not returned; its stream is ended");
                 self.core.sessions.end(node, stream);
             }
-            self.core.compact(false);
+            // Beside the rest: it takes as long as the state is large.
+            if compacting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+                let core = Arc::clone(&self.core);
+                let compact = tokio::task::spawn_blocking(move || core.compact(false));
+                compacting = Some(compact);
+            }
         }
     }
 

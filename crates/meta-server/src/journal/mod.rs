@@ -11,13 +11,16 @@
 //! Crash consistency: a torn tail is cut off at start; damage is an error that names the offset.
 //! The first group that is written after a sync begins with a mark of how far it reached, by
 //! which a reader can tell the two apart after a power loss. A compacted journal replaces the old
-//! one by rename after it was synced.
+//! one by rename after it was synced. Making the new file takes its time, and nobody waits for it: the snapshot is
+//! of one moment ([`Journal::begin_compaction`]), and what is appended while it is encoded and written
+//! ([`Journal::finish_compaction`], in the thread of whoever does it) goes to the old file, and is kept until it is
+//! put behind the snapshot.
 
 mod format;
 
 pub use format::{Read, frame};
 
-use ebb_journal::{Directory, Storage, Stored, put_mark};
+use ebb_journal::{Directory, MARK_BYTES, Storage, Stored, put_mark};
 use ebb_locks::{Condvar, Mutex};
 use ebb_types::Errno;
 use format::{Boot, fresh, parse};
@@ -154,8 +157,9 @@ pub fn judge(bytes: &[u8]) -> Result<Read, JournalError> {
 struct Queue {
     bytes: Vec<u8>,
     appended: Lsn,
-    /// A compaction: what was queued before `at` still goes to the old file.
-    rotate: Option<(usize, Vec<u8>)>,
+    /// What was appended since the moment of a snapshot that is being made.
+    since: Option<Vec<u8>>,
+    rotate: Option<Rotation>,
     stop: bool,
     sync_wanted: Lsn,
 }
@@ -248,7 +252,12 @@ impl Journal {
     /// Queues a record; never waits. Call it under the lock that orders what it describes.
     pub fn append(&self, body: &[u8]) -> Lsn {
         let mut queue = self.shared.queue.lock();
+        let begin = queue.bytes.len();
         frame(&mut queue.bytes, body);
+        let Queue { bytes, since, .. } = &mut *queue;
+        if let Some(since) = since {
+            since.extend_from_slice(&bytes[begin..]);
+        }
         queue.appended += 1;
         let lsn = queue.appended;
         drop(queue);
@@ -312,12 +321,31 @@ impl Journal {
         self.bytes() > (64 << 20).max(snapshot.saturating_mul(4))
     }
 
-    /// Replaces all records up to now by a snapshot of them. Call it under the lock that orders
-    /// appends; the work is done by the writer.
-    pub fn compact(&self, snapshot: Vec<u8>) {
+    /// All records up to now are to be replaced by a snapshot of them. Call it under the lock that orders
+    /// appends, when the snapshot is taken; false when one is being made already.
+    #[must_use]
+    pub fn begin_compaction(&self) -> bool {
         let mut queue = self.shared.queue.lock();
-        if queue.rotate.is_none() {
-            queue.rotate = Some((queue.bytes.len(), snapshot));
+        let free = queue.rotate.is_none() && queue.since.is_none();
+        if free {
+            queue.since = Some(Vec::new());
+        }
+        free
+    }
+
+    /// The snapshot of that moment (framed records). Blocks until it is on stable storage; it takes the place of
+    /// the old records soon after.
+    pub fn finish_compaction(&self, snapshot: &[u8]) {
+        let prepared = prepare(&*self.shared.storage, self.shared.job, snapshot);
+        let mut queue = self.shared.queue.lock();
+        let since = queue.since.take().unwrap_or_default();
+        match prepared {
+            Ok((file, len)) => {
+                let at = queue.bytes.len();
+                queue.rotate = Some(Rotation { at, file, len, since });
+            }
+            // The old one goes on; the next compaction may find room.
+            Err(error) => tracing::warn!(%error, "the journal cannot be compacted"),
         }
         drop(queue);
         self.shared.work.notify_one();
@@ -409,8 +437,34 @@ fn write_loop(shared: &Shared) {
     }
 }
 
-/// A snapshot, and how much of what is queued it contains.
-type Rotation = (usize, Vec<u8>);
+/// A new journal that takes the place of the old one.
+struct Rotation {
+    /// What was queued before that still goes to the old one.
+    at: usize,
+    /// It has the snapshot, so many bytes,
+    file: Arc<dyn Stored>,
+    len: u64,
+    /// and lacks what was appended since.
+    since: Vec<u8>,
+}
+
+impl Rotation {
+    /// Completes it, and puts it in the place of the old one.
+    fn install(&self, storage: &dyn Storage) -> io::Result<(Arc<dyn Stored>, u64)> {
+        let mut len = self.len;
+        if !self.since.is_empty() {
+            let mut group = self.since.clone();
+            // All of it is on stable storage before the file gets its name.
+            let upto = self.len + (group.len() + MARK_BYTES) as u64;
+            put_mark(&mut group, upto);
+            self.file.write_at(&group, self.len)?;
+            self.file.sync()?;
+            len = upto;
+        }
+        install(storage)?;
+        Ok((Arc::clone(&self.file), len))
+    }
+}
 
 fn write_when_there_is_room(
     shared: &Shared,
@@ -441,12 +495,11 @@ fn write_when_there_is_room(
 fn write_group(shared: &Shared, bytes: &[u8], rotate: Option<&Rotation>) -> io::Result<()> {
     // Only this thread changes it.
     let mut out = shared.out.lock().clone();
-    let (old, new) = bytes.split_at(rotate.map_or(bytes.len(), |(at, _)| *at));
+    let (old, new) = bytes.split_at(rotate.map_or(bytes.len(), |rotation| rotation.at));
     append(shared, &mut out, old)?;
-    if let Some((_, snapshot)) = rotate {
-        match prepare(&*shared.storage, shared.job, snapshot) {
+    if let Some(rotation) = rotate {
+        match rotation.install(&*shared.storage) {
             Ok((file, len)) => {
-                install(&*shared.storage)?;
                 out = Out::new(file, len, out.generation + 1);
                 shared.snapshot_bytes.store(len, Ordering::Relaxed);
             }

@@ -82,6 +82,47 @@ fn one_service_to_a_directory() {
     StateDir::take(dir.path()).unwrap();
 }
 
+/// All at once.
+pub fn compact(journal: &Journal, snapshot: &[u8]) {
+    if journal.begin_compaction() {
+        journal.finish_compaction(snapshot);
+    }
+}
+
+#[test]
+fn what_comes_while_a_snapshot_is_made_is_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let journal = Journal::start(StateDir::take(dir.path()).unwrap(), 7, &[]).unwrap();
+        journal.written(journal.append(&body(1))).await.unwrap();
+        // In the queue when the snapshot is taken, and so in it.
+        journal.append(&body(2));
+        assert!(journal.begin_compaction());
+        assert!(!journal.begin_compaction(), "one at a time");
+        // Answered before it is there, on stable storage too.
+        journal.written(journal.append(&body(3))).await.unwrap();
+        journal.synced(journal.append(&body(4))).await.unwrap();
+        let mut snapshot = Vec::new();
+        frame(&mut snapshot, &body(100));
+        journal.append(&body(5));
+        journal.finish_compaction(&snapshot);
+        journal.synced(journal.append(&body(6))).await.unwrap();
+        let bytes = std::fs::read(dir.path().join("journal")).unwrap();
+        let found = parse(Path::new("j"), &bytes, Boot::now()).unwrap();
+        assert_eq!(found.bodies, [100, 3, 4, 5, 6].map(body));
+        assert!(journal.begin_compaction(), "and then another one");
+        journal.append(&body(7));
+        journal.stop();
+    });
+    let read = StateDir::take(dir.path()).unwrap().read().unwrap().unwrap();
+    assert_eq!(
+        read.bodies,
+        [100, 3, 4, 5, 6, 7].map(body),
+        "one that was not finished changes nothing"
+    );
+}
+
 #[test]
 fn what_was_written_is_there_after_compaction_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +139,7 @@ fn what_was_written_is_there_after_compaction_too() {
         assert!(!found.rebooted);
         let mut snapshot = Vec::new();
         frame(&mut snapshot, &body(100));
-        journal.compact(snapshot);
+        compact(&journal, &snapshot);
         let lsn = journal.append(&body(3));
         journal.synced(lsn).await.unwrap();
         journal.stop();
@@ -299,7 +340,7 @@ async fn a_full_disk_is_waited_for_and_nothing_is_written_twice() {
             let mut snapshot = Vec::new();
             want.push(body(3 * round + 1));
             want.iter().for_each(|b| frame(&mut snapshot, b));
-            journal.compact(snapshot);
+            compact(&journal, &snapshot);
             waiting = journal.append(&body(3 * round + 2));
         } else {
             want.push(body(3 * round + 1));

@@ -8,6 +8,7 @@ use ebb_namespace::{AttrChange, Change, Home, Record};
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb;
 use ebb_wire::pb::reply::Body;
+use std::sync::Arc;
 
 /// At every so many intervals of a file it is tried to do with fewer.
 const COMPACT_EVERY: usize = 1 << 16;
@@ -246,11 +247,11 @@ impl Call {
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody
     /// flushes the file. (Not journalled: it changes no answer's meaning.)
     fn bound_memory(&self, state: &mut State, ino: Ino) {
-        let many = |f: &ebb_consistency::FileState| f.entries() >= COMPACT_EVERY;
+        let many = |f: &Arc<FileState>| f.entries() >= COMPACT_EVERY;
         if !state.files.get(&ino).is_some_and(many) || self.core.is_busy(ino) {
             return;
         }
-        if let Some(file) = state.files.get_mut(&ino)
+        if let Some(file) = state.files.get_mut(&ino).map(Arc::make_mut)
             && file.entries().is_multiple_of(COMPACT_EVERY)
         {
             file.compact(&[]);

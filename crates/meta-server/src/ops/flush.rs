@@ -251,7 +251,7 @@ impl Core {
                 return Ok(None);
             }
             let file = state.files.get(&ino);
-            let size = file.map_or(0, FileState::size);
+            let size = file.map_or(0, |file| file.size());
             let shaped = shaped.filter(|s| file.is_some_and(|f| f.version() == s.version));
             let shaped = shaped.as_ref().map(|s| &s.shape);
             state.ns.plan_publish(ino, size, shaped, Time::now()).map(Some)

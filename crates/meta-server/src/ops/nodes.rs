@@ -52,7 +52,7 @@ impl Call {
 
 /// No node is there, and nothing is in any cache.
 fn is_over(state: &State) -> bool {
-    let clean = || state.files.values().all(ebb_consistency::FileState::is_clean);
+    let clean = || state.files.values().all(|file| file.is_clean());
     // Nodes without which this state was rebuilt have something to recover.
     let whole = state.rebuild.as_ref().is_none_or(|r| r.done && !r.lacks_nodes());
     state.nodes.is_empty() && whole && clean()

@@ -344,11 +344,10 @@ fn dummy() -> Arc<Core> {
 
 /// All but what each start of a service adds: itself, and the place of its inode numbers.
 fn snapshot(state: &State) -> Vec<u8> {
-    let mut entries = state.snapshot();
-    entries.retain(|entry| {
+    let entries = state.snapshot().filter(|entry| {
         !matches!(entry, Entry::Started(_) | Entry::Journalled(_) | Entry::Ns(Record::NextIno(_)))
     });
-    state::encode_snapshot(&entries)
+    state::encode_snapshot(entries)
 }
 
 fn replay(dir: &Path) -> State {

@@ -13,6 +13,7 @@ use ebb_namespace::locks::{Lock, Owner, Space};
 use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Incarnation, Ino, NodeId, Version};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One change. A journal record is a list of them that belong together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -115,7 +116,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum FileOp {
-    State(Box<FileState>),
+    State(Arc<FileState>),
     Attach(NodeId, Vec<ByteRange>),
     Append(NodeId, u64),
     Detach(NodeId, Vec<ByteRange>),
@@ -210,10 +211,11 @@ pub fn encode(entries: &[Entry]) -> Vec<u8> {
 }
 
 /// A snapshot as framed records, in bodies of moderate size.
-pub fn encode_snapshot(entries: &[Entry]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for chunk in entries.chunks(4096) {
-        crate::journal::frame(&mut out, &encode(chunk));
+pub fn encode_snapshot(entries: impl Iterator<Item = Entry>) -> Vec<u8> {
+    let (mut out, mut entries) = (Vec::new(), entries.peekable());
+    while entries.peek().is_some() {
+        let chunk: Vec<Entry> = entries.by_ref().take(4096).collect();
+        crate::journal::frame(&mut out, &encode(&chunk));
     }
     out
 }

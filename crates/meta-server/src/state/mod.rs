@@ -21,6 +21,7 @@ use ebb_types::facts::Moment;
 use ebb_types::{Errno, FileKind, Ino, NodeId, Version, lives};
 use holders::Holders;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// Numbers of nodes, and of their copies, that are not given out after the end of a journal was lost:
 /// more than can have been given out in that time.
@@ -33,7 +34,7 @@ pub struct State {
     /// Names and inodes.
     pub ns: Namespace,
     /// The bytes of every regular file.
-    pub files: HashMap<Ino, FileState>,
+    pub files: HashMap<Ino, Arc<FileState>>,
     /// Which of them concern which node.
     holders: Holders,
     /// The nodes of the job.
@@ -160,7 +161,7 @@ impl State {
     pub fn file(&self, ino: Ino) -> Result<&FileState, Errno> {
         let inode = self.ns.inode(ino)?;
         match inode.kind {
-            FileKind::Regular => self.files.get(&ino).ok_or(Errno::EIO),
+            FileKind::Regular => self.files.get(&ino).map(|file| &**file).ok_or(Errno::EIO),
             FileKind::Directory => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }
@@ -189,7 +190,8 @@ impl State {
     /// without a look at any others (but for some that it had).
     pub fn files_of(&self, node: NodeId) -> impl Iterator<Item = (Ino, &FileState)> + '_ {
         let its = self.holders.files_of(node);
-        its.filter_map(|ino| Some((ino, self.files.get(&ino)?))).filter(move |f| f.1.concerns(node))
+        let there = its.filter_map(|ino| Some((ino, &**self.files.get(&ino)?)));
+        there.filter(move |(_, file)| file.concerns(node))
     }
 
     /// True when the file replaces an older one on the backing and this node, should it be gone, may have
@@ -296,7 +298,7 @@ impl State {
 
     fn bytes_left_by(&mut self, node: NodeId) {
         for ino in self.holders.files_of(node).collect::<Vec<_>>() {
-            let Some(file) = self.files.get_mut(&ino) else { continue };
+            let Some(file) = self.files.get_mut(&ino).map(Arc::make_mut) else { continue };
             file.node_gone(node);
             if file.untold_writer().is_none() {
                 self.quiet.remove(&ino);
@@ -320,7 +322,7 @@ impl State {
                         file.end_leap();
                     }
                 }
-                self.files.insert(new.ino, file);
+                self.files.insert(new.ino, Arc::new(file));
             }
             Record::Forget { ino } => {
                 self.halves.forget(*ino);
@@ -346,7 +348,8 @@ impl State {
     }
 
     fn need(&mut self, ino: Ino) -> Result<&mut FileState, Misfit> {
-        self.files.get_mut(&ino).ok_or_else(|| format!("{ino} is not a regular file"))
+        let file = self.files.get_mut(&ino).map(Arc::make_mut);
+        file.ok_or_else(|| format!("{ino} is not a regular file"))
     }
 
     fn apply_file(&mut self, ino: Ino, op: &FileOp) -> Result<(), Misfit> {
@@ -399,7 +402,7 @@ impl State {
     pub fn leap(&mut self, floor: Version, (after, first): (Moment, Ino)) {
         self.floor = self.floor.max(floor);
         self.leapt_at = Some((after, first));
-        self.files.values_mut().for_each(|file| file.leap(floor));
+        self.files.values_mut().for_each(|file| Arc::make_mut(file).leap(floor));
         self.next_node = self.next_node.saturating_add(NODES_SKIPPED);
         self.next_epoch = self.next_epoch.saturating_add(EPOCHS_SKIPPED);
         self.owing.extend(self.nodes.keys());
@@ -437,18 +440,19 @@ impl State {
             rebuild.done = true;
             for (ino, file) in &mut self.files {
                 let object = self.ns.get(*ino).filter(|i| i.home != Home::None);
-                file.believe_the_backing(object.and_then(|i| i.seen).map(|seen| seen.size));
+                Arc::make_mut(file)
+                    .believe_the_backing(object.and_then(|i| i.seen).map(|seen| seen.size));
             }
             // Nodes may know anything of what is found from now on.
             self.forgotten = self.forgotten.max(self.floor);
         }
-        self.files.values_mut().for_each(FileState::end_leap);
+        self.files.values_mut().for_each(|file| Arc::make_mut(file).end_leap());
     }
 
     /// True when nothing is lost by forgetting this inode: the backing has it exactly so.
     pub fn is_forgettable(&self, ino: Ino) -> bool {
         let Some(seen) = self.ns.get(ino).and_then(|i| i.seen) else { return false };
-        let bytes = |f: &FileState| f.is_as_found() && f.size() == seen.size;
+        let bytes = |f: &Arc<FileState>| f.is_as_found() && f.size() == seen.size;
         self.ns.is_forgettable(ino)
             && self.files.get(&ino).is_none_or(bytes)
             && !self.models.contains_key(&ino)
@@ -472,7 +476,17 @@ impl State {
     }
 
     /// The whole state as entries: applied to an empty state they give an equal one.
-    pub fn snapshot(&self) -> Vec<Entry> {
+    pub fn snapshot(&self) -> impl Iterator<Item = Entry> + use<> {
+        self.copy().entries()
+    }
+
+    /// The same without what takes its time: files are shared with the state until it changes them.
+    pub fn copy(&self) -> Copied {
+        let files = self.files.iter().map(|(ino, file)| (*ino, Arc::clone(file))).collect();
+        Copied { before: self.before_files(), files, after: self.after_files() }
+    }
+
+    fn before_files(&self) -> Vec<Entry> {
         let mut out = vec![Entry::NextNode(self.next_node)];
         out.extend(self.consistency.iter().cloned().map(Entry::Consistency));
         // A journal of a job without copies is as it was before there were any.
@@ -494,19 +508,11 @@ impl State {
         out.extend(self.pairs.iter().map(|(node, pair)| Entry::Paired(*node, Some(*pair))));
         out.extend(self.orphaned.iter().map(|(epoch, o)| Entry::Orphaned(*epoch, Some(*o))));
         out.extend(self.ns.snapshot().into_iter().map(Entry::Ns));
-        let files: BTreeMap<_, _> = self.files.iter().collect();
-        for (ino, file) in files {
-            out.push(Entry::File(*ino, FileOp::State(Box::new(file.clone()))));
-            let changes = file.stored_changes().map(Box::new);
-            out.extend(changes.map(|c| Entry::File(*ino, FileOp::Changes(c))));
-            let guesses = file.stored_guesses().map(Box::new);
-            out.extend(guesses.map(|g| Entry::File(*ino, FileOp::Guesses(g))));
-            let quiet = file.stored_quiet().map(Box::new);
-            out.extend(quiet.map(|q| Entry::File(*ino, FileOp::QuietState(q))));
-            out.extend(file.seat().map(|seat| Entry::File(*ino, FileOp::Seat(seat))));
-            let leap = file.stored_leap().map(Box::new);
-            out.extend(leap.map(|l| Entry::File(*ino, FileOp::Leap(l))));
-        }
+        out
+    }
+
+    fn after_files(&self) -> Vec<Entry> {
+        let mut out = Vec::new();
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();
         out.extend(models.into_iter().map(|(i, m)| Entry::Model(*i, Some(m.clone()))));
@@ -519,6 +525,36 @@ impl State {
         out.push(Entry::Journalled(self.lineage.journalled()));
         out
     }
+}
+
+/// The state of one moment.
+pub struct Copied {
+    before: Vec<Entry>,
+    /// In any order.
+    files: Vec<(Ino, Arc<FileState>)>,
+    after: Vec<Entry>,
+}
+
+impl Copied {
+    /// As entries, made one after the other.
+    pub fn entries(mut self) -> impl Iterator<Item = Entry> {
+        self.files.sort_unstable_by_key(|(ino, _)| *ino);
+        let files = self.files.into_iter().flat_map(|(ino, file)| {
+            let entry = move |op| Entry::File(ino, op);
+            entries_of_file(file).into_iter().map(entry)
+        });
+        self.before.into_iter().chain(files).chain(self.after)
+    }
+}
+
+fn entries_of_file(file: Arc<FileState>) -> Vec<FileOp> {
+    let mut out = vec![FileOp::State(Arc::clone(&file))];
+    out.extend(file.stored_changes().map(|changes| FileOp::Changes(Box::new(changes))));
+    out.extend(file.stored_guesses().map(|guesses| FileOp::Guesses(Box::new(guesses))));
+    out.extend(file.stored_quiet().map(|quiet| FileOp::QuietState(Box::new(quiet))));
+    out.extend(file.seat().map(FileOp::Seat));
+    out.extend(file.stored_leap().map(|leap| FileOp::Leap(Box::new(leap))));
+    out
 }
 
 /// The state that the record bodies of a journal lead to.
