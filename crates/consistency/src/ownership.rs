@@ -520,8 +520,8 @@ impl FileState {
         if pieces.is_empty() {
             return self.version;
         }
-        self.tree.remove_all(&pieces.iter().map(|piece| piece.range).collect::<Vec<_>>());
         for piece in pieces {
+            self.tree.remove(piece.range);
             self.base_version = self.base_version.max(piece.version);
             self.changes.mark(piece.range, piece.version);
             self.base_reaches(piece.range.end());

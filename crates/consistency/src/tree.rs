@@ -222,14 +222,6 @@ impl OwnershipTree {
         self.replace(&[range], None);
     }
 
-    /// Nor any of these. Cheap for many that are in order.
-    pub fn remove_all(&mut self, ranges: &[ByteRange]) {
-        match ranges.is_sorted_by(|one, next| one.end() <= next.start()) {
-            true => self.replace(ranges, None),
-            false => ranges.iter().for_each(|range| self.replace(&[*range], None)),
-        }
-    }
-
     /// The bytes of `ranges`, which do not meet, change hands.
     fn replace(&mut self, ranges: &[ByteRange], to: Option<Owner>) {
         let before = self.extents.within(ranges);

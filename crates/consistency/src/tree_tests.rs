@@ -103,7 +103,6 @@ enum Act {
     Insert(Owned),
     InsertAll(u32, Vec<ByteRange>, u64),
     Remove(ByteRange),
-    RemoveAll(Vec<ByteRange>),
     MarkFlushed(ByteRange, u32, u64),
     Compact(ByteRange),
 }
@@ -121,13 +120,11 @@ fn act() -> impl Strategy<Value = Act> {
         cuts.chunks_exact(2).map(|p| ByteRange::new(p[0], p[1])).collect::<Vec<_>>()
     });
     let any_order = prop::collection::vec(range(), 0..5);
-    let ranges = prop_oneof![in_order, any_order].boxed();
-    let other_ranges = ranges.clone();
+    let ranges = prop_oneof![in_order, any_order];
     prop_oneof![
         4 => one.prop_map(|(r, n, v, f)| Act::Insert(owned(r.start(), r.end(), n, v, f))),
         3 => (1..4u32, ranges, 1..6u64).prop_map(|(n, r, v)| Act::InsertAll(n, r, v)),
-        2 => range().prop_map(Act::Remove),
-        1 => other_ranges.prop_map(Act::RemoveAll),
+        3 => range().prop_map(Act::Remove),
         2 => (range(), 1..4u32, 1..6u64).prop_map(|(r, n, v)| Act::MarkFlushed(r, n, v)),
         1 => range().prop_map(Act::Compact),
     ]
@@ -140,12 +137,6 @@ fn do_to(tree: &mut OwnershipTree, act: Act) {
             tree.insert_all(NodeId(node), &ranges, Version(version));
         }
         Act::Remove(range) => tree.remove(range),
-        Act::RemoveAll(ranges) => {
-            let mut in_turn = tree.clone();
-            ranges.iter().for_each(|range| in_turn.remove(*range));
-            tree.remove_all(&ranges);
-            assert_eq!(tree, &in_turn);
-        }
         Act::MarkFlushed(range, node, upto) => {
             tree.mark_flushed(range, NodeId(node), Version(upto));
         }
