@@ -23,12 +23,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
-/// Strangers at a time.
-const STRANGERS_MAX: usize = 256;
+/// Strangers at a time. What they cost they share: fewer of them are greeted sooner, and none waits so long that
+/// it gives up and comes again.
+const STRANGERS_MAX: usize = 64;
 
 /// How long a connection may stay a stranger's.
 const STRANGER_TIME: Duration = Duration::from_secs(10);
@@ -39,31 +40,8 @@ const STRANGER_BYTES: usize = 64 << 10;
 /// The same of this user's own processes when there is no token: an echo may come first.
 const NEIGHBOUR_BYTES: usize = 2 << 20;
 
-/// So many connections wait outside; the system may have its own limit (net.core.somaxconn).
-const BACKLOG: u32 = 4096;
-
 /// After a failed accept (out of descriptors) others get time to close theirs.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// Listens on the first of these addresses that can be had, with room outside for all nodes of a job.
-pub fn listen(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
-    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        match listen_on(*address) {
-            Ok(listener) => return Ok(listener),
-            Err(e) => failed = e,
-        }
-    }
-    Err(failed)
-}
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // As every listener does, so that a service can follow another at once.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
 
 /// One connection as its requests see it.
 #[derive(Clone, Debug)]

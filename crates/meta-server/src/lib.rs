@@ -52,7 +52,6 @@ mod stream;
 mod striping;
 
 pub use config::{Config, StartError};
-pub use doors::listen;
 pub use journal::JournalError;
 pub use peek::{Peek, Pending, judge};
 pub use remembered::Remembered;

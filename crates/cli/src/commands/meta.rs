@@ -8,6 +8,7 @@ use crate::service::{Service, Start};
 use ebb_transport::Secure;
 use ebb_types::units::Span;
 use std::path::PathBuf;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Run the metadata service alone, for many nodes; ends at SIGTERM
@@ -105,7 +106,7 @@ async fn serve(start: Start<'_>, listen: &str) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).or_failed("signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).or_failed("signals")?;
     let addresses = checks::resolve(listen, "--listen")?;
-    let listener = ebb_meta_server::listen(&addresses);
+    let listener = TcpListener::bind(addresses.as_slice()).await;
     let listener = listener.or_failed(format!("--listen {listen}"))?;
     let service = Service::start(start, listener, listen).await?;
     println!("ebb meta: listening on {}", service.address());
