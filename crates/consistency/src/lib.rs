@@ -48,4 +48,4 @@ pub use ownership::{
 pub use path::{Beside, IoPath, Reason};
 pub use table::{ModelError, ModelTable};
 pub use tree::{MERGE_SPAN, OwnershipTree};
-pub use view::{Changes, Damaged, FileView, Piece, Source};
+pub use view::{AttachedBook, Changes, Damaged, FileView, Piece, Source};

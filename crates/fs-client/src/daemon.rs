@@ -19,6 +19,7 @@ use crate::memory;
 use crate::node::{Node, Parts};
 use crate::ops::passing::Bypass;
 use crate::peer_source::PeerSource;
+use crate::references::References;
 use crate::registry::{self, Record};
 use crate::replica;
 use crate::rules::Rules;
@@ -352,6 +353,7 @@ fn start(
         runtime: runtime.handle().clone(),
         config,
     });
+    let _ = node.references.set(References::new(token.clone(), welcome.job));
     if let Some(heir) = &heir {
         let _ = node.heir.set(Arc::clone(heir));
         node.handles.outlive(Arc::clone(heir));

@@ -16,7 +16,7 @@ use crate::passing::Passing;
 use crate::sums::{Prepared, Sums};
 use bytes::Bytes;
 use ebb_backend::BackingFile;
-use ebb_consistency::{FileLease, FileView, Model, QuietWrites};
+use ebb_consistency::{AttachedBook, FileLease, FileView, Model, QuietWrites};
 use ebb_handover::Opened;
 use ebb_locks::{Mutex, RwLock, RwLockUpgradableReadGuard};
 use ebb_node_journal::Home;
@@ -65,6 +65,8 @@ pub struct State {
     pub quiet: QuietWrites,
     /// This node's last publication of it.
     pub published: Published,
+    /// What programs attached themselves.
+    pub attached: AttachedBook,
     /// The kernel reads and writes the cache file past the daemon.
     pub passing: Option<Passing>,
     /// Of what the daemon has put into the cache file.
@@ -228,6 +230,7 @@ impl CachedFile {
                 lease: FileLease::default(),
                 quiet: QuietWrites::default(),
                 published: Published::default(),
+                attached: AttachedBook::default(),
                 passing: None,
                 sums: Sums::default(),
                 damaged: Vec::new(),

@@ -3,6 +3,7 @@
 use crate::file::CachedFile;
 use crate::read_ahead::ReadAhead;
 use ebb_consistency::IoPath;
+use ebb_consistency::path::Access;
 use ebb_handover::Heirloom;
 use ebb_locks::{Mutex, RwLock};
 use ebb_types::{Attr, Ino};
@@ -18,6 +19,8 @@ pub struct OpenFile {
     pub file: Arc<CachedFile>,
     /// Which way its reads and writes go.
     pub path: IoPath,
+    /// How it was opened; `None`: by a daemon before this one, which did not tell.
+    pub access: Option<Access>,
     /// Open for reading and writing ([`CachedFile::may_be_mapped`]).
     pub mappable: Option<Arc<()>>,
     /// Where a sequential reader would go on.
@@ -131,7 +134,7 @@ impl Handles {
         file.fh = fh;
         if let Some(heir) = self.heir.get() {
             let request = ebb_meta_client::caller().map_or(0, |c| c.number);
-            if !heir.table.opened(fh, file.file.ino, request) {
+            if !heir.table.opened(fh, file.file.ino, request, file.access) {
                 tracing::warn!("too many open files: some would not outlive this daemon");
             }
         }

@@ -47,6 +47,7 @@ mod quiet;
 mod read_ahead;
 mod reassert;
 pub mod recover;
+mod references;
 pub mod registry;
 pub mod replica;
 mod restore;

@@ -19,7 +19,7 @@ operations! {
     Unlink "unlink", Rename "rename", Link "link", Open "open", Create "create", Read "read",
     Write "write", Flush "flush", Fsync "fsync", Release "release", ReadDir "readdir",
     Xattr "xattr", Lock "lock", Fallocate "fallocate", Seek "lseek", Copy "copy_file_range",
-    StatFs "statfs",
+    StatFs "statfs", Library "library",
 }
 
 /// Buckets are powers of two of microseconds: below 1, 2, 4 … 2^22 (four seconds), and the rest.

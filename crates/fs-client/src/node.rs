@@ -17,6 +17,7 @@ use crate::ops::room::Room;
 use crate::ops::seat::Seats;
 use crate::passing::Paths;
 use crate::quiet::QuietFiles;
+use crate::references::References;
 use crate::replica::Replicas;
 use crate::rules::Rules;
 use crate::unforgotten::Unforgotten;
@@ -110,6 +111,8 @@ pub struct Node {
     pub room: Room,
     /// Copies with a partner, and those of others.
     pub replicas: Replicas,
+    /// What signs handles; set before anything is mounted.
+    pub(crate) references: OnceLock<References>,
     /// This node is out of the job; its mount answers errors only.
     pub(crate) is_out: AtomicBool,
     /// The mount was taken away; what other mount namespaces still ask is answered with errors.
@@ -193,6 +196,7 @@ impl Node {
             placed: OnceLock::new(),
             watchdog: Watchdog::default(),
             quiet_files: QuietFiles::default(),
+            references: OnceLock::new(),
             seats: Seats::default(),
             begun: watch::Sender::new(false),
             is_out: AtomicBool::new(false),

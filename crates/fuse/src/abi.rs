@@ -180,6 +180,7 @@ structures! {
     LkIn { fh: u64, owner: u64, lk: FileLock, lk_flags: u32, padding: u32, }
     AccessIn { mask: u32, padding: u32, }
     IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32, }
+    IoctlOut { result: i32, flags: u32, in_iovs: u32, out_iovs: u32, }
     FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32, }
     LseekIn { fh: u64, offset: u64, whence: u32, padding: u32, }
     LseekOut { offset: u64, }
@@ -227,6 +228,7 @@ mod tests {
             (size_of::<SetxattrIn>(), 8),
             (size_of::<LkIn>(), 48),
             (size_of::<IoctlIn>(), 32),
+            (size_of::<IoctlOut>(), 16),
             (size_of::<FallocateIn>(), 32),
             (size_of::<CopyFileRangeIn>(), 56),
             (size_of::<StatfsOut>(), 80),

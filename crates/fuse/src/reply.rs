@@ -109,7 +109,7 @@ replies! {
     ReplyXattr,
     /// A lock that is in the way.
     ReplyLock,
-    /// There is nothing but errors yet.
+    /// Bytes for the caller's buffer.
     ReplyIoctl,
     /// An offset.
     ReplyLseek,
@@ -130,6 +130,15 @@ impl ReplyData {
     /// These bytes; fewer than asked for is the end of the file.
     pub fn data(self, bytes: &[u8]) {
         self.0.body(bytes);
+    }
+}
+
+impl ReplyIoctl {
+    /// These bytes are copied to the caller; their number is what the call returns. No more than the request
+    /// has room for.
+    pub fn bytes(self, bytes: &[u8]) {
+        let out = abi::IoctlOut { result: bytes.len() as i32, flags: 0, in_iovs: 0, out_iovs: 0 };
+        self.0.bodies(out.as_bytes(), bytes);
     }
 }
 

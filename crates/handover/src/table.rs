@@ -3,13 +3,14 @@
 //! last, so a slot is whole or not there.
 
 use super::area::{APPENDS, APPENDS_AT, APPENDS_KEPT, Area, SLOTS, SLOTS_AT, SLOTS_USED};
+use ebb_consistency::path::Access;
 use ebb_locks::Mutex;
 use ebb_types::{ByteRange, Ino};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 const FREE: u64 = 0;
-/// Handle, inode, the request that opened it.
+/// Handle, inode, the request that opened it; how it was opened is in the upper bits of the kind.
 const OPEN: u64 = 1;
 /// Handle, owner of record locks.
 const RECORD_OWNER: u64 = 2;
@@ -20,6 +21,29 @@ const BROKEN: u64 = 5;
 /// An append: inode, offset, and the request; its length is in the upper bits of the kind.
 const APPEND: u64 = 4;
 
+/// The part of the first word that says what a slot is.
+const KIND: u64 = 0xff;
+
+/// How a file was opened, above the kind. Nothing there: whoever wrote it did not tell.
+fn access_to_bits(access: Option<Access>) -> u64 {
+    let bits = match access {
+        None => 0,
+        Some(Access::Read) => 1,
+        Some(Access::Write) => 2,
+        Some(Access::ReadWrite) => 3,
+    };
+    bits << 8
+}
+
+fn access_of_bits(word: u64) -> Option<Access> {
+    match word >> 8 {
+        1 => Some(Access::Read),
+        2 => Some(Access::Write),
+        3 => Some(Access::ReadWrite),
+        _ => None,
+    }
+}
+
 /// An open file of a dead daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
@@ -29,6 +53,8 @@ pub struct Opened {
     pub ino: Ino,
     /// The request that opened it.
     pub request: u64,
+    /// How.
+    pub access: Option<Access>,
     /// Who locked records through it.
     pub record_owners: Vec<u64>,
     /// Who holds it as a whole; 0: nobody.
@@ -81,7 +107,7 @@ impl Table {
         let used = (area.get(SLOTS_USED) as usize).min(SLOTS);
         let mut inner = Inner { used, ..Inner::default() };
         for slot in 0..used {
-            match area.get(SLOTS_AT + 4 * slot) {
+            match area.get(SLOTS_AT + 4 * slot) & KIND {
                 OPEN | RECORD_OWNER | FLOCK_OWNER | BROKEN => {
                     let fh = area.get(SLOTS_AT + 4 * slot + 1);
                     inner.of.entry(fh).or_default().push(slot);
@@ -93,8 +119,8 @@ impl Table {
     }
 
     /// A file is open. False when there is no room: then it does not outlive the daemon.
-    pub fn opened(&self, fh: u64, ino: Ino, request: u64) -> bool {
-        self.put(OPEN, fh, ino.0, request)
+    pub fn opened(&self, fh: u64, ino: Ino, request: u64, access: Option<Access>) -> bool {
+        self.put(OPEN | access_to_bits(access), fh, ino.0, request)
     }
 
     /// Somebody locked records of a file, or the whole of it.
@@ -185,10 +211,11 @@ pub(crate) fn opened(area: &Area) -> Vec<Opened> {
     let used = (area.get(SLOTS_USED) as usize).min(SLOTS);
     let slots = || (0..used).map(|slot| SLOTS_AT + 4 * slot);
     let mut found: HashMap<u64, Opened> = HashMap::new();
-    for at in slots().filter(|at| area.get(*at) == OPEN) {
+    for at in slots().filter(|at| area.get(*at) & KIND == OPEN) {
         let (fh, ino, request) = (area.get(at + 1), Ino(area.get(at + 2)), area.get(at + 3));
         let (record_owners, flock_owner, broken) = (Vec::new(), 0, false);
-        let opened = Opened { fh, ino, request, record_owners, flock_owner, broken };
+        let access = access_of_bits(area.get(at));
+        let opened = Opened { fh, ino, request, access, record_owners, flock_owner, broken };
         found.insert(fh, opened);
     }
     for at in slots() {
@@ -245,10 +272,12 @@ mod tests {
             for (step, fh, n) in steps {
                 match step {
                     0 if !model.contains_key(&fh) => {
-                        prop_assert!(table.opened(fh, Ino(n), 2 * n));
+                        let access = [None, Some(Access::Read), Some(Access::Write), Some(Access::ReadWrite)];
+                        let access = access[n as usize % 4];
+                        prop_assert!(table.opened(fh, Ino(n), 2 * n, access));
                         let (record_owners, flock_owner, broken) = (Vec::new(), 0, false);
                         let (ino, request) = (Ino(n), 2 * n);
-                        let o = Opened { fh, ino, request, record_owners, flock_owner, broken };
+                        let o = Opened { fh, ino, request, access, record_owners, flock_owner, broken };
                         model.insert(fh, o);
                     }
                     1 => if let Some(o) = model.get_mut(&fh) {

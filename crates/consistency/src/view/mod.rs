@@ -53,6 +53,7 @@ mod claims;
 mod flying;
 mod known;
 mod local;
+mod primitives;
 mod sums;
 
 use crate::ownership::{Detached, MapAnswer};
@@ -60,6 +61,7 @@ use ebb_types::{ByteRange, NodeId, Version};
 use flying::Flying;
 use known::{Fact, Known, Segment, segments};
 use local::{Class, Local, LocalMap};
+pub use primitives::AttachedBook;
 use rangemap::RangeSet;
 use std::collections::BTreeMap;
 

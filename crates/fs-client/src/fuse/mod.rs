@@ -9,6 +9,7 @@ mod convert;
 mod data;
 mod directories;
 mod handles;
+mod library;
 mod locks;
 mod mount;
 mod names;
@@ -231,8 +232,7 @@ impl Filesystem for Adapter {
             Call::Fallocate(asked, reply) => self.fallocate(&asked, reply),
             Call::Lseek(asked, reply) => self.lseek(&asked, reply),
             Call::CopyFileRange(asked, reply) => self.copy_file_range(&asked, reply),
-            // Nothing is wrong with asking: isatty(3) does, at every open of many languages.
-            Call::Ioctl(_, reply) => reply.error(ebb_fuse::Errno::ENOTTY),
+            Call::Ioctl(asked, reply) => self.ioctl(head, &asked, reply),
             Call::OpenDir(asked, reply) => self.opendir(&asked, reply),
             Call::ReadDir(asked, reply) => self.readdir(head, &asked, reply),
             Call::ReadDirPlus(asked, reply) => self.readdirplus(head, &asked, reply),

@@ -1,7 +1,7 @@
 //! Names: looked up, made, removed, renamed.
 
 use super::answers::{empty, entry};
-use super::convert::{attr, errno, ino};
+use super::convert::{attr, ino};
 use super::{Adapter, TTL, checked};
 use crate::metrics::Operation;
 use crate::ops::names::MakeArgs;
@@ -30,7 +30,7 @@ impl Adapter {
             return reply.entry(TTL, &attr(&found));
         }
         if virtual_files::is_virtual(parent) {
-            return reply.error(errno(Errno::ENOENT));
+            return self.lookup_handle(asked.name, reply);
         }
         let Some((name, reply)) = checked(Name::new(asked.name), reply) else { return };
         let start = Instant::now();
@@ -50,6 +50,22 @@ impl Adapter {
                 places.found(found.ino, parent, &name).await;
             }
             Ok(found)
+        };
+        self.spawn(Operation::Lookup, work, entry(reply));
+    }
+
+    /// The file of a handle, which has a name in `.ebb` for who asks for it.
+    fn lookup_handle(&self, name: &[u8], reply: ReplyEntry) {
+        let ino = self.node.referred(name);
+        let Some((ino, reply)) = checked(ino, reply) else { return };
+        let node = Arc::clone(&self.node);
+        let work = async move {
+            match node.getattr(ino).await {
+                Ok(found) if found.kind == FileKind::Regular => Ok(found),
+                Ok(_) => Err(Errno::ESTALE),
+                Err(Errno::ENOENT) => Err(Errno::ESTALE),
+                Err(e) => Err(e),
+            }
         };
         self.spawn(Operation::Lookup, work, entry(reply));
     }

@@ -112,7 +112,7 @@ impl Node {
         }
     }
 
-    fn write_at(
+    pub(super) fn write_at(
         &self,
         file: &Arc<CachedFile>,
         place: Place,
@@ -215,7 +215,7 @@ impl Node {
 
     /// A write that could not be published has failed: its bytes must not come later, over what others have
     /// written meanwhile.
-    fn write_failed(&self, file: &Arc<CachedFile>, range: ByteRange) {
+    pub(super) fn write_failed(&self, file: &Arc<CachedFile>, range: ByteRange) {
         let mut state = file.state.write();
         let (failed, known) = (state.view.unattached(range), state.view.known_version());
         state.quiet.failed(&failed, known);

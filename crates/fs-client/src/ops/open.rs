@@ -73,7 +73,14 @@ impl Node {
     pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath, access: Access) -> u64 {
         let read_ahead = Mutex::new(ReadAhead::default());
         let mappable = (access == Access::ReadWrite).then(|| Arc::clone(&file.mappable));
-        self.handles.insert_file(OpenFile { fh: 0, file, path, mappable, read_ahead })
+        self.handles.insert_file(OpenFile {
+            fh: 0,
+            file,
+            path,
+            access: Some(access),
+            mappable,
+            read_ahead,
+        })
     }
 
     /// Opens a file for user `uid`.

@@ -60,7 +60,8 @@ impl Node {
                 fh: handle.fh,
                 file: Arc::clone(&file),
                 path: IoPath::Daemon(Reason::SwitchedOff),
-                // How it was opened is not known any more.
+                access: handle.access,
+                // A mapping that was made meanwhile is not known of.
                 mappable: Some(Arc::clone(&file.mappable)),
                 read_ahead: Mutex::new(ReadAhead::default()),
             };
