@@ -11,12 +11,13 @@
 #                break; another cluster after every n rounds
 #   make bench   the benchmarks
 #   make build   the binary $(TARGET)/release/ebb, and libebb_trace.so beside it for `ebb trace`
+#   make install PREFIX=DIR   what was built: ebb, libebb with its header and manual
 #   make lint    format, clippy
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools
+.PHONY: build install demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -26,6 +27,23 @@ THREADS := $(if $(EBB_TEST_THREADS),$(EBB_TEST_THREADS),2)
 
 build: tools
 	cargo build --release --workspace
+
+# What `make build` has built, below PREFIX (and DESTDIR, for who makes packages).
+PREFIX := /usr/local
+DIR = $(DESTDIR)$(PREFIX)
+BUILT = $(TARGET)/release
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
+install:
+	@test -e $(BUILT)/ebb -a -e $(BUILT)/libebb.so || { echo "make build first: $(BUILT) lacks ebb or libebb.so" >&2; exit 1; }
+	install -d $(DIR)/bin $(DIR)/lib/pkgconfig $(DIR)/include $(DIR)/share/man/man3
+	install -m 755 $(BUILT)/ebb $(BUILT)/libebb_trace.so $(DIR)/bin
+	install -m 755 $(BUILT)/libebb.so $(DIR)/lib/libebb.so.$(VERSION)
+	ln -sf libebb.so.$(VERSION) $(DIR)/lib/libebb.so.0
+	ln -sf libebb.so.0 $(DIR)/lib/libebb.so
+	install -m 644 $(BUILT)/libebb.a $(DIR)/lib
+	install -m 644 crates/ebb-api/include/ebb.h $(DIR)/include
+	install -m 644 docs/man/libebb.3 $(DIR)/share/man/man3
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' crates/ebb-api/libebb.pc.in > $(DIR)/lib/pkgconfig/libebb.pc
 
 demo: build
 	EBB_BIN="$$(realpath $(TARGET)/release/ebb)" demo/demo.sh

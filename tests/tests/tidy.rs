@@ -7,9 +7,15 @@ use std::path::{Path, PathBuf};
 const LINES_MAX: usize = 700;
 /// Words in docs with so many underscores, or more, are names of tests.
 const UNDERSCORES: usize = 3;
-/// Dependencies that are there for what they make cargo do, or for code that is generated.
-const UNNAMED: [(&str, &str); 3] =
-    [("ebb-testkit", "proptest"), ("ebb-wire", "prost"), ("ebb-wire", "tonic-prost")];
+/// Dependencies that are there for what they make cargo do, for code that is generated, or by another name.
+const UNNAMED: [(&str, &str); 5] = [
+    ("ebb-testkit", "proptest"),
+    ("ebb-wire", "prost"),
+    ("ebb-wire", "tonic-prost"),
+    // Its library is called `ebb`.
+    ("ebb-tests", "ebb-api"),
+    ("ebb-benches", "ebb-api"),
+];
 /// So begin the names of numbers that Prometheus reads.
 const NUMBER: &str = "ebb_";
 

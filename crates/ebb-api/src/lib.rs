@@ -4,6 +4,7 @@
 //! * [`Extended`]: the primitives of BaseFS (attach, query, read of an owner, flush, detach) on any open file
 //!   of a mount; lists of pieces; handles.
 //! * [`layers`]: PosixFS, CommitFS and SessionFS of them.
+//! * [`c`]: the same for C (`ebb.h`).
 //!
 //! It speaks with the daemon by ioctls on the program's own descriptor; why, and how, is in
 //! [`ebb_api_format`]. So it keeps no state, starts no thread, opens nothing, and may be used from any
@@ -12,6 +13,7 @@
 //! What a program can rely on when the daemon ends: without a supervisor calls fail with ENOTCONN at once;
 //! under one (the default) they wait for the next daemon and are carried out by it.
 
+pub mod c;
 mod call;
 pub mod layers;
 mod lists;
