@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn ebb_open(name: *const c_char, flags: c_int, mode: u32) 
     if fd < 0 {
         return fd;
     }
-    let checked = file(fd).and_then(|f| f.ebb_stat().map(drop));
+    let checked = file(fd).and_then(|f| crate::primitives::probe(f.as_fd()));
     if checked.is_err() {
         // SAFETY: it was just opened here.
         unsafe { libc::close(fd) };

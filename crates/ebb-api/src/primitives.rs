@@ -18,7 +18,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -45,6 +45,15 @@ fn which(range: Option<&Range<u64>>) -> io::Result<Which> {
     range.map_or(Ok(Which::File), |range| span(range).map(Which::Range))
 }
 
+/// Asks for nothing. Who may not even ask for that is told so by a daemon that understood it.
+pub(crate) fn probe(fd: BorrowedFd<'_>) -> io::Result<()> {
+    check(fd)?;
+    match ask(fd, &Request::Fetch { pieces: Vec::new(), ask: None }, 0) {
+        Err(e) if e.raw_os_error() != Some(libc::EBADF) => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// What files of a mount of Ebb can do more than others. `None` in place of a range stands for the whole file,
 /// as `attach_file` and the like.
 ///
@@ -53,7 +62,7 @@ fn which(range: Option<&Range<u64>>) -> io::Result<Which> {
 pub trait Extended: AsFd {
     /// True when the file is on a mount of Ebb whose daemon understands these calls.
     fn is_ebb(&self) -> bool {
-        check(self.as_fd()).is_ok() && self.ebb_stat().is_ok()
+        probe(self.as_fd()).is_ok()
     }
 
     /// Publishes what was written on this node. Bytes that are published already are not sent again; of the
@@ -195,7 +204,6 @@ pub fn open_handle(mount: &Path, handle: &[u8; HANDLE], flags: i32) -> io::Resul
     }
     // SAFETY: it was just opened, and nobody else has it.
     let file = unsafe { File::from_raw_fd(fd) };
-    debug_assert!(file.as_raw_fd() >= 0);
     check(file.as_fd())?;
     Ok(file)
 }

@@ -95,6 +95,7 @@ impl Node {
         self.learn_base(file, &mut state, *base);
         let changes = state.view.truncated(size, map);
         state.quiet.cut(size);
+        state.attached.detached(ByteRange::from(size));
         self.note_cut(file, &mut state, size, map.version);
         self.copies_in_surplus(file.ino);
         self.note_changes(file, &changes);
