@@ -211,6 +211,28 @@ fn kernel_request_as_it_is(bytes: &[u8]) {
     assert!(names.iter().all(|name| !name.contains(&0) && name.len() < body.len()));
 }
 
+/// What a program asks by an ioctl, and what it is answered.
+pub fn library_call(bytes: &[u8]) {
+    use ebb_api_format::{OFFSET_MAX, Owners, PiecesRead, Request, Span, Stat, Stored};
+    match Request::decode(bytes) {
+        Ok(Request::Write { pieces, data, .. }) => {
+            assert_eq!(pieces.iter().map(|p| p.len).sum::<u64>(), data.len() as u64);
+        }
+        Ok(Request::Read { pieces, .. } | Request::Fetch { pieces, .. }) => {
+            assert!(pieces.len() <= bytes.len() && pieces.iter().all(|p| p.end() <= OFFSET_MAX));
+        }
+        _ => {}
+    }
+    if let Ok(owners) = Owners::decode(bytes) {
+        assert!(owners.owned.windows(2).all(|w| w[0].span.end() <= w[1].span.offset));
+    }
+    let asked = [Span { offset: 0, len: 5 }, Span { offset: 9, len: 300 }];
+    if let Ok(parts) = PiecesRead::decode(bytes, &asked) {
+        assert!(parts.iter().zip(asked).all(|(part, piece)| part.len() as u64 <= piece.len));
+    }
+    let _ = (Stat::decode(bytes), Stored::decode(bytes, 9));
+}
+
 /// A line on the control socket, in both directions.
 pub fn control_line(line: &[u8]) {
     let _ = control::Request::decode(line);

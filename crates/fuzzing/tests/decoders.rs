@@ -43,6 +43,35 @@ fn peer_requests() {
 }
 
 #[test]
+fn library_calls() {
+    use ebb_api_format::{Owned, Owners, PiecesRead, Request, Span, Stat, Stored, Which};
+    let span = Span { offset: 1 << 40, len: 77 };
+    let pieces: Vec<Span> = (0..50).map(|n| Span { offset: n * 1000, len: n % 7 }).collect();
+    let data = vec![1; pieces.iter().map(|p| p.len as usize).sum()];
+    let requests = [
+        Request::Attach(Which::Range(span)),
+        Request::Query(Which::File),
+        Request::ReadFrom { span, owner: 3 },
+        Request::Write { pieces: pieces.clone(), data: &data, publish: Some(span) },
+        Request::Read { pieces: pieces.clone(), ask: Some(span) },
+        Request::Fetch { pieces, ask: None },
+    ];
+    let mut seeds: Vec<Vec<u8>> = requests.iter().filter_map(Request::encode).collect();
+    let owned: Vec<Owned> =
+        (0..30).map(|n| Owned { span: Span { offset: n * 9, len: 4 }, owner: 2 }).collect();
+    seeds.push(Owners::encode(&owned, Some(1 << 50), 4000));
+    seeds.push(
+        Stat { size: 9, node: 1, unattached: 2, unflushed: 3, model: "posix".into() }.encode(),
+    );
+    seeds.push(Stored { bytes: 9, errno: 0, publish: true }.encode());
+    let mut read = PiecesRead::default();
+    read.push(&[1; 5]);
+    read.push(&[2; 200]);
+    seeds.push(read.encode());
+    feed("library-calls", &seeds, entries::library_call);
+}
+
+#[test]
 fn peer_replies() {
     let reply = |status, len| wire::encode_reply(&wire::Reply { status, held: true, id: 7, len });
     let seeds = [
