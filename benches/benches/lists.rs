@@ -50,11 +50,9 @@ fn read_single(file: &File, want: u8) -> f64 {
 fn read_list(file: &File, want: u8) -> f64 {
     let mut buffers = vec![[0; LEN]; PIECES as usize];
     let read = |buffers: &mut Vec<[u8; LEN]>| {
-        let piece = |(n, buffer): (u64, &'_ mut [u8; LEN])| (n * STRIDE, buffer);
         let mut pieces: Vec<ReadPiece<'_>> = (0..)
             .zip(buffers.iter_mut())
-            .map(piece)
-            .map(|(offset, buffer)| ReadPiece { offset, buffer: &mut buffer[..], got: 0 })
+            .map(|(n, buffer)| ReadPiece { offset: n * STRIDE, buffer: &mut buffer[..], got: 0 })
             .collect();
         assert_eq!(file.read_list(&mut pieces).expect("read"), PIECES as usize * LEN);
         PIECES as f64

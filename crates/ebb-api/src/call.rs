@@ -13,7 +13,7 @@ fn is_fuse(fd: BorrowedFd<'_>) -> io::Result<bool> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call has succeeded.
-    Ok(unsafe { found.assume_init() }.f_type as i64 == FUSE_MAGIC)
+    Ok(unsafe { found.assume_init() }.f_type == FUSE_MAGIC)
 }
 
 /// ENOTTY for a descriptor that is none of a regular file on a FUSE mount.
