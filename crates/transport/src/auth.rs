@@ -63,7 +63,7 @@ pub struct Token {
 }
 
 impl Token {
-    fn of(secret: [u8; PROOF_LEN]) -> Token {
+    pub(crate) fn of(secret: [u8; PROOF_LEN]) -> Token {
         Token { secret: Zeroizing::new(secret), keys: OnceLock::new() }
     }
 

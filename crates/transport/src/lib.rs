@@ -1,4 +1,4 @@
-//! Peer-to-peer bytes over TCP, the proof of the job token, and encrypted connections.
+//! Peer-to-peer bytes over TCP and RDMA, the proof of the job token, and encrypted connections.
 //!
 //! A daemon lends byte ranges of its cache files ([`ByteSource`], [`PeerServing`]) and asks other daemons for
 //! ranges, to keep copies and to write ([`PeerChannel`]). How bytes travel is one [`PeerTransport`], of which the
@@ -7,6 +7,7 @@
 
 pub mod admin;
 pub mod auth;
+mod dial;
 pub mod gate;
 mod handshake;
 mod lines;
@@ -15,6 +16,7 @@ mod links;
 pub mod neighbour;
 mod peer;
 mod pool;
+pub mod rdma;
 mod reply;
 pub mod secure;
 mod server;
@@ -35,6 +37,7 @@ pub use peer::{
     ReadRequest, WorkError, WorkRequest,
 };
 pub use pool::{PeerPool, PoolOptions};
+pub use rdma::{Fabric, Rdma, RdmaReport};
 pub use secure::Secure;
 pub use server::{PeerServer, ServeError, ServeOptions};
 pub use source::{ByteSource, CopySet, Hold, Lent, SeatWork, SourceError, Subject, Work};

@@ -1,14 +1,13 @@
-//! Work for peers over TCP, the asking end: a few connections to every peer, each with one request at a time, or
+//! Work for peers, the asking end: a few connections to every peer, each with one request at a time, or
 //! with the frames of one request ahead of their answers.
 //!
 //! * Every frame is answered; work is as good as its answers. Nothing is sent twice: an answer that does
 //!   not come leaves open what the peer has done.
 //! * Bounds: bytes and ranges of a frame, frames without an answer, the time of every step.
 
-use crate::auth::Token;
-use crate::handshake;
+use crate::dial::Dialer;
 use crate::peer::{WorkError, WorkRequest};
-use crate::secure::{self, Channel, Purpose, Secure};
+use crate::secure::Channel;
 use crate::source::{CopySet, SeatWork, Work};
 use crate::wire::{
     self, KEEP_BYTES_MAX, Order, Payload, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Status, TRAILER_LEN,
@@ -48,8 +47,7 @@ struct Line {
 /// The connections to one peer.
 pub(crate) struct Lines {
     address: Arc<str>,
-    token: Option<Arc<Token>>,
-    secure: Secure,
+    dialer: Dialer,
     /// Of every step: to connect, to send a frame, to be answered.
     patience: Duration,
     lines: [Mutex<Option<Line>>; CONNECTIONS],
@@ -57,14 +55,9 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    pub(crate) fn new(
-        address: Arc<str>,
-        token: Option<Arc<Token>>,
-        secure: Secure,
-        patience: Duration,
-    ) -> Lines {
+    pub(crate) fn new(address: Arc<str>, dialer: Dialer, patience: Duration) -> Lines {
         let lines = std::array::from_fn(|_| Mutex::new(None));
-        Lines { address, token, secure, patience, lines, next: AtomicUsize::new(0) }
+        Lines { address, dialer, patience, lines, next: AtomicUsize::new(0) }
     }
 
     /// Makes sure that the peer answers, on a new connection if an old one is of no use any more.
@@ -198,11 +191,7 @@ impl Lines {
     }
 
     async fn connect(&self) -> Result<Channel, WorkError> {
-        let token = self.token.as_deref();
-        let stream = secure::connect(&self.address, Purpose::Peer, token, self.secure).await;
-        let stream = stream.map_err(|e| self.unreached(&e))?;
-        handshake::greet_server(&stream, token).await.map_err(|e| self.unreached(&e))?;
-        Ok(stream)
+        self.dialer.dial(&self.address).await.map_err(|e| self.unreached(&e))
     }
 
     fn unreached(&self, e: &dyn std::fmt::Display) -> WorkError {

@@ -11,6 +11,7 @@ use crate::sys;
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
 use bytes::{Buf, BufMut, BytesMut};
 use ebb_locks::Mutex;
+use ebb_rdma::Landing;
 use ebb_types::ByteRange;
 use std::collections::VecDeque;
 use std::io;
@@ -28,20 +29,29 @@ const STASH_BYTES: usize = 32 << 10;
 const WAKE_BYTES: usize = 256 << 10;
 
 /// How a part of a read ended.
-#[derive(Debug)]
 pub(crate) enum Outcome {
     /// The bytes are good and fill the buffer.
     Good(BytesMut),
+    /// The bytes are good and in the landing.
+    Placed,
     /// The peer answered, but not with the bytes.
     Answered(Status),
     /// The connection broke before the answer was whole.
     Broken(Arc<str>),
 }
 
+/// Where the bytes of a part go.
+pub(crate) enum Target {
+    /// Behind what is in the buffer.
+    Buffer(BytesMut),
+    /// The owner writes them there, from this byte on.
+    Landing(Arc<Landing>, usize),
+}
+
 struct Pending {
     id: u64,
     len: usize,
-    into: BytesMut,
+    into: Target,
     done: oneshot::Sender<Outcome>,
 }
 
@@ -95,15 +105,15 @@ impl Link {
         Link { shared, tasks: [read, write] }
     }
 
-    /// Asks for `ranges`, whose `len` bytes are to be appended to `into`. On a link that is
-    /// closed the buffer comes back.
+    /// Asks for `ranges`, whose `len` bytes go to `into`. On a link that is
+    /// closed that comes back.
     pub fn submit(
         &self,
         subject: Subject,
         ranges: &[ByteRange],
         len: usize,
-        into: BytesMut,
-    ) -> Result<oneshot::Receiver<Outcome>, BytesMut> {
+        into: Target,
+    ) -> Result<oneshot::Receiver<Outcome>, Target> {
         let (done, outcome) = oneshot::channel();
         let mut queue = self.shared.queue.lock();
         if queue.closed.is_some() {
@@ -111,9 +121,13 @@ impl Link {
         }
         let id = queue.next_id;
         queue.next_id += 1;
+        let place = match &into {
+            Target::Buffer(_) => None,
+            Target::Landing(landing, at) => Some(landing.place(*at)),
+        };
         queue.pending.push_back(Pending { id, len, into, done });
         self.shared.load.fetch_add(len as u64, Relaxed);
-        self.shared.send(&mut queue, |out| wire::put_read(out, id, subject, ranges));
+        self.shared.send(&mut queue, |out| wire::put_read_to(out, id, subject, ranges, place));
         Ok(outcome)
     }
 
@@ -125,6 +139,11 @@ impl Link {
     /// Bytes that arrived so far.
     pub fn arrived(&self) -> u64 {
         self.shared.arrived.load(Relaxed)
+    }
+
+    /// Whether it goes over RDMA.
+    pub fn is_rdma(&self) -> bool {
+        self.shared.channel.rdma().is_some()
     }
 
     /// False when nothing can be asked here any more.
@@ -166,6 +185,8 @@ impl Shared {
         queue.closed = Some(reason.clone());
         let pending = std::mem::take(&mut queue.pending);
         drop(queue);
+        // Before anybody asks elsewhere for bytes that could still be on their way.
+        self.channel.shut();
         for part in pending {
             // A read that gave up meanwhile does not listen.
             let _ = part.done.send(Outcome::Broken(reason.clone()));
@@ -225,7 +246,7 @@ impl Reader {
         };
         let Pending { id, len, into, done } = part;
         let outcome = match reply.status {
-            Status::Ok => match self.bytes(id, len, into, &reply).await {
+            Status::Ok => match self.good(id, len, into, &reply).await {
                 Ok(outcome) => outcome,
                 Err(e) => {
                     let _ = done.send(Outcome::Broken(e.to_string().into()));
@@ -244,8 +265,32 @@ impl Reader {
     fn next_pending(&self, reply: &Reply) -> Option<Pending> {
         let mut queue = self.shared.queue.lock();
         let first = queue.pending.front()?;
-        let fits = reply.status != Status::Ok || reply.len == first.len as u64;
+        let lands = matches!(first.into, Target::Landing(..));
+        let fits =
+            reply.status != Status::Ok || reply.len == first.len as u64 && reply.placed == lands;
         if first.id == reply.id && fits { queue.pending.pop_front() } else { None }
+    }
+
+    async fn good(
+        &mut self,
+        id: u64,
+        len: usize,
+        into: Target,
+        reply: &Reply,
+    ) -> io::Result<Outcome> {
+        match into {
+            Target::Buffer(into) => self.bytes(id, len, into, reply).await,
+            // Given back before anybody is told, so that the read has it alone.
+            Target::Landing(_landing, _) => {
+                // They are there before this can be read.
+                self.shared.arrived.fetch_add(len as u64, Relaxed);
+                let trailer: [u8; TRAILER_LEN] = self.take().await?;
+                match wire::decode_trailer(&trailer, id).map_err(io::Error::other)? {
+                    Status::Ok => Ok(Outcome::Placed),
+                    status => Ok(Outcome::Answered(status)),
+                }
+            }
+        }
     }
 
     async fn bytes(
@@ -297,6 +342,9 @@ impl Reader {
 
     /// Whoever waits for many bytes is woken when they are there, not for each of their packets.
     fn wake_at(&mut self, bytes: usize) -> io::Result<()> {
+        if self.shared.channel.rdma().is_some() {
+            return Ok(());
+        }
         let bytes = self.shared.channel.low_water(bytes);
         if self.wakes_at != bytes {
             sys::set_receive_low_water(self.shared.channel.tcp(), bytes)?;

@@ -2,6 +2,7 @@
 //! suite (`tests/conformance`) and the daemon does not know which one it runs on.
 
 use crate::auth::Token;
+use crate::rdma::RdmaReport;
 use crate::secure::{Secure, SecureStats};
 use crate::server::ServeError;
 use crate::source::{ByteSource, CopySet, SourceError, Subject, Work};
@@ -174,6 +175,11 @@ pub trait PeerChannel: Send + Sync + 'static {
 
     /// What it did so far.
     fn stats(&self) -> PoolStats;
+
+    /// What RDMA did so far, where there is any.
+    fn rdma(&self) -> Option<RdmaReport> {
+        None
+    }
 }
 
 impl dyn PeerChannel {

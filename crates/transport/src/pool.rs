@@ -1,13 +1,16 @@
-//! The asking end over TCP: a few connections to every peer, made when they are needed, shared
+//! The asking end: a few connections to every peer, made when they are needed, shared
 //! by all reads; others for work ([`crate::lines`]). Reads are idempotent, so a part that was lost with its connection is asked for
 //! once more on another one; everything ends by the deadline of its read.
 
 use crate::auth::Token;
-use crate::handshake::{self, HandshakeError};
+use crate::dial::Dialer;
+use crate::handshake::HandshakeError;
 use crate::lines::Lines;
-use crate::link::{Link, Outcome};
+use crate::link::{Link, Outcome, Target};
 use crate::peer::{BoxFuture, PeerChannel, ReadError, ReadRequest, WorkError, WorkRequest};
-use crate::secure::{self, Purpose, Secure, SecureError, SecureStats};
+use crate::rdma::read::Attempt;
+use crate::rdma::{Fabric, RdmaReport};
+use crate::secure::{Secure, SecureError, SecureStats};
 use crate::source::{Subject, Work};
 use crate::split::{PART_BYTES, Part, split};
 use crate::stats::{PoolCells, PoolStats, add};
@@ -49,13 +52,13 @@ impl Default for PoolOptions {
 
 /// Connections to peers, by address.
 pub struct PeerPool {
-    token: Option<Arc<Token>>,
+    dialer: Dialer,
     options: PoolOptions,
     peers: Mutex<HashMap<Arc<str>, Arc<Peer>>>,
-    cells: PoolCells,
+    pub(crate) cells: PoolCells,
 }
 
-struct Peer {
+pub(crate) struct Peer {
     address: Arc<str>,
     slots: Box<[Slot]>,
     /// For copies.
@@ -79,18 +82,29 @@ impl Slot {
 }
 
 /// A part that was asked for.
-struct Flight {
-    part: Part,
-    link: Arc<Link>,
-    arrived_before: u64,
-    outcome: oneshot::Receiver<Outcome>,
+pub(crate) struct Flight {
+    pub part: Part,
+    pub link: Arc<Link>,
+    pub arrived_before: u64,
+    pub outcome: oneshot::Receiver<Outcome>,
 }
 
 impl PeerPool {
     /// A pool without connections.
     #[must_use]
     pub fn new(token: Option<Arc<Token>>, options: PoolOptions) -> PeerPool {
-        PeerPool { token, options, peers: Mutex::default(), cells: PoolCells::default() }
+        PeerPool::over(token, options, None)
+    }
+
+    /// The same, over RDMA where the peers have it too.
+    #[must_use]
+    pub fn over(
+        token: Option<Arc<Token>>,
+        options: PoolOptions,
+        fabric: Option<Arc<Fabric>>,
+    ) -> PeerPool {
+        let dialer = Dialer { token, secure: options.secure, fabric };
+        PeerPool { dialer, options, peers: Mutex::default(), cells: PoolCells::default() }
     }
 
     /// All bytes of `request` from the peer at `address` (HOST:PORT), one range after the other.
@@ -108,14 +122,13 @@ impl PeerPool {
     ) -> Result<BytesMut, ReadError> {
         add(&self.cells.reads, 1);
         let total = request.total().ok_or(ReadError::Oversized)?;
-        buffer.clear();
         if total == 0 {
+            buffer.clear();
             return Ok(buffer);
         }
-        buffer.reserve(total as usize);
         let parts = split(&request.ranges, PART_BYTES);
         let mut flights = Vec::with_capacity(parts.len());
-        let flown = self.fly(address, request.subject(), parts, buffer, &mut flights);
+        let flown = self.fetch(address, request.subject(), parts, buffer, &mut flights);
         let result = match timeout(self.options.read_timeout, flown).await {
             Ok(result) => result,
             Err(_) => {
@@ -137,25 +150,45 @@ impl PeerPool {
         self.cells.snapshot()
     }
 
+    async fn fetch(
+        &self,
+        address: &str,
+        subject: Subject,
+        parts: Vec<Part>,
+        mut buffer: BytesMut,
+        flights: &mut Vec<Flight>,
+    ) -> Result<BytesMut, ReadError> {
+        let peer = self.peer(address);
+        if let Some(fabric) = &self.dialer.fabric {
+            match self.fly_placed(fabric, &peer, subject, &parts, buffer, flights).await {
+                Attempt::Done(result) => return result,
+                Attempt::NotSo(back) => buffer = back,
+            }
+            flights.clear();
+        }
+        self.fly(&peer, subject, parts, buffer, flights).await
+    }
+
     /// Sends every part, then collects them in order.
     async fn fly(
         &self,
-        address: &str,
+        peer: &Peer,
         subject: Subject,
         parts: Vec<Part>,
         mut rest: BytesMut,
         flights: &mut Vec<Flight>,
     ) -> Result<BytesMut, ReadError> {
-        let peer = self.peer(address);
+        rest.clear();
+        rest.reserve(parts.iter().map(|part| part.len).sum());
         for part in parts {
             // The parts share one allocation, so that they are one again when all are filled.
             let following = rest.split_off(part.len);
-            flights.push(self.launch(&peer, subject, part, rest).await?);
+            flights.push(self.launch(peer, subject, part, rest).await?);
             rest = following;
         }
         let mut whole = BytesMut::new();
         for flight in flights {
-            whole.unsplit(self.land(&peer, subject, flight).await?);
+            whole.unsplit(self.land(peer, subject, flight).await?);
         }
         Ok(whole)
     }
@@ -170,9 +203,10 @@ impl PeerPool {
         for _ in 0..LAUNCHES_MAX {
             let link = self.link(peer).await?;
             let arrived_before = link.arrived();
-            match link.submit(subject, &part.ranges, part.len, into) {
+            match link.submit(subject, &part.ranges, part.len, Target::Buffer(into)) {
                 Ok(outcome) => return Ok(Flight { part, link, arrived_before, outcome }),
-                Err(back) => into = back,
+                Err(Target::Buffer(back)) => into = back,
+                Err(Target::Landing(..)) => break,
             }
         }
         Err(ReadError::Unreachable(format!("{}: hangs up after every greeting", peer.address)))
@@ -204,10 +238,7 @@ impl PeerPool {
         }
         let address: Arc<str> = address.into();
         let slots = (0..self.options.connections_per_peer.max(1)).map(|_| Slot::default());
-        let lines = || {
-            let PoolOptions { secure, read_timeout, .. } = self.options;
-            Lines::new(address.clone(), self.token.clone(), secure, read_timeout)
-        };
+        let lines = || Lines::new(address.clone(), self.dialer.clone(), self.options.read_timeout);
         let peer = Arc::new(Peer {
             slots: slots.collect(),
             copies: lines(),
@@ -219,7 +250,7 @@ impl PeerPool {
     }
 
     /// An idle connection, else a new one while there is room, else the least busy one.
-    async fn link(&self, peer: &Peer) -> Result<Arc<Link>, ReadError> {
+    pub(crate) async fn link(&self, peer: &Peer) -> Result<Arc<Link>, ReadError> {
         let mut best: Option<Arc<Link>> = None;
         let mut empty = None;
         for slot in &peer.slots {
@@ -247,12 +278,7 @@ impl PeerPool {
         }
         let unreachable =
             |e: &dyn std::fmt::Display| ReadError::Unreachable(format!("{}: {e}", peer.address));
-        let greeted = timeout(self.options.connect_timeout, async {
-            let (token, secure) = (self.token.as_deref(), self.options.secure);
-            let stream = secure::connect(&peer.address, Purpose::Peer, token, secure).await?;
-            handshake::greet_server(&stream, token).await?;
-            Ok(stream)
-        });
+        let greeted = timeout(self.options.connect_timeout, self.dialer.dial(&peer.address));
         let stream = match greeted.await {
             Ok(Ok(stream)) => stream,
             Ok(Err(HandshakeError::Refused(why))) => {
@@ -276,10 +302,18 @@ impl PeerPool {
 async fn outcome_of(flight: &mut Flight) -> Result<Result<BytesMut, ReadError>, Arc<str>> {
     match (&mut flight.outcome).await {
         Ok(Outcome::Good(bytes)) => Ok(Ok(bytes)),
-        Ok(Outcome::Answered(Status::Errno(errno))) => Ok(Err(ReadError::Errno(errno))),
-        Ok(Outcome::Answered(_)) => Ok(Err(ReadError::NotHere)),
+        Ok(Outcome::Answered(status)) => Ok(Err(error_of(status))),
         Ok(Outcome::Broken(reason)) => Err(reason),
+        Ok(Outcome::Placed) => Err("the bytes went elsewhere".into()),
         Err(_) => Err("the connection was closed".into()),
+    }
+}
+
+/// What a read is told when the owner answers without bytes.
+pub(crate) fn error_of(status: Status) -> ReadError {
+    match status {
+        Status::Errno(errno) => ReadError::Errno(errno),
+        _ => ReadError::NotHere,
     }
 }
 
@@ -323,14 +357,18 @@ impl PeerChannel for PeerPool {
     }
 
     fn secure(&self) -> Option<Secure> {
-        self.token.as_ref().map(|_| self.options.secure)
+        self.dialer.token.as_ref().map(|_| self.options.secure)
     }
 
     fn encrypted(&self) -> SecureStats {
-        self.token.as_ref().map(|token| token.encrypted()).unwrap_or_default()
+        self.dialer.token.as_ref().map(|token| token.encrypted()).unwrap_or_default()
     }
 
     fn stats(&self) -> PoolStats {
         PeerPool::stats(self)
+    }
+
+    fn rdma(&self) -> Option<RdmaReport> {
+        self.dialer.fabric.as_ref().map(|fabric| fabric.report())
     }
 }

@@ -5,6 +5,7 @@
 use crate::secure::Channel;
 use crate::source::{ByteSource, Hold, Lent, SourceError, Subject};
 use crate::wire::{self, REPLY_LEN, Reply, Status, TRAILER_LEN};
+use ebb_rdma::Place;
 use ebb_types::{ByteRange, Errno};
 use rustix::io::ReadWriteFlags;
 use std::fs::File;
@@ -31,6 +32,7 @@ pub(crate) struct Asked<'a> {
     pub subject: Subject,
     pub ranges: &'a [ByteRange],
     pub total: u64,
+    pub landing: Option<Place>,
 }
 
 /// The sending half of a connection.
@@ -38,11 +40,11 @@ pub(crate) struct Sender {
     /// At most a copied chunk with its frames.
     scratch: Vec<u8>,
     /// A peer that takes nothing for so long is given up.
-    stall_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
 }
 
 /// Why the bytes that were promised are not coming.
-type Short = Status;
+pub(crate) type Short = Status;
 
 impl Sender {
     pub fn new(stall_timeout: Duration) -> Sender {
@@ -51,7 +53,7 @@ impl Sender {
 
     /// An answer without bytes.
     pub async fn refuse(&self, stream: &Channel, id: u64, status: Status) -> io::Result<()> {
-        let reply = Reply { status, held: false, id, len: 0 };
+        let reply = Reply { status, held: false, placed: false, id, len: 0 };
         self.write(stream, &wire::encode_reply(&reply)).await
     }
 
@@ -68,13 +70,18 @@ impl Sender {
         asked: &Asked<'_>,
         lent: Lent,
     ) -> io::Result<(Status, Option<Hold>)> {
+        if let (Some(place), Some(rdma)) = (asked.landing, stream.rdma()) {
+            let status = self.place(stream, rdma, source, asked, &lent.file, place).await?;
+            return Ok((status, None));
+        }
         if asked.total <= COPY_BYTES as u64 {
             return Ok((self.copy_whole(stream, source, asked, &lent.file).await?, None));
         }
-        let from_pages = asked.total >= PAGES_BYTES_MIN && !stream.is_secure();
+        let from_pages = asked.total >= PAGES_BYTES_MIN && stream.is_bare();
         let hold = lent.hold.filter(|_| from_pages);
         let held = hold.is_some();
-        let reply = Reply { status: Status::Ok, held, id: asked.id, len: asked.total };
+        let reply =
+            Reply { status: Status::Ok, held, placed: false, id: asked.id, len: asked.total };
         self.write_more(stream, &wire::encode_reply(&reply)).await?;
         let (sent, short) = if held {
             self.send_pages(stream, asked.ranges, &lent.file).await?
@@ -116,7 +123,7 @@ impl Sender {
             self.refuse(stream, asked.id, status).await?;
             return Ok(status);
         }
-        let reply = Reply { status, held: false, id: asked.id, len: asked.total };
+        let reply = Reply { status, held: false, placed: false, id: asked.id, len: asked.total };
         self.scratch[..REPLY_LEN].copy_from_slice(&wire::encode_reply(&reply));
         self.scratch[at..].copy_from_slice(&wire::encode_trailer(asked.id, status));
         self.write(stream, &self.scratch).await?;
@@ -238,7 +245,7 @@ impl Sender {
         }
     }
 
-    async fn write(&self, stream: &Channel, mut bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn write(&self, stream: &Channel, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match stream.try_write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
@@ -257,7 +264,7 @@ impl Sender {
 
     /// Writes what the kernel should send together with what follows.
     async fn write_more(&self, channel: &Channel, bytes: &[u8]) -> io::Result<()> {
-        if channel.is_secure() {
+        if !channel.is_bare() {
             return self.write(channel, bytes).await;
         }
         let stream = channel.tcp();
@@ -280,7 +287,7 @@ impl Sender {
 }
 
 /// After everything was read: does the source still stand by it?
-fn verdict(source: &Arc<dyn ByteSource>, asked: &Asked<'_>) -> Status {
+pub(crate) fn verdict(source: &Arc<dyn ByteSource>, asked: &Asked<'_>) -> Status {
     if source.still_here(asked.subject, asked.ranges) { Status::Ok } else { Status::NotHere }
 }
 
@@ -301,7 +308,7 @@ fn is_of_file(e: &io::Error) -> bool {
     )
 }
 
-fn short_of(e: &io::Error) -> Short {
+pub(crate) fn short_of(e: &io::Error) -> Short {
     match e.kind() {
         io::ErrorKind::UnexpectedEof => Status::NotHere,
         _ => Status::Errno(Errno::from(e)),
@@ -310,7 +317,7 @@ fn short_of(e: &io::Error) -> Short {
 
 /// Reads as much of `into` as is in memory; less than all of it means that the disk must be
 /// asked (or is not there: the disk says so).
-fn read_cached(file: &File, offset: u64, into: &mut [u8]) -> Result<usize, Short> {
+pub(crate) fn read_cached(file: &File, offset: u64, into: &mut [u8]) -> Result<usize, Short> {
     let mut done = 0;
     while done < into.len() {
         let rest = &mut [IoSliceMut::new(&mut into[done..])];
@@ -339,7 +346,7 @@ async fn warm(file: &Arc<File>, range: ByteRange) -> Result<(), Short> {
     read.await?.map_err(|e| short_of(&e))
 }
 
-async fn on_blocking_pool<T: Send + 'static>(
+pub(crate) async fn on_blocking_pool<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Short> {
     // Fails only when the runtime shuts down in the middle of it.

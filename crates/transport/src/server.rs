@@ -12,6 +12,7 @@ use crate::gate::Gate;
 use crate::handshake::{self, HandshakeError};
 use crate::neighbour;
 use crate::peer::PeerServing;
+use crate::rdma::Fabric;
 use crate::reply::{Asked, Sender};
 use crate::secure::{Arrival, Channel, Purpose, Secure, Whose};
 use crate::source::{ByteSource, Hold};
@@ -19,6 +20,7 @@ use crate::stats::{ServerCells, ServerStats, add, sub};
 use crate::wire::{self, FrameError, RANGE_LEN, RANGES_MAX, REQUEST_LEN, Request, Status};
 use crate::work;
 use bytes::{Buf, BufMut, BytesMut};
+use ebb_types::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -102,13 +104,25 @@ impl PeerServer {
         token: Option<Arc<Token>>,
         options: ServeOptions,
     ) -> Result<PeerServer, ServeError> {
+        PeerServer::serve_over(listener, source, token, options, None)
+    }
+
+    /// The same, and over RDMA for whoever asks.
+    pub fn serve_over(
+        listener: TcpListener,
+        source: Arc<dyn ByteSource>,
+        token: Option<Arc<Token>>,
+        options: ServeOptions,
+        fabric: Option<Arc<Fabric>>,
+    ) -> Result<PeerServer, ServeError> {
         let address = listener.local_addr()?;
         if token.is_none() && !address.ip().is_loopback() {
             return Err(ServeError::NeedsToken(address));
         }
         let cells = Arc::new(ServerCells::default());
         let gate = Gate::new(options.strangers_max);
-        let shared = Arc::new(Shared { source, token, options, gate, cells: cells.clone() });
+        let shared =
+            Arc::new(Shared { source, token, options, gate, fabric, cells: cells.clone() });
         let task = tokio::spawn(accept_all(listener, shared)).abort_handle();
         Ok(PeerServer { address, cells, task })
     }
@@ -156,6 +170,7 @@ struct Shared {
     token: Option<Arc<Token>>,
     options: ServeOptions,
     gate: Arc<Gate>,
+    fabric: Option<Arc<Fabric>>,
     cells: Arc<ServerCells>,
 }
 
@@ -338,12 +353,44 @@ impl Connection<'_> {
                 let status = work::carry_out(&self.shared.source, order, bytes).await;
                 self.sender.acknowledge(self.stream, id, status).await
             }
-            Request::Read { id, subject, ranges, total } => {
-                let status = self.read(&Asked { id, subject, ranges: &ranges, total }).await?;
+            Request::Meet { id } => self.meet(id).await,
+            Request::Read { landing: Some(_), .. } if self.stream.rdma().is_none() => {
+                self.reject(FrameError::Undefined("request")).await
+            }
+            Request::Read { id, subject, ranges, total, landing } => {
+                let asked = Asked { id, subject, ranges: &ranges, total, landing };
+                let status = self.read(&asked).await?;
                 self.count(status, total);
                 Ok(())
             }
         }
+    }
+
+    /// Moves to RDMA, if this node has it; then the peer has nothing more to say here.
+    async fn meet(&mut self, id: u64) -> io::Result<()> {
+        if self.stream.rdma().is_some() || !self.buffer.is_empty() || !self.holds.is_empty() {
+            return self.reject(FrameError::Undefined("request")).await;
+        }
+        let token = self.shared.token.as_deref();
+        let invited = self.shared.fabric.as_ref().map(|fabric| fabric.invite(token));
+        let (meeting, expected) = match invited {
+            Some(Ok(invited)) => invited,
+            no => {
+                if let Some(Err(why)) = no {
+                    tracing::warn!(%why, "a peer is not invited over RDMA");
+                }
+                let status = Status::Errno(Errno::EOPNOTSUPP);
+                return self.sender.acknowledge(self.stream, id, status).await;
+            }
+        };
+        let mut answer = wire::encode_trailer(id, Status::Ok).to_vec();
+        answer.extend_from_slice(&meeting.encode());
+        self.stream.write_all(&answer).await?;
+        let patience = self.shared.options.handshake_timeout;
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        let stream = timeout(patience, expected.connected()).await.map_err(late)??;
+        self.stream.move_to(stream);
+        Ok(())
     }
 
     async fn read(&mut self, asked: &Asked<'_>) -> io::Result<Status> {

@@ -2,11 +2,15 @@
 //! little-endian.
 //!
 //! ```text
-//! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | [since u64] | count x (start u64, len u64)
+//! request   magic u32 | kind u16 | count u16 | id u64 | ino u64 | total u64 | [since u64] | [landing] | count x (start u64, len u64)
 //! reply     magic u32 | status u8 | flags u8 | errno u16 | id u64 | len u64 | len bytes | trailer, when len > 0
 //! trailer   magic u32 | status u8 | 0 u8     | errno u16 | id u64
+//! meet      a request alone; answered by a trailer, and when that says Ok by a meeting (`rdma`)
 //! order     a request without since, then owner u32 | CRC32C of the bytes u32 | epoch u64, then the ranges, then total bytes
 //! ```
+//!
+//! A read over RDMA can have a landing (address u64 | key u32 | 0 u32) into which the bytes are written before the reply
+//! is sent; of the reply then only head and trailer come.
 //!
 //! A request for copies since a version has `since`; one for the copies that are held for
 //! another node has owner, 0 and epoch there. An order is about copies that a partner keeps (begin,
@@ -15,6 +19,7 @@
 //! are good: a file that was cut while it was sent is filled up to `len` and then disowned.
 
 use crate::source::{CopySet, SeatWork, Subject, Work};
+use ebb_rdma::Place;
 use ebb_types::{ByteRange, Errno, Ino, NodeId, Version};
 
 /// Version of the protocol, in both greetings.
@@ -50,12 +55,17 @@ const KIND_SEAT_APPEND: u16 = 10;
 const KIND_SEAT_CUT: u16 = 11;
 const KIND_SEAT_SYNC: u16 = 12;
 const KIND_SEAT_GROW: u16 = 13;
-const KIND_LAST: u16 = KIND_SEAT_GROW;
+const KIND_MEET: u16 = 14;
+const KIND_LAST: u16 = KIND_MEET;
+/// Beside the kind of a read: it has a landing.
+const LANDING: u16 = 0x100;
+const LANDING_LEN: usize = 16;
 const SINCE_LEN: usize = 8;
 const SET_LEN: usize = 16;
 /// Most bytes of one frame of copies.
 pub const KEEP_BYTES_MAX: u64 = 1 << 20;
 const FLAG_HELD: u8 = 1;
+const FLAG_PLACED: u8 = 2;
 
 /// What makes a frame unusable. The connection that carried it is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +129,13 @@ pub enum Request {
         ranges: Vec<ByteRange>,
         /// Their bytes together, at most [`REPLY_BYTES_MAX`].
         total: u64,
+        /// Where they shall be written.
+        landing: Option<Place>,
+    },
+    /// Where is this node reached over RDMA?
+    Meet {
+        /// Comes back in the trailer.
+        id: u64,
     },
     /// The bytes of a reply with `held` have arrived.
     Received {
@@ -214,6 +231,8 @@ pub struct Reply {
     pub status: Status,
     /// The server wants to hear when the bytes have arrived.
     pub held: bool,
+    /// The bytes are in the landing already and do not follow.
+    pub placed: bool,
     /// Of the request.
     pub id: u64,
     /// How many bytes follow; 0 unless `status` is Ok.
@@ -243,6 +262,17 @@ fn put_request(out: &mut Vec<u8>, kind: u16, count: u16, id: u64, ino: u64, tota
 
 /// Appends a read request. The caller keeps to the bounds (asserted: it is our own mistake).
 pub fn put_read(out: &mut Vec<u8>, id: u64, subject: impl Into<Subject>, ranges: &[ByteRange]) {
+    put_read_to(out, id, subject, ranges, None);
+}
+
+/// The same, with a landing for the bytes.
+pub fn put_read_to(
+    out: &mut Vec<u8>,
+    id: u64,
+    subject: impl Into<Subject>,
+    ranges: &[ByteRange],
+    landing: Option<Place>,
+) {
     let Subject { ino, copy_since, held } = subject.into();
     assert!(!ranges.is_empty() && ranges.len() <= RANGES_MAX, "split before sending");
     let total = ranges.iter().map(|r| r.len()).sum();
@@ -251,11 +281,16 @@ pub fn put_read(out: &mut Vec<u8>, id: u64, subject: impl Into<Subject>, ranges:
         (Some(_), None) => KIND_READ_COPY,
         (None, None) => KIND_READ,
     };
+    let kind = if landing.is_some() { kind | LANDING } else { kind };
     put_request(out, kind, ranges.len() as u16, id, ino.0, total);
     match (copy_since, held) {
         (_, Some(set)) => put_set(out, set, 0),
         (Some(since), None) => out.extend_from_slice(&since.0.to_le_bytes()),
         (None, None) => {}
+    }
+    if let Some(Place { address, key }) = landing {
+        out.extend_from_slice(&address.to_le_bytes());
+        out.extend_from_slice(&u64::from(key).to_le_bytes());
     }
     put_ranges(out, ranges);
 }
@@ -287,6 +322,11 @@ pub fn put_received(out: &mut Vec<u8>, id: u64) {
     put_request(out, KIND_RECEIVED, 0, id, 0, 0);
 }
 
+/// Appends the question where the node is reached over RDMA.
+pub fn put_meet(out: &mut Vec<u8>, id: u64) {
+    put_request(out, KIND_MEET, 0, id, 0, 0);
+}
+
 /// Takes one request from the front of `bytes`: the request and its length, or `None` while it
 /// is not whole yet.
 pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError> {
@@ -298,10 +338,20 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
         return Ok(None);
     }
     let (kind, count) = (u16_at(bytes, 4), usize::from(u16_at(bytes, 6)));
+    let (kind, landing) = match kind & LANDING {
+        0 => (kind, false),
+        _ => (kind & !LANDING, true),
+    };
+    if landing && !matches!(kind, KIND_READ | KIND_READ_COPY | KIND_READ_HELD) {
+        return Err(FrameError::Undefined("request"));
+    }
     let (id, ino, total) = (u64_at(bytes, 8), u64_at(bytes, 16), u64_at(bytes, 24));
     match kind {
         KIND_RECEIVED if count == 0 && ino == 0 && total == 0 => {
             Ok(Some((Request::Received { id }, REQUEST_LEN)))
+        }
+        KIND_MEET if count == 0 && ino == 0 && total == 0 => {
+            Ok(Some((Request::Meet { id }, REQUEST_LEN)))
         }
         KIND_READ..=KIND_LAST if kind != KIND_RECEIVED && count > RANGES_MAX => {
             Err(FrameError::Bound("range count"))
@@ -313,14 +363,16 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
         KIND_READ | KIND_READ_COPY | KIND_READ_HELD => {
             let (is_copy, is_held) = (kind == KIND_READ_COPY, kind == KIND_READ_HELD);
             let more = usize::from(is_copy) * SINCE_LEN + usize::from(is_held) * SET_LEN;
-            let start = REQUEST_LEN + more;
+            let place = REQUEST_LEN + more;
+            let start = place + usize::from(landing) * LANDING_LEN;
             let len = start + count * RANGE_LEN;
             let Some(list) = bytes.get(start..len) else { return Ok(None) };
             let ranges = take_ranges(list, total)?;
+            let landing = landing.then(|| take_landing(&bytes[place..])).transpose()?;
             let copy_since = is_copy.then(|| Version(u64_at(bytes, REQUEST_LEN)));
             let held = is_held.then(|| take_set(bytes).0);
             let subject = Subject { ino: Ino(ino), copy_since, held };
-            Ok(Some((Request::Read { id, subject, ranges, total }, len)))
+            Ok(Some((Request::Read { id, subject, ranges, total, landing }, len)))
         }
         _ => match work_of(kind) {
             Some(work) if !form_of(work).1.allows(count) => Err(FrameError::Bound("range count")),
@@ -328,6 +380,11 @@ pub fn take_request(bytes: &[u8]) -> Result<Option<(Request, usize)>, FrameError
             None => Err(FrameError::Undefined("request")),
         },
     }
+}
+
+fn take_landing(bytes: &[u8]) -> Result<Place, FrameError> {
+    let key = u32::try_from(u64_at(bytes, 8)).map_err(|_| FrameError::Bound("landing"))?;
+    Ok(Place { address: u64_at(bytes, 0), key })
 }
 
 /// An order whose kind and number of ranges are right.
@@ -396,7 +453,11 @@ pub fn encode_reply(reply: &Reply) -> [u8; REPLY_LEN] {
     let (status, errno) = reply.status.to_wire();
     out[..4].copy_from_slice(&REPLY_MAGIC.to_le_bytes());
     out[4] = status;
-    out[5] = if reply.held { FLAG_HELD } else { 0 };
+    out[5] = match (reply.held, reply.placed) {
+        (true, _) => FLAG_HELD,
+        (false, true) => FLAG_PLACED,
+        (false, false) => 0,
+    };
     out[6..8].copy_from_slice(&errno.to_le_bytes());
     out[8..16].copy_from_slice(&reply.id.to_le_bytes());
     out[16..].copy_from_slice(&reply.len.to_le_bytes());
@@ -409,12 +470,13 @@ pub fn decode_reply(bytes: &[u8; REPLY_LEN]) -> Result<Reply, FrameError> {
         return Err(FrameError::Magic);
     }
     let status = Status::from_wire(bytes[4], u16_at(bytes, 6))?;
-    let held = match bytes[5] {
-        0 => false,
-        FLAG_HELD => true,
+    let (held, placed) = match bytes[5] {
+        0 => (false, false),
+        FLAG_HELD => (true, false),
+        FLAG_PLACED => (false, true),
         _ => return Err(FrameError::Undefined("flag")),
     };
-    let reply = Reply { status, held, id: u64_at(bytes, 8), len: u64_at(bytes, 16) };
+    let reply = Reply { status, held, placed, id: u64_at(bytes, 8), len: u64_at(bytes, 16) };
     if reply.len > REPLY_BYTES_MAX || (reply.len > 0) != (status == Status::Ok) {
         return Err(FrameError::Bound("reply length"));
     }
@@ -467,15 +529,16 @@ mod tests {
         #[test]
         fn requests_survive_and_wait_until_they_are_whole(
             id: u64, ino: u64, since: Option<u64>, ranges in ranges(), ack: u64,
-            cut: prop::sample::Index,
+            landing: Option<(u64, u32)>, cut: prop::sample::Index,
         ) {
             let mut bytes = Vec::new();
             let subject = Subject { ino: Ino(ino), copy_since: since.map(Version), held: None };
-            put_read(&mut bytes, id, subject, &ranges);
+            let landing = landing.map(|(address, key)| Place { address, key });
+            put_read_to(&mut bytes, id, subject, &ranges, landing);
             let len = bytes.len();
             put_received(&mut bytes, ack);
             let total = ranges.iter().map(|r| r.len()).sum();
-            let read = Request::Read { id, subject, ranges, total };
+            let read = Request::Read { id, subject, ranges, total, landing };
             prop_assert_eq!(take_request(&bytes), Ok(Some((read, len))));
             let ack = (Request::Received { id: ack }, REQUEST_LEN);
             prop_assert_eq!(take_request(&bytes[len..]), Ok(Some(ack)));
@@ -483,9 +546,11 @@ mod tests {
         }
 
         #[test]
-        fn replies_and_trailers_survive(status in statuses(), held: bool, id: u64, n in 1..=REPLY_BYTES_MAX) {
+        fn replies_and_trailers_survive(
+            status in statuses(), flag in 0..3u8, id: u64, n in 1..=REPLY_BYTES_MAX,
+        ) {
             let len = if status == Status::Ok { n } else { 0 };
-            let reply = Reply { status, held, id, len };
+            let reply = Reply { status, held: flag == 1, placed: flag == 2, id, len };
             prop_assert_eq!(decode_reply(&encode_reply(&reply)), Ok(reply));
             prop_assert_eq!(decode_trailer(&encode_trailer(id, status), id), Ok(status));
             prop_assert!(decode_trailer(&encode_trailer(id, status), id ^ 1).is_err());
@@ -503,7 +568,7 @@ mod tests {
                 0 => {
                     let subject = Subject { ino: Ino(ino), copy_since: None, held: Some(set) };
                     put_read(&mut bytes, id, subject, &ranges);
-                    Request::Read { id, subject, ranges, total }
+                    Request::Read { id, subject, ranges, total, landing: None }
                 }
                 kind => {
                     let work = WORKS[usize::from(kind) - 1];
@@ -530,10 +595,12 @@ mod tests {
         #[test]
         fn mutated_requests_are_refused_or_within_bounds(
             ranges in ranges(), at: prop::sample::Index, with: [u8; 8], since: Option<u64>,
+            landing: Option<(u64, u32)>,
         ) {
             let mut bytes = Vec::new();
             let subject = Subject { ino: Ino(2), copy_since: since.map(Version), held: None };
-            put_read(&mut bytes, 1, subject, &ranges);
+            let landing = landing.map(|(address, key)| Place { address, key });
+            put_read_to(&mut bytes, 1, subject, &ranges, landing);
             let at = at.index(bytes.len());
             for (byte, new) in bytes[at..].iter_mut().zip(with) { *byte = new; }
             check_accepted(&bytes)?;
@@ -542,9 +609,9 @@ mod tests {
         #[test]
         fn garbage_requests_are_refused_or_within_bounds(mut bytes: Vec<u8>, with_magic: bool) {
             if with_magic && bytes.len() >= 8 {
-                let kind = bytes[4] % 14;
+                let (kind, landing) = (bytes[4] % 15, bytes[5] & 1);
                 bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_le_bytes());
-                bytes[4..8].copy_from_slice(&[kind, 0, 1, 0]);
+                bytes[4..8].copy_from_slice(&[kind, landing, 1, 0]);
             }
             check_accepted(&bytes)?;
         }
@@ -591,6 +658,8 @@ mod tests {
         assert_eq!(head(KIND_SEAT_WRITE, 0, 0), Err(FrameError::Bound("range count")));
         assert_eq!(head(KIND_SEAT_SYNC, 0, 1), Err(FrameError::Bound("total")));
         assert_eq!(head(KIND_READ, 1, 5), Ok(None));
+        assert_eq!(head(KIND_MEET, 1, 0), Err(FrameError::Undefined("request")));
+        assert_eq!(head(KIND_KEEP | LANDING, 1, 5), Err(FrameError::Undefined("request")));
         assert_eq!(head(KIND_LAST + 1, 0, 0), Err(FrameError::Undefined("request")));
         assert_eq!(take_request(b"GET "), Err(FrameError::Magic));
     }

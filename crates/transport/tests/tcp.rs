@@ -207,7 +207,7 @@ async fn next_read(stream: &mut TcpStream) -> io::Result<(u64, u64)> {
 }
 
 fn reply(id: u64, len: u64, held: bool) -> [u8; wire::REPLY_LEN] {
-    wire::encode_reply(&wire::Reply { status: wire::Status::Ok, held, id, len })
+    wire::encode_reply(&wire::Reply { status: wire::Status::Ok, held, placed: false, id, len })
 }
 
 #[tokio::test]
@@ -358,4 +358,37 @@ async fn a_buffer_is_used_again() {
         assert!(buffer == content);
         assert_eq!(buffer.as_ptr(), place);
     }
+}
+
+#[tokio::test]
+async fn a_node_without_rdma_says_so_and_the_connection_goes_on() {
+    let files = Arc::new(Files::new(Lending::Held));
+    let content = files.fill(INO, 1000, 1);
+    let server = serve(&files, ServeOptions::default()).await;
+    let mut stream = greeted(&server).await;
+    let mut out = Vec::new();
+    wire::put_meet(&mut out, 8);
+    wire::put_read(&mut out, 9, INO, &[ByteRange::new(0, 1000)]);
+    stream.write_all(&out).await.unwrap();
+    let mut trailer = [0; wire::TRAILER_LEN];
+    stream.read_exact(&mut trailer).await.unwrap();
+    let no = wire::Status::Errno(ebb_types::Errno::EOPNOTSUPP);
+    assert_eq!(wire::decode_trailer(&trailer, 8), Ok(no));
+    let mut bytes = vec![0; wire::REPLY_LEN + 1000 + wire::TRAILER_LEN];
+    stream.read_exact(&mut bytes).await.unwrap();
+    assert!(bytes[wire::REPLY_LEN..][..1000] == content);
+}
+
+#[tokio::test]
+async fn a_landing_without_rdma_ends_the_connection() {
+    let files = Arc::new(Files::new(Lending::Held));
+    files.fill(INO, 1000, 1);
+    let server = serve(&files, ServeOptions::default()).await;
+    let mut stream = greeted(&server).await;
+    let mut out = Vec::new();
+    let place = ebb_rdma::Place { address: 4096, key: 1 };
+    wire::put_read_to(&mut out, 1, INO, &[ByteRange::new(0, 1000)], Some(place));
+    stream.write_all(&out).await.unwrap();
+    assert!(closes(&mut stream).await);
+    assert_eq!((server.stats().errors, server.stats().bytes_sent, files.holds()), (1, 0, 0));
 }

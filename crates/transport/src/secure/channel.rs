@@ -1,4 +1,4 @@
-//! A TCP connection that may be encrypted, with the calls of a `TcpStream` that the peer protocol
+//! A TCP connection that may be encrypted, or may have moved to RDMA, with the calls of a `TcpStream` that the peer protocol
 //! uses, and as a byte stream for gRPC. Both directions can be used at the same time.
 
 use super::keys::{Keys, Purpose, another_role};
@@ -11,6 +11,7 @@ use rustls::{AlertDescription, Error};
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -72,6 +73,8 @@ pub struct Channel {
     tcp: TcpStream,
     /// Short calls only: never held while a socket is waited for.
     tls: Option<Mutex<Tls>>,
+    /// Once the ends have met over RDMA, all goes there; what came before stays open and is silent.
+    rdma: OnceLock<ebb_rdma::Stream>,
 }
 
 /// Connects to `address` (HOST:PORT), encrypted where `secure` and the address say so, and past the
@@ -96,7 +99,7 @@ impl Channel {
     /// Not encrypted.
     #[must_use]
     pub fn plain(tcp: TcpStream) -> Channel {
-        Channel { tcp, tls: None }
+        Channel { tcp, tls: None, rdma: OnceLock::new() }
     }
 
     /// The end that connects, once both have proven themselves.
@@ -114,16 +117,41 @@ impl Channel {
     }
 
     pub(super) fn over(tcp: TcpStream, tls: Tls) -> Channel {
-        Channel { tcp, tls: Some(Mutex::new(tls)) }
+        Channel { tcp, tls: Some(Mutex::new(tls)), rdma: OnceLock::new() }
+    }
+
+    /// From here on all goes over `stream`, not encrypted. Of what came before nothing may be unread.
+    pub fn move_to(&self, stream: ebb_rdma::Stream) {
+        // A second one is given up: nobody asks for one.
+        let _ = self.rdma.set(stream);
+    }
+
+    /// The connection over RDMA.
+    #[must_use]
+    pub fn rdma(&self) -> Option<&ebb_rdma::Stream> {
+        self.rdma.get()
+    }
+
+    /// Nothing comes in or goes out from here on, not even into landings.
+    pub fn shut(&self) {
+        if let Some(rdma) = self.rdma() {
+            rdma.close();
+        }
     }
 
     /// True when what is sent is encrypted.
     #[must_use]
     pub fn is_secure(&self) -> bool {
-        self.tls.is_some()
+        self.tls.is_some() && self.rdma().is_none()
     }
 
-    /// The socket. Only of a connection that is not encrypted may anything be sent over it.
+    /// True when what is sent may be sent over [`Channel::tcp`] as well.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        self.tls.is_none() && self.rdma().is_none()
+    }
+
+    /// The socket. Only of a connection that is [bare](Channel::is_bare) may anything be sent over it.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
         &self.tcp
@@ -161,6 +189,9 @@ impl Channel {
 
     /// Reads what is there: as `TcpStream::try_read_buf`.
     pub fn try_read_buf(&self, buf: &mut impl BufMut) -> io::Result<usize> {
+        if let Some(rdma) = self.rdma() {
+            return rdma.try_read_buf(buf);
+        }
         let Some(tls) = &self.tls else { return self.tcp.try_read_buf(buf) };
         let mut tls = tls.lock();
         if !buf.has_remaining_mut() {
@@ -187,15 +218,18 @@ impl Channel {
 
     /// As `TcpStream::try_read`.
     pub fn try_read(&self, mut buf: &mut [u8]) -> io::Result<usize> {
-        match &self.tls {
-            None => self.tcp.try_read(buf),
-            Some(_) => self.try_read_buf(&mut buf),
+        match self.is_bare() {
+            true => self.tcp.try_read(buf),
+            false => self.try_read_buf(&mut buf),
         }
     }
 
     /// Writes as much as is taken: as `TcpStream::try_write`. What is taken of an encrypted connection
     /// may wait for the socket: [`Channel::try_flush`].
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(rdma) = self.rdma() {
+            return rdma.try_write(bytes);
+        }
         let Some(tls) = &self.tls else { return self.tcp.try_write(bytes) };
         let mut tls = tls.lock();
         if bytes.is_empty() {
@@ -225,12 +259,18 @@ impl Channel {
 
     /// Waits until there may be something to read; [`Channel::try_read`] first.
     pub async fn readable(&self) -> io::Result<()> {
-        self.tcp.readable().await
+        match self.rdma() {
+            Some(rdma) => rdma.readable().await,
+            None => self.tcp.readable().await,
+        }
     }
 
-    /// Waits until the socket takes something.
+    /// Waits until something is taken.
     pub async fn writable(&self) -> io::Result<()> {
-        self.tcp.writable().await
+        match self.rdma() {
+            Some(rdma) => rdma.writable().await,
+            None => self.tcp.writable().await,
+        }
     }
 
     /// Bytes that the socket has at least when `plain` more bytes can be read from here.
