@@ -368,19 +368,18 @@ impl Connection<'_> {
 
     /// Moves to RDMA, if this node has it; then the peer has nothing more to say here.
     async fn meet(&mut self, id: u64) -> io::Result<()> {
+        let no = Status::Errno(Errno::EOPNOTSUPP);
+        let Some(fabric) = &self.shared.fabric else {
+            return self.sender.acknowledge(self.stream, id, no).await;
+        };
         if self.stream.rdma().is_some() || !self.buffer.is_empty() || !self.holds.is_empty() {
             return self.reject(FrameError::Undefined("request")).await;
         }
-        let token = self.shared.token.as_deref();
-        let invited = self.shared.fabric.as_ref().map(|fabric| fabric.invite(token));
-        let (meeting, expected) = match invited {
-            Some(Ok(invited)) => invited,
-            no => {
-                if let Some(Err(why)) = no {
-                    tracing::warn!(%why, "a peer is not invited over RDMA");
-                }
-                let status = Status::Errno(Errno::EOPNOTSUPP);
-                return self.sender.acknowledge(self.stream, id, status).await;
+        let (meeting, expected) = match fabric.invite(self.shared.token.as_deref()) {
+            Ok(invited) => invited,
+            Err(why) => {
+                tracing::warn!(%why, "a peer is not invited over RDMA");
+                return self.sender.acknowledge(self.stream, id, no).await;
             }
         };
         let mut answer = wire::encode_trailer(id, Status::Ok).to_vec();
