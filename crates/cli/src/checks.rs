@@ -30,6 +30,7 @@ pub fn mount(config: &MountConfig) -> Result<Vec<String>, Failure> {
     watermarks(config)?;
     listen(&config.listen, config.token_file.as_deref(), "--listen")?;
     secure(config.secure, config.token_file.as_deref())?;
+    ebb_fs_client::carrier::check(config).map_err(Failure::usage)?;
     if let Some(meta) = &config.meta {
         resolve(meta, "--meta")?;
     }

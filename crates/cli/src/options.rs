@@ -96,9 +96,15 @@ pub struct MountOptions {
     /// on or off [default: on]
     #[arg(long, value_name = "WHEN")]
     pub checksums: Option<String>,
-    /// How bytes come from other nodes: tcp [default: tcp]
+    /// How bytes come from other nodes: tcp, rdma (not encrypted; fails where this node has none,
+    /// and goes over TCP to nodes that have none) or auto (rdma where it is there and nothing is to be
+    /// encrypted) [default: auto]
     #[arg(long, value_name = "KIND")]
     pub transport: Option<String>,
+    /// The RDMA device: its name, NAME:GID with the place of an address in its table, or one of its
+    /// IP addresses [default: the first device with an address of RoCE v2]
+    #[arg(long, value_name = "DEVICE")]
+    pub rdma_device: Option<String>,
     /// The job's shared secret, made by `ebb token`
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<String>,
@@ -195,6 +201,7 @@ impl MountOptions {
             ("durability", self.durability),
             ("checksums", self.checksums),
             ("transport", self.transport),
+            ("rdma-device", self.rdma_device),
             ("token-file", self.token_file),
             ("secure", self.secure),
             ("log", self.log),

@@ -75,6 +75,8 @@ impl Plan {
             checksums: required::<String>(settings, "checksums")? == "on",
             token_file: path(settings, "token-file")?,
             secure: required(settings, "secure")?,
+            transport: from_word(&required::<String>(settings, "transport")?)?,
+            rdma_device: settings.text("rdma-device").map(str::to_owned),
             allow_other: required(settings, "allow-other")?,
             request_timeout: span(settings, "request-timeout")?,
             stuck_after: parsed::<Span>(settings, "stuck-after")?.map(|s| s.0),

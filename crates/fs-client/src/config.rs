@@ -47,6 +47,19 @@ pub enum TrackerMode {
     Off,
 }
 
+/// How bytes come from other nodes; see [`crate::carrier`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Carrier {
+    /// Over RDMA where it is there and nothing is to be encrypted.
+    Auto,
+    /// Over TCP.
+    #[default]
+    Tcp,
+    /// Over RDMA; a node that has none is an error.
+    Rdma,
+}
+
 fn usual_nice() -> i32 {
     ebb_flusher::Options::default().nice
 }
@@ -122,6 +135,12 @@ pub struct MountConfig {
     /// Which connections are encrypted.
     #[serde(default, with = "word")]
     pub secure: Secure,
+    /// How bytes come from other nodes.
+    #[serde(default)]
+    pub transport: Carrier,
+    /// Which RDMA device, or at which address; none: the first that has one.
+    #[serde(default)]
+    pub rdma_device: Option<String>,
     /// Let other users see the mount.
     pub allow_other: bool,
     /// Deadline of every remote request.

@@ -6,6 +6,7 @@
 //! it, because applications can write in between. Crash: what is in the cache stays there.
 
 use crate::cache::CacheDir;
+use crate::carrier;
 use crate::config::{IoMode, MountConfig, TrackerMode};
 use crate::control::{Outcome, Remaining};
 use crate::control_server;
@@ -30,7 +31,7 @@ use ebb_flusher::{Activity, Engine, Options, Policy};
 use ebb_handover::{Heirloom, Inheritance, Word};
 use ebb_meta_client::{ConnectError, ConnectOptions};
 use ebb_transport::side_door::SideDoor;
-use ebb_transport::{PeerServing, PeerTransport, PoolOptions, ServeOptions, Tcp, Token};
+use ebb_transport::{PeerServing, Token};
 use ebb_types::{Incarnation, NodeId};
 use std::io;
 use std::net::ToSocketAddrs;
@@ -341,7 +342,7 @@ fn start(
     }
     check_same_backing(&config, welcome.backing_dev_ino)?;
     let activity = Activity::new();
-    let transport = transport(&config);
+    let (transport, tcp_because) = carrier::transport(&config)?;
     let node = Node::new(Parts {
         me: NodeId(welcome.node_id),
         meta,
@@ -354,6 +355,9 @@ fn start(
         config,
     });
     let _ = node.references.set(References::new(token.clone(), welcome.job));
+    if let Some(why) = tcp_because {
+        let _ = node.tcp_because.set(why);
+    }
     if let Some(heir) = &heir {
         let _ = node.heir.set(Arc::clone(heir));
         node.handles.outlive(Arc::clone(heir));
@@ -510,32 +514,6 @@ pub(crate) fn incarnation() -> Incarnation {
         return Incarnation(now | 1);
     }
     Incarnation(u64::from_le_bytes(bytes) | 1)
-}
-
-/// How bytes travel between the nodes.
-pub(crate) fn transport(config: &MountConfig) -> Box<dyn PeerTransport> {
-    Box::new(Tcp { serve: lending(config), pool: peer_deadlines(config) })
-}
-
-/// Reads from peers end by the deadline that every remote request has.
-fn peer_deadlines(config: &MountConfig) -> PoolOptions {
-    let usual = PoolOptions::default();
-    PoolOptions {
-        connect_timeout: usual.connect_timeout.min(config.request_timeout),
-        read_timeout: config.request_timeout,
-        secure: config.secure,
-        ..usual
-    }
-}
-
-/// What is lent stays until no reader can wait for it any more.
-fn lending(config: &MountConfig) -> ServeOptions {
-    let usual = ServeOptions::default();
-    ServeOptions {
-        stall_timeout: usual.stall_timeout.max(config.request_timeout.saturating_mul(2)),
-        secure: config.secure,
-        ..usual
-    }
 }
 
 /// A job whose nodes look at different directories would mix them up.

@@ -1,6 +1,7 @@
 //! Everything that can be measured of a node, as Prometheus text: the gauges and counters of its
 //! status in one table, then the histograms of its operations.
 
+use crate::carrier::OverRdma;
 use crate::metrics::Metrics;
 use crate::status::Status;
 use std::fmt::Write as _;
@@ -116,10 +117,50 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
             "Connections on which something came that the other end did not send",
             s.encrypted.broken as f64,
         ),
+        (
+            "rdma_connections",
+            Gauge,
+            "Connections to and from peers over RDMA",
+            rdma(s, |r| r.connections),
+        ),
+        (
+            "rdma_registered_bytes",
+            Gauge,
+            "Memory that the RDMA device may use",
+            rdma(s, |r| r.registered_bytes),
+        ),
+        (
+            "rdma_placed_bytes_total",
+            Counter,
+            "Bytes that peers wrote into buffers here over RDMA",
+            rdma(s, |r| r.placed_bytes),
+        ),
+        (
+            "rdma_written_bytes_total",
+            Counter,
+            "Bytes written into buffers of peers over RDMA",
+            rdma(s, |r| r.written_bytes),
+        ),
+        (
+            "rdma_fell_back_total",
+            Counter,
+            "Connections to peers that stayed on TCP although this node has RDMA",
+            rdma(s, |r| r.fell_back),
+        ),
+        (
+            "rdma_broken_total",
+            Counter,
+            "Connections over RDMA that ended with an error",
+            rdma(s, |r| r.broken),
+        ),
         ("served_bytes_peer_total", Counter, "Bytes sent to peers", s.served_bytes_peer as f64),
         // Shrinks by what is flushed between the two looks that it is made of.
         ("skipped_bytes", Gauge, "Bytes that never had to be", ledger.skipped_bytes as f64),
     ]
+}
+
+fn rdma(status: &Status, number: impl Fn(&OverRdma) -> u64) -> f64 {
+    status.transport.rdma.as_ref().map_or(0, number) as f64
 }
 
 fn alive(status: &Status) -> usize {

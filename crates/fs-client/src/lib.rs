@@ -8,6 +8,7 @@ mod alone;
 mod aside;
 mod busy;
 mod cache;
+pub mod carrier;
 pub mod config;
 pub mod control;
 mod control_server;

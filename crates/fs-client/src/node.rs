@@ -93,6 +93,8 @@ pub struct Node {
     pub flusher: OnceLock<Arc<Engine>>,
     /// What a daemon that takes the cache over must know; set before anything is mounted.
     pub journal: OnceLock<Arc<Journal>>,
+    /// Why no bytes go over RDMA.
+    pub tcp_because: OnceLock<String>,
     /// What outlives this daemon, when it has a supervisor; set before anything is mounted.
     pub heir: OnceLock<Arc<Heirloom>>,
     /// Where unanswered appends of the daemon before this one went, by request.
@@ -192,6 +194,7 @@ impl Node {
             addresses: Mutex::new(HashMap::new()),
             flusher: OnceLock::new(),
             journal: OnceLock::new(),
+            tcp_because: OnceLock::new(),
             heir: OnceLock::new(),
             placed: OnceLock::new(),
             watchdog: Watchdog::default(),

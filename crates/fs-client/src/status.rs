@@ -1,5 +1,6 @@
 //! What a daemon says about itself: the object of `ebb status --json`.
 
+use crate::carrier::Carriers;
 use crate::config::IoMode;
 use crate::ledger::Ledger;
 use crate::node::Node;
@@ -27,6 +28,7 @@ pub struct Status {
     /// "off" (none).
     pub secure: &'static str,
     pub encrypted: Encrypted,
+    pub transport: Carriers,
     pub pid: u32,
     pub supervisor: Option<Supervisor>,
     /// Why there is none.
@@ -350,6 +352,7 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         listen: node.config.listen.clone(),
         secure: node.config.secure.word(),
         encrypted: encrypted(node),
+        transport: Carriers::of(node.config.transport, node.tcp_because.get(), node.peers.rdma()),
         pid: std::process::id(),
         supervisor: supervisor(node),
         unsupervised: unsupervised(node),

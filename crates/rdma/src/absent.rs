@@ -1,6 +1,6 @@
 //! What there is where RDMA was not built in: types of which there is no value.
 
-use crate::{Answer, Hello, Options, Place, Stats};
+use crate::{Answer, Hello, NOT_BUILT_IN, Options, Place, Stats};
 use bytes::{BufMut, BytesMut};
 use std::convert::Infallible;
 use std::io;
@@ -27,10 +27,7 @@ pub struct Staged(Infallible);
 impl Endpoint {
     /// Always an error.
     pub fn open(_: Options) -> io::Result<Endpoint> {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "this ebb was built without RDMA (`make build-rdma` builds one with it)",
-        ))
+        Err(io::Error::new(io::ErrorKind::Unsupported, NOT_BUILT_IN))
     }
 
     #[must_use]

@@ -59,6 +59,12 @@ pub const ANSWER_BYTES: usize = 32;
 /// Bytes of a [`Staged`].
 pub const STAGED_BYTES: usize = 256 << 10;
 
+/// Whether endpoints can be opened at all.
+pub const IS_BUILT_IN: bool = cfg!(feature = "verbs");
+/// Why they cannot, if not.
+pub const NOT_BUILT_IN: &str =
+    "this ebb was built without RDMA (`make build-rdma` builds one with it)";
+
 /// What whoever connects says: a number that was given to it, and proof.
 pub type Hello = [u8; HELLO_BYTES];
 /// What it is answered.

@@ -174,6 +174,7 @@ fn mount_screen(status: &Value) -> String {
     row("model", text(status, "consistency"));
     row("meta", text(status, "meta"));
     row("network", network(status));
+    row("transport", transport(status));
     row("supervisor", supervisor(status));
     row("dirty", format!("{} not on the backing yet", size(status, "dirty_bytes")));
     row("clean", size(status, "clean_bytes"));
@@ -250,6 +251,31 @@ fn network(status: &Value) -> String {
     };
     let [sent, received] = ["sent_bytes", "received_bytes"].map(|way| size(encrypted, way));
     format!("{which}: {sent} sent, {received} received")
+}
+
+/// How bytes come from other nodes, and which of them are not reached over RDMA.
+fn transport(status: &Value) -> String {
+    let (of, rdma) = (&status["transport"], &status["transport"]["rdma"]);
+    if rdma.is_null() {
+        return format!("tcp ({})", of["tcp_because"].as_str().unwrap_or("--transport tcp"));
+    }
+    if let Some(why) = rdma["failed"].as_str() {
+        return format!("tcp (rdma at {} failed: {why})", text(rdma, "address"));
+    }
+    let peers: Vec<_> = rdma["peers"].as_object().into_iter().flatten().collect();
+    let over_tcp: Vec<String> = peers
+        .iter()
+        .filter_map(|(peer, why)| why.as_str().map(|why| format!("; {peer} over tcp: {why}")))
+        .collect();
+    format!(
+        "rdma at {}, not encrypted: {} of {} peers, {} came, {} went{}",
+        text(rdma, "address"),
+        peers.len() - over_tcp.len(),
+        peers.len(),
+        size(rdma, "placed_bytes"),
+        size(rdma, "written_bytes"),
+        over_tcp.concat(),
+    )
 }
 
 /// Who starts another daemon when this one ends, or why nobody does.
@@ -386,6 +412,20 @@ mod tests {
         ] {
             let encrypted = json!({"has_keys": keys, "sent_bytes": 3, "received_bytes": 4});
             let screen = mount_screen(&json!({"secure": secure, "encrypted": encrypted}));
+            assert!(screen.contains(said), "{said} in\n{screen}");
+        }
+        let peers = json!({"a:1": null, "b:2": "has no RDMA"});
+        let rdma =
+            json!({"address": "10.0.0.1:7", "placed_bytes": 5, "written_bytes": 6, "peers": peers});
+        for (transport, said) in [
+            (json!({"tcp_because": "no device"}), "tcp (no device)"),
+            (json!({"rdma": rdma}), "1 of 2 peers, 5B came, 6B went; b:2 over tcp: has no RDMA"),
+            (
+                json!({"rdma": {"address": "x:1", "failed": "gone"}}),
+                "tcp (rdma at x:1 failed: gone)",
+            ),
+        ] {
+            let screen = mount_screen(&json!({"transport": transport}));
             assert!(screen.contains(said), "{said} in\n{screen}");
         }
         assert!(screen.lines().count() < 24);

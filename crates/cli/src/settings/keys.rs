@@ -59,7 +59,7 @@ const DURABILITY: &[&str] = &["local", "backing", "none"];
 const IO_PATH: &[&str] = &["auto", "passthrough", "daemon"];
 const TRACKER: &[&str] = &["auto", "on", "off"];
 const SUPERVISE: &[&str] = &["auto", "off"];
-const TRANSPORT: &[&str] = &["tcp"];
+const TRANSPORT: &[&str] = &["auto", "tcp", "rdma"];
 const CHECKSUMS: &[&str] = &["on", "off"];
 const SECURE: &[&str] = &["on", "loopback", "off"];
 
@@ -88,7 +88,8 @@ pub static KEYS: [Key; 39] = [
     key("files-max", Form::Count(100, 1_000_000_000), "100000"),
     key("durability", Form::Word(DURABILITY), "local"),
     key("checksums", Form::Word(CHECKSUMS), "on"),
-    key("transport", Form::Word(TRANSPORT), "tcp"),
+    key("transport", Form::Word(TRANSPORT), "auto"),
+    computed("rdma-device", Form::Text, "the first device with an address of RoCE v2"),
     computed("token-file", Form::Path, "no token: only loopback is served"),
     key("secure", Form::Word(SECURE), "loopback"),
     computed("log", Form::Path, "ebb.log in the cache directory; standard error in the foreground"),

@@ -12,6 +12,7 @@ pub mod joint;
 pub(crate) mod places;
 
 use crate::cache::CacheDir;
+use crate::carrier;
 use crate::config::MountConfig;
 use crate::control::{Outcome, Remaining};
 use crate::daemon::{self, RunError, local};
@@ -86,7 +87,7 @@ fn run_on(runtime: &tokio::runtime::Runtime, job: &Job) -> Result<Outcome, RunEr
         config: config.clone(),
         me: NodeId(welcome.node_id),
         meta,
-        peers: daemon::transport(config).channel(None),
+        peers: carrier::tcp(config).channel(None),
         backing: Arc::clone(&backing),
         cache,
         rules,
