@@ -13,11 +13,14 @@
 #   make build   the binary $(TARGET)/release/ebb, and libebb_trace.so beside it for `ebb trace`
 #   make install PREFIX=DIR   what was built: ebb, libebb with its header and manual
 #   make lint    format, clippy
+#   make build-rdma   the binary with RDMA in it, which starts on machines without it, too
+#   make test-rdma    RDMA for real, in a virtual machine that has a device (soft-RoCE)
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build install demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools
+.PHONY: build install demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools \
+    build-rdma test-rdma lint-rdma
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
@@ -96,6 +99,21 @@ bench: build
 lint: tools
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --release -- -D warnings
+
+# One binary: the libraries are loaded when they are needed.
+build-rdma: tools
+	.ci/rdma-tools
+	cargo build --release --workspace --features ebb/rdma
+
+test-rdma: build-rdma
+	tests/rdma/run
+
+# What the feature adds, and its tests that need no device.
+lint-rdma:
+	.ci/rdma-tools
+	cargo clippy -p ebb-rdma -p ebb-transport --all-targets --features ebb-rdma/verbs,ebb-transport/rdma --release \
+	    --target-dir $(TARGET)/rdma -- -D warnings
+	cargo test -p ebb-rdma --features verbs --release --target-dir $(TARGET)/rdma
 
 clean:
 	cargo clean

@@ -4,6 +4,7 @@ use ebb_fs_client::control;
 use ebb_fuse::{Head, Request};
 use ebb_meta_client::{detached_from_pb, map_from_pb};
 use ebb_node_journal::format as node_journal;
+use ebb_rdma::flow::{self, Flow};
 use ebb_trace_format::{BLOCK, HEAD, Reader, What};
 use ebb_transport::secure::{Keys, Purpose, Tls};
 use ebb_transport::{Token, wire};
@@ -29,6 +30,24 @@ pub fn peer_requests(mut bytes: &[u8]) {
         }
         bytes = &bytes[len..];
     }
+}
+
+/// Messages of a stream over RDMA, each as a whole: the account that they are entered into never holds more than the
+/// window.
+pub fn rdma_messages(bytes: &[u8]) {
+    let mut flow = Flow::default();
+    let mut unread = 0;
+    // As often as a window has room, and once more.
+    for _ in 0..=flow::WINDOW {
+        let Ok((head, inside)) = flow::Head::decode(bytes) else { return };
+        assert!(inside.len() == head.len as usize && bytes.len() <= flow::MESSAGE_BYTES);
+        if flow.receive(head).is_err() {
+            return;
+        }
+        unread += u16::from(head.len > 0);
+        assert!(unread <= flow::WINDOW);
+    }
+    assert!(unread == 0, "the window is full before");
 }
 
 /// What a stranger says where connections are encrypted, in pieces.

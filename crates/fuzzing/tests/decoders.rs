@@ -18,6 +18,9 @@ fn peer_requests() {
     let mut bytes = Vec::new();
     wire::put_read(&mut bytes, 1, Ino(2), &[ByteRange::at(0, 100), ByteRange::at(1 << 40, 9)]);
     wire::put_received(&mut bytes, 1);
+    wire::put_meet(&mut bytes, 2);
+    let place = ebb_rdma::Place { address: 1 << 40, key: 7 };
+    wire::put_read_to(&mut bytes, 2, Ino(2), &[ByteRange::at(0, 100)], Some(place));
     let many: Vec<ByteRange> = (0..500).map(|i| ByteRange::at(i * 9, 5)).collect();
     wire::put_read(&mut bytes, 3, Ino(7), &many);
     let set = CopySet { owner: NodeId(0), epoch: 0 };
@@ -73,13 +76,25 @@ fn library_calls() {
 
 #[test]
 fn peer_replies() {
-    let reply = |status, len| wire::encode_reply(&wire::Reply { status, held: true, id: 7, len });
+    let reply = |status, len| {
+        wire::encode_reply(&wire::Reply { status, held: true, placed: false, id: 7, len })
+    };
     let seeds = [
         reply(wire::Status::Ok, 100).to_vec(),
         reply(wire::Status::Errno(Errno(5)), 0).to_vec(),
         wire::encode_trailer(7, wire::Status::NotHere).to_vec(),
     ];
     feed("peer-replies", &seeds, entries::peer_replies);
+}
+
+#[test]
+fn rdma_messages() {
+    let message = |credits, bytes: &[u8]| {
+        let head = ebb_rdma::flow::Head { credits, len: bytes.len() as u32 };
+        [&head.encode()[..], bytes].concat()
+    };
+    let seeds = [message(3, b""), message(0, b"some bytes"), message(16, &[7; 8000])];
+    feed("rdma-messages", &seeds, entries::rdma_messages);
 }
 
 /// What the ends of a real connection say until both have proven themselves.

@@ -230,6 +230,11 @@ impl Endpoint {
         Ok(Endpoint { shared, tasks })
     }
 
+    #[cfg(test)]
+    pub(crate) fn domain(&self) -> Arc<Domain> {
+        Arc::clone(&self.shared.domain)
+    }
+
     /// Where connections are taken.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

@@ -28,6 +28,8 @@ pub mod flow;
 
 #[cfg(feature = "verbs")]
 mod endpoint;
+#[cfg(all(test, feature = "verbs"))]
+mod hostile_tests;
 #[cfg(feature = "verbs")]
 mod lane;
 #[cfg(feature = "verbs")]

@@ -63,6 +63,11 @@ impl Inner {
         self.pair.number()
     }
 
+    #[cfg(test)]
+    pub fn pair(&self) -> &QueuePair {
+        &self.pair
+    }
+
     pub fn id(&self) -> &Id {
         self.pair.id()
     }
@@ -127,6 +132,8 @@ impl Inner {
             Tag::Message => state.messages_out -= 1,
             Tag::Word => state.flow.word_arrived(),
             Tag::Write => drop(state.writes_out.pop()),
+            #[cfg(test)]
+            Tag::Raw => {}
         }
         let told = self.tell_credits(&mut state);
         drop(state);

@@ -2,6 +2,7 @@
 //! what is told when something is wrong. Without a device there is nothing to test; where there must be one
 //! `EBB_REQUIRE_RDMA=1` says so.
 #![cfg(feature = "verbs")]
+#![allow(clippy::unwrap_used)] // a failure here is a failed test
 
 use bytes::{BufMut, BytesMut};
 use ebb_rdma::{

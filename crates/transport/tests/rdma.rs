@@ -1,6 +1,7 @@
 //! The peer protocol over a real RDMA device, both ends in this process. Without a device there is nothing to
 //! test; where there must be one `EBB_REQUIRE_RDMA=1` says so.
 #![cfg(feature = "rdma")]
+#![allow(clippy::unwrap_used)] // a failure here is a failed test
 
 mod conformance;
 
@@ -35,13 +36,21 @@ fn fabric(change: impl FnOnce(&mut Options)) -> Option<Arc<Fabric>> {
     }
 }
 
+/// Machines with soft-RoCE may be emulated ones, where everything takes its time.
+fn patient() -> Tcp {
+    let long = Duration::from_secs(300);
+    let serve = ServeOptions { stall_timeout: 2 * long, ..ServeOptions::default() };
+    let pool = PoolOptions { read_timeout: long, ..PoolOptions::default() };
+    Tcp { serve, pool }
+}
+
 /// Runs a test where there is a device.
 fn on_device<F: Future<Output = ()>>(test: impl FnOnce(Rdma) -> F) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.unwrap().block_on(async {
         if let Some(fabric) = fabric(|_| {}) {
-            test(Rdma { tcp: Tcp::default(), fabric }).await;
+            test(Rdma { tcp: patient(), fabric }).await;
         }
     });
 }
@@ -170,7 +179,7 @@ fn where_no_memory_can_be_registered_bytes_come_all_the_same() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let Some(fabric) = fabric(|options| options.landing_bytes_max = MIB) else { return };
-        let rdma = Rdma { tcp: Tcp::default(), fabric };
+        let rdma = Rdma { tcp: patient(), fabric };
         let files = Arc::new(Files::new(Lending::Copied));
         let content = files.fill(INO, 3 * MIB, 1);
         let server = serve(&rdma, &files).await;

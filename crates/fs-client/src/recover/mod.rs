@@ -26,6 +26,7 @@ use ebb_backend::{Backend, BackendError, PosixDir};
 use ebb_flusher::{Activity, Engine, Options};
 use ebb_meta_client::{ConnectOptions, MetaClient};
 use ebb_node_journal::{Home, Image, Journal, Note, Record};
+use ebb_transport::PeerTransport;
 use ebb_types::{Errno, Ino, NodeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -102,6 +102,7 @@ calls! {
         fn rdma_accept(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         fn rdma_reject(*mut rdma_cm_id, *const c_void, u8) -> c_int;
         fn rdma_disconnect(*mut rdma_cm_id) -> c_int;
+        fn rdma_set_option(*mut rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;
         fn rdma_get_cm_event(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
         fn rdma_ack_cm_event(*mut rdma_cm_event) -> c_int;
     }

@@ -26,6 +26,12 @@ pub(crate) const ANSWER_BYTES: usize = 196;
 const RETRIES: u8 = 7;
 /// The same for an end that has no room: without an end. The shared queue gets its blocks back at once.
 const ROOM_RETRIES: u8 = 7;
+/// Until the device sends again: 4.096 us times two to this power, 0.5 s. An end that is gone is so found out in
+/// a few seconds, before whoever waits for a read gives it up; the usual value takes a quarter of a minute.
+const ACK_TIMEOUT: u8 = 17;
+/// Of `rdma/rdma_cma.h`, where they have no type that has a name.
+const OPTION_ID: c_int = 0;
+const OPTION_ACK_TIMEOUT: c_int = 3;
 /// Connections that wait to be looked at.
 const BACKLOG: c_int = 1024;
 
@@ -240,6 +246,7 @@ impl Id {
     }
 
     pub fn connect(&self, say: &[u8]) -> io::Result<()> {
+        self.set_ack_timeout();
         let mut param = param(say);
         // SAFETY: the id lives, the parameters are read in the call.
         done(
@@ -249,9 +256,24 @@ impl Id {
     }
 
     pub fn accept(&self, say: &[u8]) -> io::Result<()> {
+        self.set_ack_timeout();
         let mut param = param(say);
         // SAFETY: as above.
         done(unsafe { (self.calls.rdma_accept)(self.raw.as_ptr(), &raw mut param) }, "rdma_accept")
+    }
+
+    /// Where the kernel lets it be chosen; elsewhere it is the device's.
+    fn set_ack_timeout(&self) {
+        let mut timeout = ACK_TIMEOUT;
+        // SAFETY: the id lives, the value is read in the call.
+        let set = unsafe {
+            let value = (&raw mut timeout).cast();
+            (self.calls.rdma_set_option)(self.raw.as_ptr(), OPTION_ID, OPTION_ACK_TIMEOUT, value, 1)
+        };
+        if set != 0 {
+            let why = io::Error::last_os_error();
+            tracing::debug!(%why, "how long the RDMA device waits cannot be chosen");
+        }
     }
 
     pub fn reject(&self) -> io::Result<()> {
@@ -347,6 +369,9 @@ pub(crate) enum Tag {
     Message,
     Word,
     Write,
+    /// Past the rules.
+    #[cfg(test)]
+    Raw,
 }
 
 /// What is posted.
