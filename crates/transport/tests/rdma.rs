@@ -9,7 +9,7 @@ use conformance::files::{Files, Lending, eventually};
 use ebb_rdma::{Options, local};
 use ebb_transport::{
     Fabric, PeerChannel, PeerServing, PeerTransport, PoolOptions, Rdma, ReadError, ReadRequest,
-    Tcp, Token, wire,
+    ServeOptions, Tcp, Token, wire,
 };
 use ebb_types::{ByteRange, Ino};
 use std::sync::Arc;
@@ -243,5 +243,72 @@ fn a_peer_that_is_not_reached_over_rdma_is_spoken_to_over_tcp_and_that_is_seen()
         assert_eq!((report.moved, report.fell_back), (0, 1), "asked once: {report:?}");
         let why = report.peers[&address].clone().unwrap();
         assert!(why.contains("over RDMA"), "{why}");
+    });
+}
+
+/// Processor time of this process so far.
+fn processor() -> Duration {
+    let usage = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = usage.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Duration::from_millis(ticks * 10)
+}
+
+/// Reads of one size, one after the other or several at a time: how long each takes, and what processor time a MiB
+/// costs at both ends together.
+async fn measure_reads(
+    what: &str,
+    transport: &dyn PeerTransport,
+    bytes: u64,
+    at_once: usize,
+    seconds: f64,
+) {
+    let files = Arc::new(Files::new(Lending::Held));
+    files.fill(INO, bytes, 1);
+    let server = serve(transport, &files).await;
+    let (channel, address) = (transport.channel(None), server.address());
+    channel.read(&address, &request(0, bytes)).await.unwrap();
+    let (begin, before) = (std::time::Instant::now(), processor());
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..at_once {
+        let (channel, address) = (channel.clone(), address.clone());
+        tasks.spawn(async move {
+            let (mut done, mut buffer) = (0u64, bytes::BytesMut::new());
+            while begin.elapsed().as_secs_f64() < seconds {
+                buffer = channel.read_into(&address, &request(0, bytes), buffer).await.unwrap();
+                done += 1;
+            }
+            done
+        });
+    }
+    let mut reads = 0;
+    while let Some(done) = tasks.join_next().await {
+        reads += done.unwrap();
+    }
+    let (took, spent) = (begin.elapsed().as_secs_f64(), processor() - before);
+    let mib = (reads * bytes) as f64 / MIB as f64;
+    println!(
+        "{what:5} {:7} KiB x{at_once}: {:9.1} us a read, {:7.1} MiB/s, {:6.2} ms of processor a MiB",
+        bytes >> 10,
+        took * 1e6 / reads as f64 * at_once as f64,
+        mib / took,
+        spent.as_secs_f64() * 1e3 / mib,
+    );
+}
+
+/// Both carriers in turns, on this machine as it is.
+#[test]
+#[ignore = "measures; tests/rdma/measure"]
+fn measured() {
+    on_device(|rdma| async move {
+        for round in 0..2 {
+            println!("round {round}");
+            for (bytes, at_once) in
+                [(4 << 10, 1), (64 << 10, 1), (MIB, 1), (8 * MIB, 1), (8 * MIB, 4)]
+            {
+                measure_reads("tcp", &rdma.tcp, bytes, at_once, 5.0).await;
+                measure_reads("rdma", &rdma, bytes, at_once, 5.0).await;
+            }
+        }
     });
 }
