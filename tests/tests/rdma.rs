@@ -127,8 +127,8 @@ fn a_node_without_rdma_is_spoken_to_over_tcp() {
     cluster.node(2).mount_with(&["--transport", "auto", "--secure", "loopback"]);
     for (from, to) in [(0, 1), (1, 0), (2, 0), (0, 2)] {
         let name = format!("{from}-to-{to}");
-        write(cluster.node(from), &name, from, MIB);
-        is_read(cluster.node(to as usize), &name, from, MIB);
+        write(cluster.node(from), &name, from as u64, MIB);
+        is_read(cluster.node(to), &name, from as u64, MIB);
     }
     let over = rdma(cluster.node(0));
     assert_eq!((number(&over, "placed_bytes"), number(&over, "moved")), (0, 0), "{over}");

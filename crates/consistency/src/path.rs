@@ -10,30 +10,12 @@
 use crate::claim::shared_claims_are_exact;
 use crate::model::{Model, SyncEvent};
 use crate::view::FileView;
+use ebb_types::Access;
 use ebb_types::Version;
 use std::fmt;
 
 /// Most bytes that are copied when a file with content is opened to be written past the daemon.
 const TWIN_BYTES_MAX: u64 = 64 << 20;
-
-/// What an open wants to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// O_RDONLY.
-    Read,
-    /// O_WRONLY.
-    Write,
-    /// O_RDWR: may also map the file writably.
-    ReadWrite,
-}
-
-impl Access {
-    /// It may change the file.
-    #[must_use]
-    pub fn writes(self) -> bool {
-        self != Access::Read
-    }
-}
 
 /// What the other local handles of the inode are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

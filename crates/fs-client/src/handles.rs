@@ -3,10 +3,9 @@
 use crate::file::CachedFile;
 use crate::read_ahead::ReadAhead;
 use ebb_consistency::IoPath;
-use ebb_consistency::path::Access;
 use ebb_handover::Heirloom;
 use ebb_locks::{Mutex, RwLock};
-use ebb_types::{Attr, Ino};
+use ebb_types::{Access, Attr, Ino};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};

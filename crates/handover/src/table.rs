@@ -3,9 +3,8 @@
 //! last, so a slot is whole or not there.
 
 use super::area::{APPENDS, APPENDS_AT, APPENDS_KEPT, Area, SLOTS, SLOTS_AT, SLOTS_USED};
-use ebb_consistency::path::Access;
 use ebb_locks::Mutex;
-use ebb_types::{ByteRange, Ino};
+use ebb_types::{Access, ByteRange, Ino};
 use std::collections::HashMap;
 use std::sync::Arc;
 

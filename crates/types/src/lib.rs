@@ -2,6 +2,7 @@
 //!
 //! Nothing here does I/O, knows a protocol or holds a lock.
 
+pub mod access;
 pub mod attr;
 pub mod errno;
 pub mod extents;
@@ -13,6 +14,7 @@ pub mod range;
 pub mod striping;
 pub mod units;
 
+pub use access::Access;
 pub use attr::{Attr, FileKind, Time};
 pub use errno::Errno;
 pub use extents::{Extents, split_by};

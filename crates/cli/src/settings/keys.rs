@@ -64,7 +64,7 @@ const CHECKSUMS: &[&str] = &["on", "off"];
 const SECURE: &[&str] = &["on", "loopback", "off"];
 
 /// All settings, in the order in which they are shown.
-pub static KEYS: [Key; 39] = [
+pub static KEYS: [Key; 40] = [
     key("consistency", Form::Text, "session"),
     computed("rule", Form::Rules, "no rules"),
     computed("meta", Form::Text, "an embedded metadata service is started"),

@@ -10,9 +10,8 @@ use crate::metrics::Operation;
 use crate::node::Node;
 use crate::ops::lists::ListStored;
 use ebb_api_format::{self as format, PiecesRead, Request, Span, Stat, Stored, Which};
-use ebb_consistency::path::Access;
 use ebb_fuse::{Head, Ioctl, ReplyIoctl};
-use ebb_types::{ByteRange, Errno, NodeId};
+use ebb_types::{Access, ByteRange, Errno, NodeId};
 use std::sync::Arc;
 
 /// Who asks.
