@@ -42,7 +42,7 @@ pub(crate) fn is_unknown(piece: &Piece) -> bool {
 pub(crate) fn unknown_of(plan: &[Piece]) -> Option<ByteRange> {
     let mut unknown = plan.iter().filter(|piece| is_unknown(piece)).map(|piece| piece.range);
     let first = unknown.next()?;
-    Some(ByteRange::new(first.start(), unknown.last().unwrap_or(first).end()))
+    Some(ByteRange::new(first.start(), unknown.next_back().unwrap_or(first).end()))
 }
 
 /// The whole of `range`, when nothing of it is here and it is had from one place.
