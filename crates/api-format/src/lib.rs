@@ -42,9 +42,6 @@ mod tests;
 pub use answer::{Owned, Owners, PiecesRead, Stat, Stored, fits, read_overhead};
 pub use request::{Request, WRITE_BYTES, Which, encode_write};
 
-/// `FUSE_SUPER_MAGIC`: what statfs says of every FUSE mount. Nothing else is asked with an ioctl.
-pub const FUSE_MAGIC: i64 = 0x6573_5546;
-
 /// The letter of the ioctl.
 const KIND: u32 = 0xEB;
 const NUMBER: u32 = 1;

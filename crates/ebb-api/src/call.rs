@@ -1,34 +1,25 @@
 //! One call: an ioctl on an open file. What comes back is another process's word, and is checked.
 
-use ebb_api_format::{BUFFER_MAX, FUSE_MAGIC, Malformed, Request, command};
+use ebb_api_format::{BUFFER_MAX, Malformed, Request, command};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The file is on a FUSE mount. An ioctl means something else to every other kind of file, so nothing else
-/// is asked.
-fn is_fuse(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open, and the structure is written by the kernel before it is read.
-    if unsafe { libc::fstatfs(fd.as_raw_fd(), found.as_mut_ptr()) } != 0 {
+/// ENOTTY for what is no regular file. An ioctl means something else to every kind of device; to a file of
+/// another file system this one means nothing, and it says ENOTTY. Told by what the kernel knows: asking the
+/// file system would be a request of its own.
+fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is empty and ends with a zero, and there is room for the answer.
+    let done = unsafe {
+        libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, found.as_mut_ptr())
+    };
+    if done != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has succeeded.
-    Ok(unsafe { found.assume_init() }.f_type == FUSE_MAGIC)
-}
-
-/// ENOTTY for a descriptor that is none of a regular file on a FUSE mount.
-pub(crate) fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: as above.
-    if unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has succeeded.
-    let mode = unsafe { stat.assume_init() }.st_mode;
-    if mode & libc::S_IFMT == libc::S_IFREG && is_fuse(fd)? {
-        return Ok(());
-    }
-    Err(error(libc::ENOTTY))
+    // SAFETY: all zeros would be one, too.
+    let mode = u32::from(unsafe { found.assume_init() }.stx_mode);
+    if mode & libc::S_IFMT == libc::S_IFREG { Ok(()) } else { Err(error(libc::ENOTTY)) }
 }
 
 pub(crate) fn error(errno: i32) -> io::Error {
@@ -46,9 +37,7 @@ pub(crate) fn ask(fd: BorrowedFd<'_>, request: &Request<'_>, room: usize) -> io:
 
 /// The same of a request that is bytes already.
 pub(crate) fn send(fd: BorrowedFd<'_>, mut buffer: Vec<u8>, room: usize) -> io::Result<Vec<u8>> {
-    if !is_fuse(fd)? {
-        return Err(error(libc::ENOTTY));
-    }
+    check(fd)?;
     buffer.resize(buffer.len().max(room).min(BUFFER_MAX), 0);
     let number = command(buffer.len()) as libc::Ioctl;
     loop {

@@ -11,7 +11,7 @@
 //! | stat | [`Extended::ebb_stat`] |
 
 use crate::HANDLE;
-use crate::call::{ask, check, error, malformed};
+use crate::call::{ask, error, malformed};
 use crate::lists::{ReadPiece, WritePiece, read_list, write_list};
 use ebb_api_format::{BUFFER_MAX, Owners, Request, Span, Which, handle_name};
 use std::ffi::CString;
@@ -47,7 +47,6 @@ fn which(range: Option<&Range<u64>>) -> io::Result<Which> {
 
 /// Asks for nothing. Who may not even ask for that is told so by a daemon that understood it.
 pub(crate) fn probe(fd: BorrowedFd<'_>) -> io::Result<()> {
-    check(fd)?;
     match ask(fd, &Request::Fetch { pieces: Vec::new(), ask: None }, 0) {
         Err(e) if e.raw_os_error() != Some(libc::EBADF) => Err(e),
         _ => Ok(()),
@@ -204,6 +203,5 @@ pub fn open_handle(mount: &Path, handle: &[u8; HANDLE], flags: i32) -> io::Resul
     }
     // SAFETY: it was just opened, and nobody else has it.
     let file = unsafe { File::from_raw_fd(fd) };
-    check(file.as_fd())?;
     Ok(file)
 }
