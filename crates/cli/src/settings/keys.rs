@@ -88,7 +88,7 @@ pub static KEYS: [Key; 40] = [
     key("files-max", Form::Count(100, 1_000_000_000), "100000"),
     key("durability", Form::Word(DURABILITY), "local"),
     key("checksums", Form::Word(CHECKSUMS), "on"),
-    key("transport", Form::Word(TRANSPORT), "auto"),
+    key("transport", Form::Word(TRANSPORT), "tcp"),
     computed("rdma-device", Form::Text, "the first device with an address of RoCE v2"),
     computed("token-file", Form::Path, "no token: only loopback is served"),
     key("secure", Form::Word(SECURE), "loopback"),
