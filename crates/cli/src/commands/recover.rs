@@ -150,9 +150,9 @@ impl Args {
                 config.backing.display()
             )));
         }
-        if left.others().next().is_some() {
+        if left.has_other_nodes() {
             eprintln!(
-                "ebb: note: other nodes have bytes of this job: recover their caches, too. Where their daemons \
+                "ebb: note: other nodes have not left this job: recover their caches, too. Where their daemons \
                  live, mount this one again instead (`ebb mount --cache {}`): they wait for its service, which is \
                  no more after this",
                 cache.display()
