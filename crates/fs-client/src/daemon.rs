@@ -144,7 +144,7 @@ impl Daemon {
 
     /// The status object.
     pub async fn status(&self) -> Status {
-        status::collect(&self.node, &self.flusher, self.peers.stats().bytes_sent).await
+        status::collect(&self.node, &self.flusher, self.peers.stats()).await
     }
 
     /// Ends this process, so that its supervisor starts another one.

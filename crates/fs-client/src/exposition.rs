@@ -154,6 +154,7 @@ fn table(s: &Status) -> Vec<(&'static str, Kind, &'static str, f64)> {
             rdma(s, |r| r.broken),
         ),
         ("served_bytes_peer_total", Counter, "Bytes sent to peers", s.served_bytes_peer as f64),
+        ("served_reads_peer_total", Counter, "Reads of peers", s.served_reads_peer as f64),
         // Shrinks by what is flushed between the two looks that it is made of.
         ("skipped_bytes", Gauge, "Bytes that never had to be", ledger.skipped_bytes as f64),
     ]

@@ -7,6 +7,7 @@ use crate::node::Node;
 use crate::passing::{Passing, Track};
 use crate::replica::CopyStatus;
 use ebb_flusher::{Engine, StopLatency, Working};
+use ebb_transport::ServerStats;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub struct Status {
     pub fetched_bytes_peer: u64,
     pub fetched_bytes_backing: u64,
     pub served_bytes_peer: u64,
+    pub served_reads_peer: u64,
     pub flush_policy: String,
     pub flush_state: String,
     pub activity: u64,
@@ -275,7 +277,7 @@ fn resident_bytes() -> u64 {
 }
 
 /// Collects the status. Asks the service for the peers, within a short deadline.
-pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
+pub async fn collect(node: &Node, flusher: &Engine, served: ServerStats) -> Status {
     let (dirty, clean) = node.local_bytes();
     let flush = flusher.status();
     let asked = node.meta.nodes(None);
@@ -364,7 +366,8 @@ pub async fn collect(node: &Node, flusher: &Engine, served: u64) -> Status {
         flushed_bytes: flush.flushed_bytes,
         fetched_bytes_peer: node.metrics.fetched_peer.load(Relaxed),
         fetched_bytes_backing: node.metrics.fetched_backing.load(Relaxed),
-        served_bytes_peer: served,
+        served_bytes_peer: served.bytes_sent,
+        served_reads_peer: served.requests,
         flush_policy: flush.policy.to_string(),
         flush_state: flush.state.name().to_string(),
         activity: flush.activity,

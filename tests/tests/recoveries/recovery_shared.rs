@@ -4,14 +4,14 @@
 
 use ebb_testkit::{Cluster, Node, describe, number, random, skip_reason};
 use ebb_tests::content::same;
-use ebb_tests::recoveries::{all_die, ended_with, recover, start};
+use ebb_tests::recoveries::{Way, all_die, ended_with, recover, run_and_kill, run_at_once, start};
 use ebb_tests::tools::{names, wait_until};
 use rand::Rng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Output};
+use std::process::Child;
 use std::time::Duration;
 
 const RECORD: usize = 3_000;
@@ -45,14 +45,6 @@ fn interleaved(cluster: &Cluster, name: &str, dice: &mut ChaCha8Rng) -> Vec<u8> 
     content
 }
 
-/// How the recoveries run.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    AtOnce,
-    InTurn,
-    Killed,
-}
-
 fn run_all(cluster: &Cluster, way: Way, content: &[u8], dice: &mut ChaCha8Rng) {
     let mut order: Vec<&Node> = cluster.nodes().iter().collect();
     order.shuffle(dice);
@@ -70,14 +62,7 @@ fn run_all(cluster: &Cluster, way: Way, content: &[u8], dice: &mut ChaCha8Rng) {
             }
         }
         Way::Killed => {
-            for _ in 0..4 {
-                let mut running: Vec<Child> = order.iter().map(|n| start(cluster, n)).collect();
-                for child in &mut running {
-                    std::thread::sleep(Duration::from_micros(dice.random_range(0..12_000)));
-                    let _ = child.kill();
-                }
-                running.iter_mut().for_each(|c| drop(c.wait()));
-            }
+            run_and_kill(cluster, &order, dice);
             at_once(cluster, &order, content);
         }
     }
@@ -89,9 +74,7 @@ fn run_all(cluster: &Cluster, way: Way, content: &[u8], dice: &mut ChaCha8Rng) {
 }
 
 fn at_once(cluster: &Cluster, order: &[&Node], content: &[u8]) {
-    let running: Vec<Child> = order.iter().map(|n| start(cluster, n)).collect();
-    let ended: Vec<Output> =
-        running.into_iter().map(|c| c.wait_with_output().expect("wait")).collect();
+    let ended = run_at_once(cluster, order);
     for output in &ended {
         match output.status.code() {
             Some(0) => {}

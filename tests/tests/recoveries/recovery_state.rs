@@ -4,14 +4,13 @@
 
 use ebb_testkit::{Cluster, Node, random, skip_reason};
 use ebb_tests::content::same;
-use ebb_tests::recoveries::{ended_with, recover, start};
+use ebb_tests::recoveries::{Way, daemons_die, ended_with, recover, run_and_kill, run_at_once};
 use ebb_tests::tools::names;
 use rand::Rng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::process::Child;
 use std::time::Duration;
 
 const RECORD: usize = 3_000;
@@ -23,17 +22,46 @@ fn rounds() -> u64 {
     std::env::var("EBB_RECOVERY_ROUNDS").ok().and_then(|v| v.parse().ok()).unwrap_or(4)
 }
 
-/// How the recoveries run.
+/// How the daemons are started.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    AtOnce,
-    InTurn,
-    Killed,
+enum Setting {
+    Usual,
+    Supervised,
+    /// The kernel writes past the daemons where the model lets it.
+    Past,
+    Copies,
 }
 
 /// The service is in the first node.
-fn cluster(model: &str) -> Cluster {
-    Cluster::builder().nodes(NODES).flush("end").fixed_port().consistency(model).start()
+fn cluster(model: &str, setting: Setting) -> Cluster {
+    let builder = Cluster::builder().nodes(NODES).flush("end").fixed_port().consistency(model);
+    match setting {
+        Setting::Usual => builder,
+        Setting::Supervised => builder.supervised(),
+        Setting::Past => builder.option("--io-path", "auto"),
+        Setting::Copies => builder.option("--replicas", "2"),
+    }
+    .start()
+}
+
+/// That it went the way that the setting says.
+fn went(cluster: &Cluster, setting: Setting) {
+    let status = |node: &Node| node.status();
+    match setting {
+        Setting::Usual => {}
+        Setting::Supervised => assert!(status(cluster.node(0))["supervisor"].is_object()),
+        Setting::Past => {
+            let past = |node| status(node)["opens"]["passthrough-write"].as_u64().unwrap_or(0);
+            assert!(
+                cluster.nodes().iter().map(past).sum::<u64>() > 0,
+                "nothing went past a daemon"
+            );
+        }
+        Setting::Copies => {
+            let copied = |node| status(node)["copies"]["copied_bytes"].as_u64().unwrap_or(0);
+            assert!(cluster.nodes().iter().map(copied).sum::<u64>() > 0, "nothing was copied");
+        }
+    }
 }
 
 /// A file of all nodes, and names of which one node made what another one changed.
@@ -63,34 +91,15 @@ fn work(cluster: &Cluster, dice: &mut ChaCha8Rng) -> Vec<u8> {
     content
 }
 
-fn all_die(cluster: &Cluster) {
-    cluster.nodes().iter().for_each(Node::kill9);
-    for node in cluster.nodes() {
-        let _ = node.ebb("umount", &[], &[]);
-    }
-}
-
 fn run_all(cluster: &Cluster, way: Way, dice: &mut ChaCha8Rng) {
     let mut order: Vec<&Node> = cluster.nodes().iter().collect();
     order.shuffle(dice);
-    let start_all = || order.iter().map(|n| start(cluster, n)).collect::<Vec<Child>>();
     match way {
         Way::InTurn => {}
         Way::AtOnce => {
-            for child in start_all() {
-                ended_with(&child.wait_with_output().expect("wait"), 0, &[]);
-            }
+            run_at_once(cluster, &order).iter().for_each(|ended| ended_with(ended, 0, &[]));
         }
-        Way::Killed => {
-            for _ in 0..4 {
-                let mut running = start_all();
-                for child in &mut running {
-                    std::thread::sleep(Duration::from_micros(dice.random_range(0..12_000)));
-                    let _ = child.kill();
-                }
-                running.iter_mut().for_each(|c| drop(c.wait()));
-            }
-        }
+        Way::Killed => run_and_kill(cluster, &order, dice),
     }
     for (i, node) in order.iter().enumerate() {
         let output = recover(cluster, node, &["--wait", "0s"]);
@@ -116,14 +125,17 @@ fn recoveries_of_all_caches_bring_everything_also_where_the_state_is() {
         let model = ["session", "commit", "posix"][dice.random_range(0..3)];
         // Each of them, however few rounds there are.
         let way = [Way::AtOnce, Way::InTurn, Way::Killed, Way::AtOnce][round as usize % 4];
-        println!("seed {seed} round {round}: {model}, {way:?}");
-        let cluster = cluster(model);
+        let settings = [Setting::Usual, Setting::Supervised, Setting::Past, Setting::Copies];
+        let setting = settings[(seed.wrapping_add(round) % 4) as usize];
+        println!("seed {seed} round {round}: {model}, {way:?}, {setting:?}");
+        let cluster = cluster(model, setting);
         let content = work(&cluster, &mut dice);
+        went(&cluster, setting);
         if way != Way::AtOnce {
             // What only the state knows is told to those that are recovered at the same time.
             std::thread::sleep(NOTED_WITHIN);
         }
-        all_die(&cluster);
+        daemons_die(&cluster);
         run_all(&cluster, way, &mut dice);
         let read = |name: &str| std::fs::read(cluster.backing().join(name)).expect(name);
         same(&format!("seed {seed} round {round} {way:?}"), &read("f"), &content);
@@ -139,7 +151,7 @@ fn a_node_that_was_left_alone_is_recovered_with_the_service() {
     if skip_reason().is_some() {
         return;
     }
-    let cluster = cluster("session");
+    let cluster = cluster("session", Setting::Usual);
     let [first, second, third] = cluster.nodes() else { panic!("three nodes") };
     std::fs::write(second.path("second"), "second").expect("write");
     second.umount();

@@ -89,6 +89,9 @@ pub(crate) struct Corner {
     left: Vec<Statement>,
 }
 
+/// What stands for something that was said: file and time.
+pub(crate) type Token = (u64, i64, u64);
+
 /// A node has said all that it has to say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Spoken {
@@ -235,7 +238,7 @@ impl Board {
     }
 
     /// What all nodes have said of names so far, as tokens: what is said anew is another file, of another time.
-    pub fn all_said(&self) -> io::Result<Vec<(u64, i64, u64)>> {
+    pub fn all_said(&self) -> io::Result<Vec<Token>> {
         let mut said = Vec::new();
         for name in list(&self.dir, Said::Heard.prefix().as_bytes())? {
             let at = At { dir: self.dir.try_clone()?, name };

@@ -62,6 +62,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// While nothing changes it is looked less and less often, down to this.
+const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// What is to be recovered, and how.
 pub struct Job<'a> {
@@ -399,6 +401,8 @@ impl Recovery<'_> {
             return Ok(Vec::new());
         }
         let (mut before, mut changed) = (None, *self.changed.lock());
+        // A look asks the backing about each name that is left.
+        let mut pause = LOOK_INTERVAL;
         let left = loop {
             let said = self.site.board.all_said()?;
             names.listen(self.site.board, self.site.node)?;
@@ -414,12 +418,13 @@ impl Recovery<'_> {
             // What is left others may be bringing.
             let now: Vec<_> = left.iter().map(|l| l.path.clone()).collect();
             if before.replace(now.clone()).is_some_and(|before| before != now) {
-                changed = Instant::now();
+                (changed, pause) = (Instant::now(), LOOK_INTERVAL);
             }
             if left.is_empty() || self.is_late() || changed.elapsed() >= self.job.patience {
                 break left;
             }
-            std::thread::sleep(LOOK_INTERVAL);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK_AT_LEAST);
         };
         if left.is_empty() && ends.values().all(|end| matches!(end, End::Done(_))) {
             self.notes.push(&Record::Names(Box::new(names.done())));

@@ -15,7 +15,7 @@
 
 mod acts;
 
-use super::board::{Board, Said};
+use super::board::{Board, Said, Token};
 use super::file::{Progress, Site, Work, is_hollow};
 use super::{StateTells, merge, statement};
 use acts::Trouble;
@@ -34,6 +34,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) struct Names<'a> {
     /// The state of the service, where that is here.
     state: Option<&'a StateTells<'a>>,
+    /// What all had said when it answered last.
+    answered: Option<Vec<Token>>,
     own: Book,
     all: Book,
     /// Inodes of which this node has bytes.
@@ -114,6 +116,7 @@ impl<'a> Names<'a> {
         }
         let mut names = Names {
             state,
+            answered: None,
             all: own.clone(),
             own,
             held: image.sayable().filter(|(_, n)| n.has_bytes()).map(|(ino, _)| ino).collect(),
@@ -147,10 +150,11 @@ impl<'a> Names<'a> {
 
     /// Hears what has been said since.
     pub fn listen(&mut self, board: &Board, node: &str) -> io::Result<()> {
+        let said = board.all_said()?;
         self.acted = board.names(Said::Acted)?;
         self.all = self.own.clone();
         board.names(Said::Heard)?.values().flatten().for_each(|book| self.all.join(book));
-        self.answer(board, node)?;
+        self.answer(board, node, said)?;
         let acted = self.acted.values().flatten();
         self.moved = acted.flat_map(|book| book.overruled(&self.all)).map(|m| m.ino).collect();
         self.paths = self.all.all_paths();
@@ -163,14 +167,20 @@ impl<'a> Names<'a> {
     }
 
     /// The state of the service knows what has become of what others have heard.
-    fn answer(&mut self, board: &Board, node: &str) -> io::Result<()> {
+    /// `said`: what stands for all that was heard.
+    fn answer(&mut self, board: &Board, node: &str, said: Vec<Token>) -> io::Result<()> {
         let Some(state) = self.state else { return Ok(()) };
+        if self.answered.as_ref() == Some(&said) {
+            return Ok(());
+        }
         let before = self.own.clone();
         self.own.hear(&state(&self.all, &self.held));
-        if self.own != before {
+        let news = self.own != before;
+        if news {
             self.all.join(&self.own);
             board.say_names(Said::Heard, node, std::slice::from_ref(&self.own))?;
         }
+        self.answered = (!news).then_some(said);
         Ok(())
     }
 
