@@ -8,11 +8,20 @@ use ebb_types::Version;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Alone {
     proven: bool,
+    /// Others had the file, or bytes of it. What they wrote may be gone at the service because it was
+    /// written over, and still be in their caches: they would bring it back if this node forgot what it flushed.
+    others: bool,
     /// The last version that is known to be this node's, or to have been there before.
     at: Version,
 }
 
 impl Alone {
+    /// As a journal tells of it: it says alone, or has no proof of that.
+    #[must_use]
+    pub fn noted(alone: bool) -> Alone {
+        Alone { others: !alone, ..Alone::default() }
+    }
+
     /// True when nobody else has it, or ever had it.
     #[must_use]
     pub fn is_proven(self) -> bool {
@@ -24,13 +33,15 @@ impl Alone {
     pub fn opened(&mut self, sole: bool, shared: bool, part: bool, map: &MapAnswer) {
         // Somebody has brought bytes there: this node, if nothing has happened since.
         let own = self.proven && self.at == map.version;
-        self.proven = sole && !shared && (map.base_len == 0 || !part || own);
+        self.others |= !sole || shared;
+        self.proven = !self.others && (map.base_len == 0 || !part || own);
         self.at = map.version;
     }
 
     /// A change by this node got this version. Each change takes the next one.
     pub fn changed(&mut self, version: Version, others: bool) {
-        self.proven &= !others && version <= self.at.next();
+        self.others |= others;
+        self.proven &= !self.others && version <= self.at.next();
         self.at = self.at.max(version);
     }
 }
@@ -83,5 +94,23 @@ mod tests {
         own_part.changed(Version(2), false);
         own_part.opened(true, false, true, &map(2, 9));
         assert!(own_part.is_proven());
+    }
+
+    /// The service tells of bytes that are, and these are not any more.
+    #[test]
+    fn whose_bytes_were_written_over_may_still_have_them() {
+        let mut seen_at_a_change = Alone::default();
+        seen_at_a_change.opened(true, false, false, &map(1, 0));
+        seen_at_a_change.changed(Version(2), true);
+        let mut seen_at_an_open = Alone::default();
+        seen_at_an_open.opened(true, true, false, &map(1, 0));
+        for mut alone in [seen_at_a_change, seen_at_an_open, Alone::noted(false)] {
+            alone.opened(true, false, false, &map(3, 0));
+            assert!(!alone.is_proven());
+        }
+        let mut alone = Alone::noted(true);
+        assert!(!alone.is_proven(), "the service is asked first");
+        alone.opened(true, false, false, &map(3, 0));
+        assert!(alone.is_proven());
     }
 }

@@ -32,6 +32,7 @@
 //! disk was found to have lost, and after a boot, everything that was not synced. Lost bytes read as EIO and a drain lists them.
 //! Owned zeros are bytes of an append that was never answered.
 
+use crate::alone::Alone;
 use crate::cache::{self, CacheDir};
 use crate::file::CachedFile;
 use crate::home::Whereabouts;
@@ -454,6 +455,7 @@ async fn one(
         if let Some(note) = &note {
             state.home = Whereabouts::restored(note.header.home.clone());
             state.under.clone_from(&note.header.under);
+            state.alone = Alone::noted(note.alone);
             state.mtime = (!dirty.is_empty()).then_some(note.header.mtime);
         }
         if let Some(note) = note.as_ref().filter(|n| n.window.is_some()) {

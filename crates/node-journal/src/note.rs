@@ -107,17 +107,27 @@ impl Note {
         !self.has_bytes() && !self.overrides && !self.appending && !self.is_untold()
     }
 
-    /// Bytes of it are held, or were flushed and are remembered.
+    /// Bytes of it are held, or were flushed and are remembered, or what is left of them in a part file
+    /// are zeros.
     #[must_use]
     pub fn has_bytes(&self) -> bool {
-        !self.is_empty() || !self.flushed.is_empty()
+        !self.is_empty() || !self.flushed.is_empty() || self.waits_in_part()
+    }
+
+    fn in_part(&self) -> bool {
+        self.header.home.as_ref().is_some_and(Home::is_part)
+    }
+
+    /// It was flushed into a part file, and cut: also with nothing but zeros left it waits for its name.
+    fn waits_in_part(&self) -> bool {
+        self.in_part() && !self.cuts.is_empty()
     }
 
     /// Bytes of this file are where only this node knows them to be.
     #[must_use]
     pub fn is_unpublished(&self) -> bool {
-        let in_part = self.header.home.as_ref().is_some_and(Home::is_part);
-        !self.nameless && (!self.is_empty() || in_part && !self.flushed.is_empty())
+        let waits = self.in_part() && !self.flushed.is_empty() || self.waits_in_part();
+        !self.nameless && (!self.is_empty() || waits)
     }
 
     /// Nothing is held, and what was flushed waits for its name.
@@ -324,7 +334,8 @@ pub(crate) fn apply_to(note: &mut Note, record: &Record) -> bool {
             let held: Vec<_> = extents.iter().map(|(range, held)| (*range, Some(*held))).collect();
             note.held.assign(&held);
         }
-        Record::Alone(_, alone) => note.alone = *alone,
+        // What is remembered beside others is so for ever: they may still have older bytes of it.
+        Record::Alone(_, alone) => note.alone = *alone && (note.alone || note.flushed.is_empty()),
         Record::Cuts(_, cuts) => note.cuts.clone_from(cuts),
         Record::Home(_, ranges) => {
             ranges.iter().for_each(|(range, version)| note.flushed.insert(*range, *version));

@@ -40,9 +40,11 @@ const BATCH: usize = 256;
 const FILES_AT_ONCE: usize = 16;
 
 /// Between two looks at what the flusher has brought to the backing; longer when a look takes long
-/// because there are many files, so that looking never costs more than a tenth of the time.
+/// because there are many files, so that looking seldom costs more than a tenth of the time. A look that
+/// waited, as for a service that is away, says nothing about the next one: hence the upper bound.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const LOOK_SHARE: u32 = 10;
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_millis(200);
 
 /// What could not be given up is tried again so often while writers wait: somebody was reading it, or the
 /// service did not answer.
@@ -294,7 +296,7 @@ impl Node {
         let mut moved = ((flusher.flushed_bytes(), self.room.past.pinned()), began);
         let (mut took, mut tried) = (Duration::ZERO, began);
         loop {
-            tokio::time::sleep(LOOK_EVERY.max(took * LOOK_SHARE)).await;
+            tokio::time::sleep(pause_after(took)).await;
             let look = Instant::now();
             // What the kernel lets go of can be given up as well.
             let now = (flusher.flushed_bytes(), self.room.past.pinned());
@@ -513,6 +515,11 @@ impl Node {
     }
 }
 
+/// How long to wait after a look that took so long.
+fn pause_after(took: Duration) -> Duration {
+    took.saturating_mul(LOOK_SHARE).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY)
+}
+
 /// Why waiting for the flusher makes no sense any more, when it has brought nothing to the backing
 /// for so long.
 fn hopeless(flusher: &Engine, stuck: Duration) -> Option<Errno> {
@@ -547,4 +554,18 @@ fn joined(ranges: impl Iterator<Item = ByteRange>) -> Vec<ByteRange> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_took_long_is_not_followed_by_a_longer_pause_than_any_other() {
+        assert_eq!(pause_after(Duration::ZERO), LOOK_EVERY);
+        assert_eq!(pause_after(Duration::from_millis(2)), Duration::from_millis(20));
+        for seconds in [1, 14, 1 << 40] {
+            assert_eq!(pause_after(Duration::from_secs(seconds)), LOOK_AT_LEAST_EVERY);
+        }
+    }
 }
