@@ -267,7 +267,11 @@ impl Node {
     /// The service says that there is no such file. If it proves that the file has no name left, its
     /// bytes live on for those who have it open, here or elsewhere. Else they stay as they are, and so does
     /// what tells of them: a service that has lost its state says the same.
-    async fn unlinked(&self, file: &CachedFile, answer: Errno) -> Result<(), FlushError> {
+    pub(crate) async fn unlinked(
+        &self,
+        file: &CachedFile,
+        answer: Errno,
+    ) -> Result<(), FlushError> {
         let fate = self.fate(file.ino).await.map_err(|e| service("is it deleted", e))?;
         if fate == Fate::Kept {
             let text = "the metadata service does not know this file and has not deleted it: its bytes \

@@ -138,3 +138,50 @@ fn a_writer_that_waits_for_room_goes_on_when_the_service_is_back() {
     });
     assert!(waited, "nobody ever had to wait");
 }
+
+/// A buffer full of files that another node has deleted since: nothing of them can be detached, and nobody
+/// tells this node. Who writes here next goes on, and does not wait for room that nobody makes.
+#[test]
+fn what_another_node_has_deleted_makes_room() {
+    for (model, options) in [
+        ("posix", &[][..]),
+        ("commit", &[]),
+        ("session", &[]),
+        ("posix", &["--io-path", "auto"]),
+        ("session", &["--replicas", "2"]),
+    ] {
+        if skip_reason().is_none() {
+            deleted_elsewhere(model, options);
+        }
+    }
+}
+
+fn deleted_elsewhere(model: &str, options: &[&str]) {
+    let builder = Cluster::builder().nodes(2).consistency(model).flush("immediate");
+    let mut builder = builder.option("--cache-size", "4MiB");
+    for option in options.chunks_exact(2) {
+        builder = builder.option(option[0], option[1]);
+    }
+    let cluster = builder.start();
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    let what = format!("{model} {options:?}");
+    for round in 0..3 {
+        let written: Vec<_> = (0..7).map(|i| format!("{round}-{i}")).collect();
+        for (i, name) in (0..).zip(&written) {
+            fs::write(a.path(name), bytes(3, i, 0, 560_000)).expect("write");
+        }
+        a.drain();
+        for name in &written {
+            fs::remove_file(b.path(name)).expect("rm");
+        }
+        let (told, end) = mpsc::channel();
+        let next = a.path("next");
+        std::thread::spawn(move || told.send(fs::write(next, bytes(4, round, 0, 2_000_000))));
+        let done = end.recv_timeout(Duration::from_secs(40));
+        done.unwrap_or_else(|_| panic!("{what}: it waits for ever")).expect("write");
+        same(&what, &fs::read(b.path("next")).expect("read"), &bytes(4, round, 0, 2_000_000));
+    }
+    cluster.umount_all();
+    let want = bytes(4, 2, 0, 2_000_000);
+    same(&what, &fs::read(cluster.backing().join("next")).expect("read"), &want);
+}

@@ -9,6 +9,7 @@ use crate::cache;
 use crate::evict::{Chunk, EvictPolicy, Order, Place, Use};
 use crate::file::CachedFile;
 use crate::node::Node;
+use crate::ops::sync::is_gone;
 use crate::ops::unseen::Past;
 use crate::unforgotten::Flushed;
 use ebb_flusher::Engine;
@@ -397,8 +398,9 @@ impl Node {
                 }
                 let clean = {
                     let state = file.state.read();
-                    let passed = state.passing.is_some();
-                    if passed { 0 } else { state.view.clean_bytes_in(chunk.range()) }
+                    // What has no name the backing need not have any more.
+                    let stays = state.passing.is_some() || state.orphan;
+                    if stays { 0 } else { state.view.clean_bytes_in(chunk.range()) }
                 };
                 if clean > 0 {
                     bytes += clean;
@@ -424,7 +426,13 @@ impl Node {
 
     pub(crate) async fn give_up_of_file(&self, ino: Ino, chunks: &[Chunk]) {
         let Some(file) = self.file(ino) else { return };
-        self.detach_flushed(&file, chunks).await;
+        if let Err(error) = self.detach_flushed(&file, chunks).await {
+            tracing::debug!(%ino, %error, "not detached");
+            // Another node has deleted it, and nobody told this one: what is here of it goes, too.
+            if is_gone(error) && self.unlinked(&file, error).await.is_ok() {
+                return;
+            }
+        }
         for chunk in chunks {
             self.drop_clean(&file, *chunk);
         }
@@ -439,29 +447,26 @@ impl Node {
     }
 
     /// What is flushed is the backing's again, so that nobody asks this node for it.
-    async fn detach_flushed(&self, file: &Arc<CachedFile>, chunks: &[Chunk]) {
+    async fn detach_flushed(&self, file: &Arc<CachedFile>, chunks: &[Chunk]) -> Result<(), Errno> {
         // With the turn, nobody begins to pass it through.
         let _turn = file.turn.lock().await;
         let ranges: Vec<ByteRange> = {
             let state = file.state.read();
-            if state.passing.is_some() {
-                return;
+            if state.passing.is_some() || state.orphan {
+                return Ok(());
             }
             let free = chunks.iter().map(|c| c.range()).filter(|r| !file.is_held(*r));
             joined(free.flat_map(|r| state.view.detachable(r)))
         };
         if ranges.is_empty() {
-            return;
+            return Ok(());
         }
-        match self.meta.detach(file.ino, &ranges).await {
-            // With the turn, none of them can have been attached again since.
-            Ok(answer) => {
-                let mut state = file.state.write();
-                state.view.detached(&ranges, answer);
-                state.alone.changed(answer.version, false);
-            }
-            Err(e) => tracing::debug!(ino = %file.ino, error = %e, "not detached"),
-        }
+        let answer = self.meta.detach(file.ino, &ranges).await?;
+        // With the turn, none of them can have been attached again since.
+        let mut state = file.state.write();
+        state.view.detached(&ranges, answer);
+        state.alone.changed(answer.version, false);
+        Ok(())
     }
 
     /// Drops the clean bytes of a chunk and frees their space.

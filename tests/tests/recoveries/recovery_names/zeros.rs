@@ -182,3 +182,36 @@ fn a_file_of_zeros_that_was_asked_for_is_as_long_as_it_was() {
         is_zeros(&cluster, "file", ZEROS);
     }
 }
+
+/// What takes the place of an older file was flushed into a part file, and then cut down to what was never
+/// written: nobody's journal has a byte of it, and it waits for its name all the same.
+#[test]
+fn what_was_flushed_and_cut_down_to_zeros_comes_back() {
+    for (nodes, model) in [(1, "session"), (1, "posix"), (2, "posix")] {
+        let Some(mut cluster) = cluster_of(model, nodes) else { return };
+        let node = cluster.node(0);
+        std::fs::write(node.path("file"), "older").expect("write");
+        node.drain();
+        let file =
+            File::options().write(true).truncate(true).open(node.path("file")).expect("open");
+        file.write_all_at(&[7; 3000], 10_000).expect("write");
+        file.sync_all().expect("fsync");
+        node.drain();
+        let parts = std::fs::read_dir(cluster.backing()).expect("list").filter(|entry| {
+            let name = entry.as_ref().expect("an entry").file_name();
+            name.to_string_lossy().starts_with(".ebb-part-")
+        });
+        assert!(parts.count() > 0, "it was flushed, and waits for its name");
+        assert_eq!(std::fs::read(cluster.backing().join("file")).expect("read"), b"older");
+        file.set_len(ZEROS).expect("cut");
+        file.sync_all().expect("fsync");
+        cluster.nodes().iter().for_each(sync);
+        all_die(&mut cluster);
+        drop(file);
+        for node in cluster.nodes() {
+            let _ = recover(&cluster, node, &["--wait", "0s"]);
+        }
+        ended_with(&recover(&cluster, cluster.node(0), &["--wait", "0s"]), 0, &[]);
+        is_zeros(&cluster, "file", ZEROS);
+    }
+}
