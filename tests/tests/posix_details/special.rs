@@ -7,7 +7,7 @@ use ebb_tests::content::{bytes, same};
 use ebb_tests::tools::wait_until;
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -184,6 +184,27 @@ fn changes_of_the_backing_are_seen_at_the_next_open() {
     fs::rename(cluster.backing().join("g"), &behind).expect("rename");
     for n in 0..2 {
         assert_eq!(shown(n), b"replaced", "another inode under the name, node {n}");
+    }
+}
+
+/// What was replaced lives on for those who have it open, and for nobody else.
+#[test]
+fn what_was_replaced_on_the_backing_is_not_opened_by_its_name_again() {
+    let cluster = two();
+    let behind = cluster.backing().join("f");
+    fs::write(&behind, "first").expect("write");
+    for round in 0..20 {
+        let path = cluster.node(0).path("f");
+        let before = fs::read(&path).expect("read");
+        let mut held = File::open(cluster.node(1).path("f")).expect("open");
+        let replaced = format!("replaced {round}");
+        fs::write(cluster.backing().join("g"), &replaced).expect("write");
+        fs::rename(cluster.backing().join("g"), &behind).expect("rename");
+        let got = fs::read_to_string(&path).expect("read");
+        assert_eq!(got, replaced, "round {round}");
+        let mut old = Vec::new();
+        held.read_to_end(&mut old).expect("read");
+        assert_eq!(old, before, "by a descriptor of before, round {round}");
     }
 }
 

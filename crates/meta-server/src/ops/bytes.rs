@@ -111,7 +111,13 @@ impl Call {
     pub(super) async fn open(&self, op: &pb::Open) -> OpResult {
         let ino = Ino(op.ino);
         self.core.state().file(ino)?;
+        let named = || self.core.state().ns.get(ino).is_some_and(|i| !i.links.is_empty());
+        let was_named = named();
         self.core.compare(ino, true).await?;
+        // Another file has its name now. It may still be open somewhere, but who opens it meant the name.
+        if was_named && !named() {
+            return Err(Errno::ESTALE.into());
+        }
         let mut seat = 0;
         if op.truncate {
             // Open before it is empty: nobody must take that for all that it is to be.
