@@ -157,11 +157,8 @@ impl Node {
 
     /// Whether others have the file has perhaps changed.
     pub(crate) fn note_alone(&self, file: &CachedFile, state: &State) {
-        let alone = state.alone.is_proven();
-        if let Some(journal) = self.journal()
-            && journal.is_alone(file.ino) != alone
-        {
-            journal.push_if_known(file.ino, &Record::Alone(file.ino, alone));
+        if let Some(journal) = self.journal() {
+            journal.push_alone(file.ino, state.alone.is_proven());
         }
     }
 

@@ -182,9 +182,9 @@ pub struct Attached {
     pub overtaken: Vec<ByteRange>,
     /// Nothing was done: the file sits at that node.
     pub seat: Option<NodeId>,
-    /// Other nodes have the file open.
+    /// Other nodes have the file open, or had bytes of it until now.
     pub others: bool,
-    /// Then, where the file is on the backing.
+    /// When they have it open: where the file is on the backing.
     pub backing: Option<Backing>,
 }
 

@@ -253,6 +253,33 @@ fn cuts_of_others_bytes_are_kept_when_nothing_is_held() {
     assert!(image.sayable().next().is_none());
 }
 
+/// Whoever had older bytes of it may still have them, whatever the service knows by now.
+#[test]
+fn what_was_flushed_beside_others_is_remembered_also_when_they_have_gone() {
+    let home = Home { path: b"f".to_vec(), ino: 5, seen: None, changing: false };
+    let range = ByteRange::new(0, 50);
+    for (beside, kept) in [(false, false), (true, true)] {
+        let mut image = Image::default();
+        image.apply(&Record::File(
+            INO,
+            Box::new(Header { home: Some(home.clone()), ..header("f") }),
+        ));
+        image.apply(&Record::Alone(INO, !beside));
+        image.apply(&Record::Attaching(INO, vec![range], Version(5), Time::default()));
+        image.apply(&Record::Attached(INO, vec![range], Version(6), 50));
+        image.apply(&Record::Attaching(
+            INO,
+            vec![ByteRange::new(60, 70)],
+            Version(6),
+            Time::default(),
+        ));
+        image.apply(&Record::Flushed(INO, vec![(range, Version(6))]));
+        image.apply(&Record::Alone(INO, true));
+        let note = image.file(INO).expect("more is held");
+        assert_eq!((note.flushed().next().is_some(), note.alone), (kept, !beside));
+    }
+}
+
 #[test]
 fn what_is_in_a_window_was_written_as_far_as_the_cache_file_goes() {
     let mut image = Image::default();

@@ -230,6 +230,17 @@ impl Journal {
         self.queue.lock().image.file(ino).is_some_and(|note| note.alone)
     }
 
+    /// Notes whether others have the file, where that changes what is noted.
+    pub fn push_alone(&self, ino: Ino, alone: bool) {
+        let news = {
+            let queue = self.queue.lock();
+            queue.image.file(ino).is_some_and(|note| note.would_be_alone(alone) != note.alone)
+        };
+        if news {
+            self.push_if_known(ino, &Record::Alone(ino, alone));
+        }
+    }
+
     /// True when it is noted that other nodes must hear of its cuts.
     #[must_use]
     pub fn overrides(&self, ino: Ino) -> bool {

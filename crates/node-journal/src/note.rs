@@ -171,6 +171,12 @@ impl Note {
         }
     }
 
+    /// What `alone` makes of it. What is remembered beside others is so for ever: they may still have older
+    /// bytes of it.
+    pub(crate) fn would_be_alone(&self, alone: bool) -> bool {
+        alone && (self.alone || self.flushed.is_empty())
+    }
+
     fn cut(&mut self, len: u64, version: Version) {
         self.flushed.remove(ByteRange::new(len, u64::MAX));
         remember_cut(&mut self.cuts, len, version);
@@ -334,8 +340,7 @@ pub(crate) fn apply_to(note: &mut Note, record: &Record) -> bool {
             let held: Vec<_> = extents.iter().map(|(range, held)| (*range, Some(*held))).collect();
             note.held.assign(&held);
         }
-        // What is remembered beside others is so for ever: they may still have older bytes of it.
-        Record::Alone(_, alone) => note.alone = *alone && (note.alone || note.flushed.is_empty()),
+        Record::Alone(_, alone) => note.alone = note.would_be_alone(*alone),
         Record::Cuts(_, cuts) => note.cuts.clone_from(cuts),
         Record::Home(_, ranges) => {
             ranges.iter().for_each(|(range, version)| note.flushed.insert(*range, *version));

@@ -186,6 +186,8 @@ impl Call {
         if seat != 0 && !op.renew && ranges.iter().any(|r| !r.is_empty()) {
             return seated_at(state.file(ino)?, seat);
         }
+        // Before it is written over: its owner may have it in a journal for a long time.
+        let beside = state.file(ino)?.owners().any(|owner| owner != self.who.node);
         let (mut claimed, mut contested) = (Vec::new(), Vec::new());
         if op.renew {
             // What was a guess stays one.
@@ -227,6 +229,7 @@ impl Call {
         let overtaken = told.refused.into_iter().map(ebb_wire::range_to_pb).collect();
         let attached =
             pb::Attached { version, map, size, contested, overtaken, ..Default::default() };
+        let attached = pb::Attached { others: beside, ..attached };
         let mut attached = self.with_attr(&state, ino, op.lease, attached);
         if let Some(lease) = attached.lease.filter(|_| quiet_end > 0) {
             attached.quiet_end = quiet_end;
@@ -245,9 +248,9 @@ impl Call {
     ) -> pb::Attached {
         let lease = self.core.lend(state, self.who.node, self.stream, ino, wish);
         let attr = lease.and_then(|_| state.attr(ino).ok()).map(|a| ebb_wire::attr_to_pb(&a));
-        let others = state.ns.is_open_by_others(ino, self.who.node);
-        let backing = if others { backing_ref(state, ino) } else { None };
-        pb::Attached { attr, lease, others, backing, ..attached }
+        let open = state.ns.is_open_by_others(ino, self.who.node);
+        let backing = if open { backing_ref(state, ino) } else { None };
+        pb::Attached { attr, lease, others: open || attached.others, backing, ..attached }
     }
 
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody

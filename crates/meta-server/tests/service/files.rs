@@ -77,6 +77,21 @@ async fn renewing_takes_nothing_from_others_and_makes_copies_stale() {
     assert_eq!((owner(60).node, owner(60).version), (b.id, before));
 }
 
+/// They may be in the other node's journal for long, and a recovery must not take them for the newest ones.
+#[tokio::test]
+async fn who_writes_over_anothers_bytes_hears_that_there_were_any() {
+    let s = Service::start().await;
+    let (mut a, mut b) = (s.node("a").await, s.node("b").await);
+    let file = a.create(ROOT, "f").await;
+    b.attach(file, 0, 80).await;
+    for (range, others) in [((0, 100), true), ((0, 100), false)] {
+        let ranges = vec![pb::Range { start: range.0, end: range.1 }];
+        let attach = pb::Attach { ino: file, ranges, ..Default::default() };
+        let Some(Body::Attached(done)) = a.ask(Op::Attach(attach)).await.unwrap() else { panic!() };
+        assert_eq!(done.others, others);
+    }
+}
+
 #[tokio::test]
 async fn a_checkpoint_replaced_by_rename_stays_until_the_new_one_is_whole() {
     let s = Service::start().await;
