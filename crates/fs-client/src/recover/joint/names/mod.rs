@@ -111,7 +111,9 @@ impl<'a> Names<'a> {
         patience: Duration,
     ) -> io::Result<Names<'a>> {
         let own = image.book.clone();
-        if !own.is_empty() || own.is_shared() && !board.has_said(Said::Heard, node)? {
+        // Also that there is nothing to say: others wait for that.
+        let shared = own.is_shared() || image.lives.has_others();
+        if !own.is_empty() || shared && !board.has_said(Said::Heard, node)? {
             board.say_names(Said::Heard, node, std::slice::from_ref(&own))?;
         }
         let mut names = Names {
