@@ -232,13 +232,12 @@ impl Journal {
 
     /// Notes whether others have the file, where that changes what is noted.
     pub fn push_alone(&self, ino: Ino, alone: bool) {
-        let news = {
-            let queue = self.queue.lock();
-            queue.image.file(ino).is_some_and(|note| note.would_be_alone(alone) != note.alone)
-        };
-        if news {
-            self.push_if_known(ino, &Record::Alone(ino, alone));
-        }
+        let mut queue = self.queue.lock();
+        let note = queue.image.file(ino);
+        let news = note.is_some_and(|note| note.would_be_alone(alone) != note.alone);
+        let kept = !news || queue.push(&Record::Alone(ino, alone));
+        drop(queue);
+        self.write_unless(kept);
     }
 
     /// True when it is noted that other nodes must hear of its cuts.

@@ -1,7 +1,7 @@
 //! Buffers smaller than the data: what is flushed goes to make room, and every node must then find
 //! it on the backing.
 
-use ebb_testkit::{Cluster, Node, skip_reason};
+use ebb_testkit::{Builder, Cluster, Node, skip_reason};
 use ebb_tests::content::{bytes, same};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -143,28 +143,43 @@ fn a_writer_that_waits_for_room_goes_on_when_the_service_is_back() {
 /// tells this node. Who writes here next goes on, and does not wait for room that nobody makes.
 #[test]
 fn what_another_node_has_deleted_makes_room() {
-    for (model, options) in [
-        ("posix", &[][..]),
-        ("commit", &[]),
-        ("session", &[]),
-        ("posix", &["--io-path", "auto"]),
-        ("session", &["--replicas", "2"]),
-    ] {
+    type Way = (&'static str, fn(Builder) -> Builder);
+    let ways: [Way; 6] = [
+        ("posix", |b| b),
+        ("commit", |b| b),
+        ("session", |b| b),
+        ("posix", |b| b.option("--io-path", "auto")),
+        ("session", |b| b.option("--replicas", "2")),
+        ("posix", Builder::supervised),
+    ];
+    for (at, (model, way)) in ways.into_iter().enumerate() {
         if skip_reason().is_none() {
-            deleted_elsewhere(model, options);
+            deleted_elsewhere(&format!("way {at}, {model}"), way(small(model, 2)).start());
         }
     }
 }
 
-fn deleted_elsewhere(model: &str, options: &[&str]) {
-    let builder = Cluster::builder().nodes(2).consistency(model).flush("immediate");
-    let mut builder = builder.option("--cache-size", "4MiB");
-    for option in options.chunks_exact(2) {
-        builder = builder.option(option[0], option[1]);
-    }
-    let cluster = builder.start();
+/// Room for 4 MiB.
+fn small(model: &str, nodes: usize) -> Builder {
+    let builder = Cluster::builder().nodes(nodes).consistency(model).flush("immediate");
+    builder.option("--cache-size", "4MiB")
+}
+
+/// Writes so much to another file, for which there is no room.
+fn goes_on(what: &str, node: &Node, round: u64) {
+    let (told, end) = mpsc::channel();
+    let next = node.path("next");
+    std::thread::spawn(move || told.send(fs::write(next, bytes(4, round, 0, 2_000_000))));
+    let done = end.recv_timeout(Duration::from_secs(40));
+    done.unwrap_or_else(|_| panic!("{what}: it waits for ever")).expect("write");
+}
+
+fn clean_bytes(node: &Node) -> u64 {
+    node.status()["clean_bytes"].as_u64().expect("a number")
+}
+
+fn deleted_elsewhere(what: &str, cluster: Cluster) {
     let (a, b) = (cluster.node(0), cluster.node(1));
-    let what = format!("{model} {options:?}");
     for round in 0..3 {
         let written: Vec<_> = (0..7).map(|i| format!("{round}-{i}")).collect();
         for (i, name) in (0..).zip(&written) {
@@ -174,14 +189,42 @@ fn deleted_elsewhere(model: &str, options: &[&str]) {
         for name in &written {
             fs::remove_file(b.path(name)).expect("rm");
         }
-        let (told, end) = mpsc::channel();
-        let next = a.path("next");
-        std::thread::spawn(move || told.send(fs::write(next, bytes(4, round, 0, 2_000_000))));
-        let done = end.recv_timeout(Duration::from_secs(40));
-        done.unwrap_or_else(|_| panic!("{what}: it waits for ever")).expect("write");
-        same(&what, &fs::read(b.path("next")).expect("read"), &bytes(4, round, 0, 2_000_000));
+        let kept = clean_bytes(a);
+        assert!(kept > 3_000_000, "{what}: they fill the buffer: {kept}");
+        goes_on(what, a, round);
+        let left = clean_bytes(a);
+        assert!(left < kept, "{what}: they made room: {left} of {kept}");
+        same(what, &fs::read(b.path("next")).expect("read"), &bytes(4, round, 0, 2_000_000));
     }
     cluster.umount_all();
     let want = bytes(4, 2, 0, 2_000_000);
-    same(&what, &fs::read(cluster.backing().join("next")).expect("read"), &want);
+    same(what, &fs::read(cluster.backing().join("next")).expect("read"), &want);
+}
+
+/// What is flushed of a file that lost its name while it is open here goes to make room, as of any other.
+#[test]
+fn what_is_open_without_a_name_makes_room() {
+    for model in ["posix", "session"] {
+        if skip_reason().is_some() {
+            return;
+        }
+        let cluster = small(model, 1).option("--io-path", "daemon").start();
+        let node = cluster.node(0);
+        let mut options = File::options();
+        let open = options.read(true).write(true).create_new(true).open(node.path("f"));
+        let file = open.expect("create");
+        let content = bytes(5, 1, 0, 4_050_000);
+        file.write_all_at(&content, 0).expect("write");
+        file.sync_all().expect("fsync");
+        node.wait_status(SOON, |s| s["dirty_bytes"] == 0);
+        fs::remove_file(node.path("f")).expect("rm");
+        // The flusher finds out that it has no name.
+        file.write_all_at(&[7; 10], 4_100_000).expect("write");
+        file.sync_all().expect("fsync");
+        node.wait_status(SOON, |s| s["dirty_files_total"] == 0);
+        goes_on(model, node, 1);
+        let mut got = vec![0; content.len()];
+        file.read_exact_at(&mut got, 0).expect("read");
+        same(model, &got, &content);
+    }
 }

@@ -398,9 +398,8 @@ impl Node {
                 }
                 let clean = {
                     let state = file.state.read();
-                    // What has no name the backing need not have any more.
-                    let stays = state.passing.is_some() || state.orphan;
-                    if stays { 0 } else { state.view.clean_bytes_in(chunk.range()) }
+                    let passed = state.passing.is_some();
+                    if passed { 0 } else { state.view.clean_bytes_in(chunk.range()) }
                 };
                 if clean > 0 {
                     bytes += clean;
@@ -428,9 +427,10 @@ impl Node {
         let Some(file) = self.file(ino) else { return };
         if let Err(error) = self.detach_flushed(&file, chunks).await {
             tracing::debug!(%ino, %error, "not detached");
-            // Another node has deleted it, and nobody told this one: what is here of it goes, too.
+            // Another node has deleted it, and nobody told this one: what is here of it goes, too. What
+            // stays, because it is open, is not what is tried first from now on.
             if is_gone(error) && self.unlinked(&file, error).await.is_ok() {
-                return;
+                return self.room.forget_file(ino);
             }
         }
         for chunk in chunks {
@@ -452,7 +452,7 @@ impl Node {
         let _turn = file.turn.lock().await;
         let ranges: Vec<ByteRange> = {
             let state = file.state.read();
-            if state.passing.is_some() || state.orphan {
+            if state.passing.is_some() {
                 return Ok(());
             }
             let free = chunks.iter().map(|c| c.range()).filter(|r| !file.is_held(*r));

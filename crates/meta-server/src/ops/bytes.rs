@@ -110,12 +110,15 @@ impl Call {
 
     pub(super) async fn open(&self, op: &pb::Open) -> OpResult {
         let ino = Ino(op.ino);
-        self.core.state().file(ino)?;
-        let named = || self.core.state().ns.get(ino).is_some_and(|i| !i.links.is_empty());
-        let was_named = named();
+        let is_named = |state: &State| state.ns.get(ino).is_some_and(|i| !i.links.is_empty());
+        let was_named = {
+            let state = self.core.state();
+            state.file(ino)?;
+            is_named(&state)
+        };
         self.core.compare(ino, true).await?;
         // Another file has its name now. It may still be open somewhere, but who opens it meant the name.
-        if was_named && !named() {
+        if was_named && !is_named(&self.core.state()) {
             return Err(Errno::ESTALE.into());
         }
         let mut seat = 0;
@@ -187,7 +190,7 @@ impl Call {
             return seated_at(state.file(ino)?, seat);
         }
         // Before it is written over: its owner may have it in a journal for a long time.
-        let beside = state.file(ino)?.owners().any(|owner| owner != self.who.node);
+        let others = self.is_beside_others(state.file(ino)?);
         let (mut claimed, mut contested) = (Vec::new(), Vec::new());
         if op.renew {
             // What was a guess stays one.
@@ -228,8 +231,7 @@ impl Call {
         let (version, size) = (file.version().0, file.size());
         let overtaken = told.refused.into_iter().map(ebb_wire::range_to_pb).collect();
         let attached =
-            pb::Attached { version, map, size, contested, overtaken, ..Default::default() };
-        let attached = pb::Attached { others: beside, ..attached };
+            pb::Attached { version, map, size, contested, overtaken, others, ..Default::default() };
         let mut attached = self.with_attr(&state, ino, op.lease, attached);
         if let Some(lease) = attached.lease.filter(|_| quiet_end > 0) {
             attached.quiet_end = quiet_end;
@@ -251,6 +253,11 @@ impl Call {
         let open = state.ns.is_open_by_others(ino, self.who.node);
         let backing = if open { backing_ref(state, ino) } else { None };
         pb::Attached { attr, lease, others: open || attached.others, backing, ..attached }
+    }
+
+    /// Other nodes have bytes of it.
+    fn is_beside_others(&self, file: &FileState) -> bool {
+        file.owners().any(|owner| owner != self.who.node)
     }
 
     /// Many tiny writes make many small intervals. They need not be kept apart while nobody
@@ -283,6 +290,7 @@ impl Call {
         if seat != 0 {
             return seated_at(file, seat);
         }
+        let others = self.is_beside_others(file);
         if file.size() < op.not_below {
             return Err(super::OpError::new(Errno::EREMCHG, "the file was cut"));
         }
@@ -300,7 +308,7 @@ impl Call {
             let range = ByteRange::new(size.saturating_sub(op.len), size);
             self.core.appends.lock().note(self.who.node, op.copies, ino, range);
         }
-        let attached = pb::Attached { version: version.0, size, ..Default::default() };
+        let attached = pb::Attached { version: version.0, size, others, ..Default::default() };
         Ok(Some(Body::Attached(self.with_attr(&state, ino, op.lease, attached))))
     }
 

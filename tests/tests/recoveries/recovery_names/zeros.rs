@@ -4,6 +4,7 @@
 use super::{Way, cluster, cluster_of, run_all, sync};
 use ebb_testkit::{Cluster, Node, random, skip_reason};
 use ebb_tests::recoveries::{all_die, ended_with, recover, said};
+use ebb_tests::tools::names;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -203,11 +204,9 @@ fn what_was_flushed_and_cut_down_to_zeros_comes_back() {
         file.write_all_at(&[7; 3000], 10_000).expect("write");
         file.sync_all().expect("fsync");
         node.wait_status(std::time::Duration::from_secs(20), |s| s["dirty_bytes"] == 0);
-        let parts = std::fs::read_dir(cluster.backing()).expect("list").filter(|entry| {
-            let name = entry.as_ref().expect("an entry").file_name();
-            name.to_string_lossy().starts_with(".ebb-part-")
-        });
-        assert!(parts.count() > 0, "it was flushed, and waits for its name");
+        let there = names(cluster.backing());
+        let has_part = there.iter().any(|name| name.starts_with(".ebb-part-"));
+        assert!(has_part, "it was flushed, and waits for its name: {there:?}");
         assert_eq!(std::fs::read(cluster.backing().join("file")).expect("read"), b"older");
         file.set_len(ZEROS).expect("cut");
         file.sync_all().expect("fsync");

@@ -316,10 +316,14 @@ impl Node {
     }
 
     pub async fn attach(&mut self, ino: u64, start: u64, end: u64) -> u64 {
+        self.attached(ino, start, end).await.version
+    }
+
+    pub async fn attached(&mut self, ino: u64, start: u64, end: u64) -> pb::Attached {
         let ranges = vec![pb::Range { start, end }];
         let op = pb::Attach { ino, ranges, ..Default::default() };
         match self.ask(Op::Attach(op)).await {
-            Ok(Some(Body::Attached(a))) => a.version,
+            Ok(Some(Body::Attached(a))) => a,
             other => panic!("{other:?}"),
         }
     }

@@ -544,3 +544,6 @@ impl<'a> Names<'a> {
         Facts { settled: self.own.newest(), ..Facts::default() }
     }
 }
+
+#[cfg(test)]
+mod tests;
