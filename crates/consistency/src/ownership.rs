@@ -133,6 +133,13 @@ impl FileState {
         self.size
     }
 
+    /// The published size, when it was made larger than what nodes have of it.
+    #[must_use]
+    pub fn len_beyond_bytes(&self) -> Option<u64> {
+        let end = self.tree.iter().last().map_or(0, |o| o.range.end());
+        (self.size > end).then_some(self.size)
+    }
+
     /// Unowned bytes below it are the backing's.
     #[must_use]
     pub fn base_len(&self) -> u64 {

@@ -8,17 +8,25 @@ use crate::tree::Namespace;
 use ebb_types::{Attr, Errno, FileKind, Ino, Striping, Time};
 
 impl Namespace {
-    /// The file gets a place on the backing that bytes can be written to, with this striping.
-    /// Nothing to do when it has one. ENOENT when it has no name any more.
+    /// The file gets a place on the backing that bytes can be written to, with this striping. Nothing to do
+    /// when it has one. ENOENT when it has no name any more.
+    ///
+    /// `len`: how long it was made beyond its bytes, which come later. Of a file that has a place the length
+    /// is always set there, so that it is known when nothing else is.
     pub fn plan_place(
         &self,
         ino: Ino,
         striping: Option<Striping>,
+        len: Option<u64>,
         now: Time,
     ) -> Result<Plan, Errno> {
         let inode = self.inode(ino)?;
         let mut p = Planner::new(self, now);
-        make_part(&mut p, inode, striping)?;
+        let is_new = inode.home == Home::None;
+        let path = make_part(&mut p, inode, striping)?;
+        if let Some(len) = len.filter(|_| is_new) {
+            p.effect(Effect::SetSize { path, len });
+        }
         Ok(p.finish(Some(ino)))
     }
 

@@ -259,7 +259,7 @@ fn a_snapshot_is_the_whole_state() {
     apply(&mut ns, &plan);
     let plan = ns.plan_set_xattr(f, b"user.a", b"1", XattrMode::Either, NOW).unwrap();
     apply(&mut ns, &plan);
-    let plan = ns.plan_place(f, None, NOW).unwrap();
+    let plan = ns.plan_place(f, None, None, NOW).unwrap();
     apply(&mut ns, &plan);
     ns.plan_open(NodeId(3), f).unwrap().iter().for_each(|r| ns.apply(r).unwrap());
     let mut again = Namespace::empty();

@@ -124,7 +124,8 @@ impl Call {
         let core = Arc::clone(&self.core);
         let plan = move |state: &State| {
             let striping = core.striping_of(state, ino);
-            state.ns.plan_place(ino, striping, Time::now()).map(Some)
+            let len = state.files.get(&ino).and_then(|file| file.len_beyond_bytes());
+            state.ns.plan_place(ino, striping, len, Time::now()).map(Some)
         };
         let placed = self.core.in_round(ino, plan).await;
         let why = |e: Errno| format!("making the file on the backing failed: {e}");

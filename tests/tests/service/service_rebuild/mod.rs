@@ -9,7 +9,7 @@ use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{open, requests};
 use ebb_tests::recoveries::{ended_with, recover};
 use ebb_tests::tools::wait_until;
-use rustix::fs::{FlockOperation, XattrFlags, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, XattrFlags, flock};
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -275,6 +275,54 @@ fn a_job_goes_on_with_copies() {
 fn a_job_goes_on_with_supervisors_and_a_token() {
     let shape = |builder: Builder| builder.supervised().token();
     a_job_goes_on_as(shape, "commit", &[], |status| !status["supervisor"].is_null());
+}
+
+/// Made longer than its bytes by one node, while it has no place on the backing or when it has one; another
+/// node's bytes are there, and the first one's are not.
+#[test]
+fn a_length_that_only_one_node_has_asked_for_is_known() {
+    const LONG: u64 = 2 * LEN;
+    let mut cluster = builder("posix").start();
+    let names = ["truncate", "fallocate", "and cut", "late", "late and cut"];
+    let open = |node: &Node, name: &str| {
+        File::options().write(true).open(node.path(name)).expect("open to write")
+    };
+    for name in names {
+        drop(write(&cluster.node(0).path(name), &content(1)));
+    }
+    let (patcher, sizer) = (cluster.node(1), cluster.node(2));
+    let resize = |name: &str| {
+        let file = open(sizer, name);
+        match name {
+            "fallocate" => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LONG)
+                .unwrap_or_else(|e| panic!("{name}: {e}")),
+            _ => file.set_len(LONG).unwrap_or_else(|e| panic!("{name}: {e}")),
+        }
+        if name.ends_with("cut") {
+            file.set_len(LONG - 1).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+    };
+    names[..3].iter().for_each(|name| resize(name));
+    for name in names {
+        open(patcher, name).write_all_at(&[7; 10], 5000).expect("write");
+    }
+    patcher.drain();
+    names[3..].iter().for_each(|name| resize(name));
+    let parts = fs::read_dir(cluster.backing()).expect("list").count();
+    assert!(parts >= names.len(), "{parts} of {} files are on the backing in part", names.len());
+    lose_and_rebuild(&mut cluster, 3);
+    let check = |dir: &Path| {
+        for name in names {
+            let mut want = content(1);
+            want[5000..5010].fill(7);
+            want.resize((LONG - u64::from(name.ends_with("cut"))) as usize, 0);
+            same(name, &read(&dir.join(name)), &want);
+        }
+    };
+    cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
+    cluster.umount_all();
+    check(cluster.backing());
+    no_part_files(cluster.backing());
 }
 
 /// Most of it is in the part file alone, whose name nobody knows any more.
