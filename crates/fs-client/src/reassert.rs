@@ -201,15 +201,17 @@ fn known(file: &Arc<CachedFile>) -> KnownFile {
 
 fn located(file: &Arc<CachedFile>) -> Option<Located> {
     let state = file.state.read();
-    let home = state.home.home()?;
+    let unflushed = state.view.unflushed_bytes() > 0 || state.view.has_unattached();
+    let needed = unflushed || state.opens > 0;
+    let as_of = state.view.newest_known();
+    let nowhere = Located { ino: file.ino, paths: Vec::new(), object: 0, needed, as_of };
+    // Others may have brought it to the backing since, and moved it: needed all the same.
+    let Some(home) = state.home.home() else { return needed.then_some(nowhere) };
     let mut paths = vec![home.path.clone()];
     if home.is_part() && !state.path.is_empty() {
         paths.push(state.path.clone());
     }
-    let unflushed = state.view.unflushed_bytes() > 0 || state.view.has_unattached();
-    let needed = unflushed || state.opens > 0;
-    let as_of = state.view.newest_known();
-    Some(Located { ino: file.ino, paths, object: home.ino, needed, as_of })
+    Some(Located { paths, object: home.ino, ..nowhere })
 }
 
 fn published(note: &Note) -> impl Iterator<Item = (ByteRange, Version, Held)> + '_ {

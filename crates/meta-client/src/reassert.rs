@@ -44,7 +44,7 @@ pub struct Located {
     pub ino: Ino,
     /// Where it may be, from the backing directory: its part file, its name.
     pub paths: Vec<Vec<u8>>,
-    /// `st_ino` of the object.
+    /// `st_ino` of the object; 0: this node has not heard that the backing has it.
     pub object: u64,
     /// It is open here, or has bytes that the backing lacks: others may have moved it.
     pub needed: bool,

@@ -269,7 +269,9 @@ impl Namespace {
                 continue;
             }
             let now = now.filter(|b| !b.placed || there.dirs.contains_key(&b.ino)).map(|b| b.ino);
-            let moves = |i: &Inode| is_local(i) || there.dirs.contains_key(&i.ino);
+            // A file with several names may have got to the backing with the first of them.
+            let lacks = |i: &Inode| i.kind == FileKind::Regular && known.is_none();
+            let moves = |i: &Inode| is_local(i) || there.dirs.contains_key(&i.ino) || lacks(i);
             let now = now.filter(|ino| self.get(*ino).map_or_else(|| comes(*ino), moves));
             match (now, known) {
                 (Some(ino), _) => bound.push((parent, name, ino)),
@@ -331,6 +333,10 @@ impl Namespace {
             }
             *links.entry(ino).or_default() += 1;
             out.push(Record::Dentry { parent, name: name.clone(), ino, under });
+            let lacks = |i: &Inode| i.home == Home::Own && under == Under::Nothing;
+            if self.get(ino).is_some_and(lacks) {
+                out.push(Record::Due { ino, due: true });
+            }
         }
         self.bring_shapes_back(told, after, &plan, &mut out);
         for (ino, more) in links {

@@ -360,6 +360,15 @@ fn local_names(ns: &Namespace) -> BTreeMap<(Ino, Name), (Ino, FileKind, u32)> {
     local.flat_map(names).collect()
 }
 
+/// The names that files of the backing have and have not got there with; and all names of files.
+fn pending_names(ns: &Namespace, all: bool) -> BTreeSet<(Ino, Name, Ino)> {
+    let files = ns.inodes().filter(|i| i.kind == FileKind::Regular);
+    let pending = |l: &Link| ns.dentry(l.parent, &l.name).unwrap().unwrap().under == Under::Nothing;
+    let names = files.flat_map(|i| i.links.iter().map(move |l| (i, l)));
+    let wanted = names.filter(|(i, l)| all || (i.home == Home::Own && pending(l)));
+    wanted.map(|(i, l)| (l.parent, l.name.clone(), i.ino)).collect()
+}
+
 /// What the backing, which is as the whole world has it, says of what is to come back.
 fn on_backing(world: &World, forgotten: &[Forgotten]) -> OnBacking {
     let mut there = OnBacking::default();
@@ -405,6 +414,13 @@ proptest! {
         let mut got = local_names(&left);
         got.retain(|_, (ino, ..)| !published(&world.ns, *ino));
         prop_assert_eq!(got, whole);
+        let (pending, all) = (pending_names(&left, false), pending_names(&world.ns, true));
+        prop_assert!(pending.is_subset(&all), "{:?}, {:?}", pending, all);
+        let is_known = |ino: &Ino| left.get(*ino).is_some();
+        for (parent, name, ino) in pending_names(&world.ns, false) {
+            let got = left.dentry(parent, &name).ok().flatten().map(|d| d.ino);
+            prop_assert!(got == Some(ino) || !is_known(&ino), "{:?} {:?}: {:?}", parent, name, got);
+        }
         // And again: nothing changes.
         let before = left.snapshot();
         let there = on_backing(&world, &left.forgotten_in(&told, after, first));

@@ -11,6 +11,36 @@ const KEPT_AFTER: Duration = Duration::from_millis(1_500);
 /// Whoever was first may have to wait for what the others bring, and is run again.
 const ROUNDS: usize = 3;
 
+/// How `ebb` says what a program wrote to a file that it had open, past the daemon, when its daemon was dead and the
+/// next one had begun: it could only be told. (docs/operations.md)
+const WRITTEN_ON: &str = "(lost: a program went on writing after its daemon was dead and another one was \
+                          mounted; see ";
+
+/// Brings everything to the backing, but what programs wrote past dead daemons; how many files that was. These are
+/// removed from what is kept aside, as `ebb` says.
+///
+/// # Panics
+/// When anything else is not on the backing.
+pub fn drain_but_late_writes(node: &Node) -> u64 {
+    let output = node.ebb("drain", &[], &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let missing = || said.lines().filter(|l| l.starts_with("  ") && !l.starts_with("  in all "));
+    let kept: Vec<&str> = missing()
+        .filter_map(|line| line.split_once(WRITTEN_ON)?.1.split_once(','))
+        .map(|(path, _)| path)
+        .collect();
+    if output.status.code() != Some(3) || kept.is_empty() || kept.len() != missing().count() {
+        assert!(output.status.success(), "{}: ebb drain: {}", node.name(), describe(&output));
+        return 0;
+    }
+    println!("{}: {said}", node.name());
+    for path in &kept {
+        std::fs::remove_file(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    }
+    node.drain();
+    kept.len() as u64
+}
+
 /// Kills everything, and brings all caches to the backing at the same time: how many there were, and
 /// how many say to the end that something is missing. What is there the programs judge; a service that died
 /// between the end of a flush and its word to the node leaves a node that calls flushed bytes lost

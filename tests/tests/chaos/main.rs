@@ -19,7 +19,7 @@ mod record;
 
 use backing::{Backing, Kind};
 use ebb_testkit::node::is_running;
-use ebb_testkit::{Cluster, Network, random, skip_reason};
+use ebb_testkit::{Cluster, Network, Node, random, skip_reason};
 use ebb_tests::load::{Extra, Load, Mix, Order, Setup, all_right, counted};
 use ebb_tests::tools::amount;
 use faults::{Hand, Hit, Place, wait_until_whole};
@@ -42,6 +42,8 @@ const DRAINED_EVERY: u64 = 6;
 /// What supervisors say of each daemon that they replace, and of those that the test has killed.
 const ANOTHER_DAEMON: &str = "; starting another one";
 const WAS_KILLED: &str = "the daemon ended: killed by signal 9; starting another one";
+/// What a daemon says of a program that wrote past the one before it, when that was dead.
+const WRITTEN_ON: &str = "a program of a dead daemon goes on writing";
 /// More than all programs write, several times.
 const CACHES_MIB: u64 = 400;
 
@@ -222,16 +224,24 @@ impl Run {
     fn drain(&mut self, round: u64, what: &str) {
         if self.plan.remounts {
             self.end(what);
-            self.cluster.nodes().iter().for_each(ebb_testkit::Node::mount);
+            self.cluster.nodes().iter().for_each(Node::mount);
             return;
         }
-        self.cluster.nodes().iter().for_each(ebb_testkit::Node::drain);
+        self.drain_nodes(|_| true);
         self.compare_backing(what);
         self.record.sample(round, Moment::Drained, &self.cluster);
     }
 
+    fn drain_nodes(&mut self, which: impl Fn(&&Node) -> bool) {
+        let nodes = self.cluster.nodes().iter().filter(which);
+        let late = nodes.map(ending::drain_but_late_writes).sum();
+        assert!(late == 0 || self.plan.io_path != "daemon", "{late} files written past no daemon");
+        self.record.count("files that programs wrote to past dead daemons", late);
+    }
+
     fn end(&mut self, what: &str) {
         self.cluster.nodes().iter().for_each(|node| self.record.add_status(&node.status()));
+        self.drain_nodes(|node| node.log().contains(WRITTEN_ON));
         self.cluster.umount_all();
         self.compare_backing(what);
     }

@@ -147,8 +147,11 @@ fn located(sent: &pb::Located) -> Result<(Ino, Located), Errno> {
     };
     let sent_paths = sent.paths.iter().take(PATHS_MAX).filter(|path| !path.is_empty());
     let paths = sent_paths.map(names).collect::<Result<_, _>>()?;
-    let place = Place { as_of: Version(sent.as_of), object: sent.object, paths };
-    Ok((Ino(sent.ino), Located { places: vec![place], needed: sent.needed }))
+    // Who needs it may never have heard that the backing has it.
+    let knows = sent.object != 0;
+    let place = || Place { as_of: Version(sent.as_of), object: sent.object, paths };
+    let places = knows.then(place).into_iter().collect();
+    Ok((Ino(sent.ino), Located { places, needed: sent.needed }))
 }
 
 /// True when the backing has something of the file, as far as the node knows.

@@ -8,6 +8,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -60,6 +61,7 @@ impl Tree {
             0..35 => {
                 let name = self.new_name(dice);
                 let data = bytes(3, self.next, 0, dice.random_range(1..100_000));
+                told(node, format_args!("create {name}, {} bytes", data.len()));
                 let mut file = File::create(node.path(&name)).expect("create");
                 file.write_all(&data).expect("write");
                 if dice.random_bool(0.5) {
@@ -75,6 +77,7 @@ impl Tree {
                 let (data, _) = self.files.get_mut(&self.names[&name]).expect("a file");
                 let at = dice.random_range(0..=data.len());
                 let patch = vec![dice.random_range(1..=255u8); dice.random_range(1..9_000)];
+                told(node, format_args!("write {name} at {at}, {} bytes", patch.len()));
                 let file = File::options().write(true).open(node.path(&name)).expect("open");
                 file.write_all_at(&patch, at as u64).expect("write");
                 data.resize(data.len().max(at + patch.len()), 0);
@@ -85,6 +88,7 @@ impl Tree {
                 let Some(name) = self.some_name(dice) else { return };
                 let (data, _) = self.files.get_mut(&self.names[&name]).expect("a file");
                 let len = dice.random_range(0..=data.len() + 5_000);
+                told(node, format_args!("truncate {name} to {len}"));
                 let file = File::options().write(true).open(node.path(&name)).expect("open");
                 file.set_len(len as u64).expect("truncate");
                 data.resize(len, 0);
@@ -96,6 +100,7 @@ impl Tree {
                 if !self.is_of(&to, node) {
                     return;
                 }
+                told(node, format_args!("rename {from} to {to}"));
                 fs::rename(node.path(&from), node.path(&to)).expect("rename");
                 // Of two names of one file neither goes.
                 if self.names.get(&to) != self.names.get(&from) {
@@ -107,18 +112,21 @@ impl Tree {
                 let Some(name) = self.some_name(dice).filter(|name| self.is_of(name, node)) else {
                     return;
                 };
+                told(node, format_args!("unlink {name}"));
                 fs::remove_file(node.path(&name)).expect("unlink");
                 self.names.remove(&name);
             }
             78..84 => {
                 let Some(name) = self.some_name(dice) else { return };
                 let mode = dice.random_range(0o400..0o777) | 0o600;
+                told(node, format_args!("chmod {name}"));
                 fs::set_permissions(node.path(&name), Permissions::from_mode(mode)).expect("chmod");
                 self.files.get_mut(&self.names[&name]).expect("a file").1 = mode;
             }
             84..90 => {
                 let (Some(name), to) = (self.some_name(dice), self.new_name(dice)) else { return };
                 if !self.names.contains_key(&to) {
+                    told(node, format_args!("link {name} as {to}"));
                     fs::hard_link(node.path(&name), node.path(&to)).expect("link");
                     let number = self.names[&name];
                     self.names.insert(to, number);
@@ -128,10 +136,14 @@ impl Tree {
                 let parent = self.dirs.iter().nth(dice.random_range(0..=self.dirs.len()));
                 let within = parent.map_or(String::new(), |parent| format!("{parent}/"));
                 let dir = format!("{within}d{}", self.dirs.len());
+                told(node, format_args!("mkdir {dir}"));
                 fs::create_dir(node.path(&dir)).expect("mkdir");
                 self.dirs.insert(dir);
             }
-            _ => node.drain(),
+            _ => {
+                told(node, format_args!("drain"));
+                node.drain();
+            }
         }
     }
 
@@ -157,6 +169,11 @@ impl Tree {
             }
         }
     }
+}
+
+/// What is done is printed: shown when the test fails.
+fn told(node: &Node, what: fmt::Arguments<'_>) {
+    println!("{}: {what}", node.name());
 }
 
 fn list(root: &Path, below: &str, found: &mut BTreeMap<String, Option<(Vec<u8>, u32)>>) {
@@ -192,6 +209,7 @@ fn a_random_history_is_there_after_each_rebuild() {
             // Services are told apart by the second in which they begin.
             std::thread::sleep(Duration::from_millis(1100));
             let what = format!("seed {seed}, {flush}, rebuild {step}");
+            println!("{what}");
             lose_and_rebuild(&mut cluster, 3);
             for node in cluster.nodes() {
                 tree.is_at(node.mountpoint(), &format!("{what}, {}", node.name()));

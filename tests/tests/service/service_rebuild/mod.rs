@@ -4,7 +4,7 @@
 
 mod histories;
 
-use ebb_testkit::{Builder, Cluster, Node};
+use ebb_testkit::{Builder, Cluster, Node, describe};
 use ebb_tests::content::{bytes, same};
 use ebb_tests::nodes::{open, requests};
 use ebb_tests::recoveries::{ended_with, recover};
@@ -318,6 +318,36 @@ fn a_length_that_only_one_node_has_asked_for_is_known() {
             want.resize((LONG - u64::from(name.ends_with("cut"))) as usize, 0);
             same(name, &read(&dir.join(name)), &want);
         }
+    };
+    cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
+    cluster.umount_all();
+    check(cluster.backing());
+    no_part_files(cluster.backing());
+}
+
+/// A file gets to the backing under the first of its names, and the directory of the second one cannot: something
+/// else is there. Then the service's state is lost.
+#[test]
+fn a_name_that_did_not_get_to_the_backing_with_its_file_comes_back() {
+    let mut cluster = builder("posix").start();
+    let (first, second) = (cluster.node(0), cluster.node(1));
+    drop(write(&first.path("file"), &content(1)));
+    fs::create_dir(second.path("dir")).expect("mkdir");
+    fs::hard_link(second.path("file"), second.path("dir/name")).expect("link");
+    cluster.nodes().iter().for_each(sync);
+    let in_the_way = cluster.backing().join("dir");
+    assert!(!in_the_way.exists(), "the directory is on the backing already");
+    File::create(&in_the_way).expect("create");
+    let drained = first.ebb("drain", &[], &[]);
+    println!("{}", describe(&drained));
+    same("on the backing", &read(&cluster.backing().join("file")), &content(1));
+    fs::remove_file(&in_the_way).expect("remove");
+    lose_and_rebuild(&mut cluster, 3);
+    let check = |dir: &Path| {
+        same("the first name", &read(&dir.join("file")), &content(1));
+        same("the second name", &read(&dir.join("dir/name")), &content(1));
+        let inode = |name: &str| fs::metadata(dir.join(name)).expect("stat").ino();
+        assert_eq!(inode("file"), inode("dir/name"));
     };
     cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
     cluster.umount_all();
