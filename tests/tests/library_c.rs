@@ -233,6 +233,13 @@ int main(int argc, char **argv)
     FAILS(ebb_handle_get(a, NULL), EFAULT);
     FAILS(ebb_handle_open(NULL, handle, O_RDONLY), EFAULT);
     FAILS(ebb_handle_open("/tmp", NULL, O_RDONLY), EFAULT);
+    char path[200];
+    FAILS(ebb_handle_path("/tmp", NULL, path, sizeof path), EFAULT);
+    FAILS(ebb_handle_path("/tmp", handle, NULL, sizeof path), EFAULT);
+    ssize_t len = ebb_handle_path("/tmp", handle, path, sizeof path);
+    HOLDS(len == (ssize_t)strlen(path) && !strncmp(path, "/tmp/.ebb/", 10));
+    FAILS(ebb_handle_path("/tmp", handle, path, len), ERANGE);
+    HOLDS(ebb_handle_path("/tmp", handle, path, len + 1) == len);
     FAILS(ebb_attach(a, UINT64_MAX, 2), EINVAL);
     FAILS(ebb_query(a, UINT64_MAX - 1, 1, owners, 2), EINVAL);
     FAILS(ebb_attach(a, 0, 1), ENODATA);

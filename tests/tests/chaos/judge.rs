@@ -15,13 +15,16 @@ const OPERATION_MS_MAX: u64 = 45_000;
 /// Operations on files that programs of all nodes use.
 const COMMON: [&str; 4] = ["count", "hand over", "tell of", "shared"];
 
+/// `may_sit`: files may sit at nodes that have them open past their daemons; whoever compared a program's file last
+/// may be silent now.
+///
 /// # Panics
 /// When something happened that nothing in the round explains.
-pub fn judge(what: &str, node: usize, work: &Work, hit: &Hit) {
+pub fn judge(what: &str, node: usize, work: &Work, hit: &Hit, may_sit: bool) {
     let (ms, longest) = (work.longest_ms, &work.longest);
     assert!(ms <= OPERATION_MS_MAX, "{what}: node {node}: '{longest}' took {ms} ms");
     if let Some(failure) = &work.failure {
-        assert!(may_fail(failure, node, hit), "{what}: node {node}: {failure:?}");
+        assert!(may_fail(failure, node, hit, may_sit), "{what}: node {node}: {failure:?}");
     }
     for missed in &work.missed {
         let full = is_for_space(missed, hit);
@@ -38,12 +41,14 @@ fn is_for_space(failure: &Failure, hit: &Hit) -> bool {
     hit.was_full && [libc::ENOSPC, libc::EDQUOT, libc::EFAULT].contains(&failure.errno)
 }
 
-fn may_fail(failure: &Failure, node: usize, hit: &Hit) -> bool {
+fn may_fail(failure: &Failure, node: usize, hit: &Hit, may_sit: bool) -> bool {
     let common = COMMON.iter().any(|word| failure.operation.contains(word));
     hit.killed.contains(&node)
         || is_for_space(failure, hit)
         || hit.was_refused && [libc::EIO, libc::EFAULT].contains(&failure.errno)
-        || (hit.was_unheard || !hit.silent.is_empty()) && common && failure.errno == libc::EIO
+        || (hit.was_unheard || !hit.silent.is_empty())
+            && (common || may_sit)
+            && failure.errno == libc::EIO
 }
 
 fn may_be_out_of_reach(hit: &Hit) -> bool {

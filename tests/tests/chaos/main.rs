@@ -169,7 +169,7 @@ impl Run {
         for load in &self.loads {
             let work = load.paused(ANSWER_MAX);
             let node = load.setup.who as usize % self.plan.nodes;
-            judge(&what, node, &work, &hit);
+            judge(&what, node, &work, &hit, self.plan.may_sit());
             self.record.add(&work);
         }
         hit.took_place.iter().for_each(|(fault, n)| self.record.count(fault, *n));

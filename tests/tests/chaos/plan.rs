@@ -271,6 +271,12 @@ impl Plan {
         }
     }
 
+    /// Files may sit at nodes that have them open past their daemons.
+    pub fn may_sit(&self) -> bool {
+        let strict = self.model == Model::Posix || self.rule.is_some_and(|r| r.ends_with("posix"));
+        strict && self.io_path == "auto"
+    }
+
     /// The faults of a round, one after the other. A loss comes alone: another one before there
     /// is a second copy again may cost bytes.
     pub fn faults(&self, dice: &mut ChaCha8Rng) -> Vec<Fault> {
