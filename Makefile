@@ -11,7 +11,8 @@
 #                break; another cluster after every n rounds
 #   make bench   the benchmarks
 #   make build   the binary $(TARGET)/release/ebb, and libebb_trace.so beside it for `ebb trace`
-#   make install PREFIX=DIR   what was built: ebb, libebb with its header and manual
+#   make mpi     libebb-mpi for the MPI libraries that are installed (docs/mpi.md)
+#   make install PREFIX=DIR   what was built: ebb, libebb with its header and manual, libebb-mpi
 #   make lint    format, clippy
 #   make build-rdma   the binary with RDMA in it, which starts on machines without it, too
 #   make test-rdma    RDMA for real, in a virtual machine that has a device (soft-RoCE)
@@ -19,7 +20,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build install demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools \
+.PHONY: build mpi install demo test test-past test-past-core test-supervised test-locks chaos bench lint clean tools \
     build-rdma test-rdma lint-rdma
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
@@ -31,7 +32,10 @@ THREADS := $(if $(EBB_TEST_THREADS),$(EBB_TEST_THREADS),2)
 build: tools
 	cargo build --release --workspace
 
-# What `make build` has built, below PREFIX (and DESTDIR, for who makes packages).
+mpi: build
+	crates/ebb-api/mpi/build.sh $(TARGET)/release
+
+# What `make build` (and `make mpi`) has built, below PREFIX (and DESTDIR, for who makes packages).
 PREFIX := /usr/local
 DIR = $(DESTDIR)$(PREFIX)
 BUILT = $(TARGET)/release
@@ -44,6 +48,7 @@ install:
 	ln -sf libebb.so.$(VERSION) $(DIR)/lib/libebb.so.0
 	ln -sf libebb.so.0 $(DIR)/lib/libebb.so
 	install -m 644 $(BUILT)/libebb.a $(DIR)/lib
+	for mpi in $(wildcard $(BUILT)/libebb-mpi-*.so); do install -m 755 $$mpi $(DIR)/lib; done
 	install -m 644 crates/ebb-api/include/ebb.h $(DIR)/include
 	install -m 644 docs/man/libebb.3 $(DIR)/share/man/man3
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' crates/ebb-api/libebb.pc.in > $(DIR)/lib/pkgconfig/libebb.pc

@@ -145,6 +145,7 @@ static void atomic(const char *path)
     free(buffer);
 }
 
+#ifndef NO_SHARED_POINTERS /* libebb-mpi opens by name what could have them */
 /* Shared file pointer: records land in some order, each exactly once and whole. */
 static void shared_pointer(const char *path)
 {
@@ -186,6 +187,7 @@ static void shared_pointer(const char *path)
     check(MPI_File_close(&f), "close");
     free(seen);
 }
+#endif
 
 /* Everybody writes one stretch plainly; then everybody rewrites its own half of every block, of
  * stretches that others have written plainly, by data sieving. No byte has two writers at a time. */
@@ -295,8 +297,10 @@ int main(int argc, char **argv)
         mixed(path);
     else if (!strcmp(part, "sizes"))
         sizes(path);
+#ifndef NO_SHARED_POINTERS
     else if (!strcmp(part, "shared"))
         shared_pointer(path);
+#endif
     else {
         fprintf(stderr, "usage: mpiio independent|collective|sieving|mixed|atomic|shared|sizes FILE\n");
         MPI_Abort(MPI_COMM_WORLD, 2);

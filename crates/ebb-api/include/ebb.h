@@ -100,6 +100,9 @@ ssize_t ebb_readx(int fd, const struct ebb_piece *pieces, size_t n, size_t *got)
 int ebb_handle_get(int fd, unsigned char handle[EBB_HANDLE_SIZE]);
 int ebb_handle_open(const char *mount, const unsigned char handle[EBB_HANDLE_SIZE], int flags);
 
+/* A path that stands for the file, for libraries that want one; how long it is. ERANGE: longer than `len`. */
+ssize_t ebb_handle_path(const char *mount, const unsigned char handle[EBB_HANDLE_SIZE], char *path, size_t len);
+
 /* PosixFS, CommitFS and SessionFS, over files of a mount under `session`. */
 ssize_t ebb_posix_write(int fd, const void *data, size_t len, uint64_t offset);
 ssize_t ebb_posix_read(int fd, void *data, size_t len, uint64_t offset);

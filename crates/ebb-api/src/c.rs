@@ -12,7 +12,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -358,6 +358,33 @@ pub unsafe extern "C" fn ebb_handle_open(
     // SAFETY: the caller says so of both.
     let (mount, handle) = unsafe { (path(mount), handle.read()) };
     answer(mount.and_then(|mount| Ok(crate::open_handle(mount, &handle, flags)?.into_raw_fd())))
+}
+
+#[allow(missing_docs, clippy::missing_safety_doc)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_handle_path(
+    mount: *const c_char,
+    handle: *const [u8; HANDLE],
+    into: *mut c_char,
+    room: usize,
+) -> isize {
+    if handle.is_null() || into.is_null() {
+        return count(Err(error(libc::EFAULT)));
+    }
+    // SAFETY: the caller says so of both.
+    let (mount, handle) = unsafe { (path(mount), handle.read()) };
+    count(mount.and_then(|mount| {
+        let path = crate::handle_path(mount, &handle).into_os_string().into_vec();
+        if path.len() >= room {
+            return Err(error(libc::ERANGE));
+        }
+        // SAFETY: the caller says that there is so much room; the path and a zero are shorter.
+        unsafe {
+            into.copy_from_nonoverlapping(path.as_ptr().cast(), path.len());
+            into.add(path.len()).write(0);
+        }
+        Ok(path.len())
+    }))
 }
 
 /// Has a layer do something with the caller's file, which stays open.

@@ -20,7 +20,7 @@ mod lists;
 mod primitives;
 
 pub use lists::{ReadPiece, WritePiece};
-pub use primitives::{Extended, NOBODY, Owner, Stat, open_handle};
+pub use primitives::{Extended, NOBODY, Owner, Stat, handle_path, open_handle};
 
 /// Length of a handle.
 pub const HANDLE: usize = ebb_api_format::HANDLE;

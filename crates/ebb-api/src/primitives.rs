@@ -14,13 +14,13 @@ use crate::HANDLE;
 use crate::call::{ask, error, malformed};
 use crate::lists::{ReadPiece, WritePiece, read_list, write_list};
 use ebb_api_format::{BUFFER_MAX, Owners, Request, Span, Which, handle_name};
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 pub use ebb_api_format::Stat;
 
@@ -183,6 +183,14 @@ pub trait Extended: AsFd {
 
 impl Extended for File {}
 
+/// A path that stands for the file of a handle on this node, whose mount is at `mount`: for programs and libraries
+/// that open files by path. It is in no listing, and nothing can be made or renamed there.
+#[must_use]
+pub fn handle_path(mount: &Path, handle: &[u8; HANDLE]) -> PathBuf {
+    let name = handle_name(handle);
+    PathBuf::from(OsString::from_vec([mount.as_os_str().as_bytes(), b"/.ebb/", &name].concat()))
+}
+
 /// Opens the file of a handle on this node, whose mount is at `mount`. No name is looked up. `flags` are those
 /// of open(2), but O_CREAT.
 ///
@@ -193,8 +201,7 @@ pub fn open_handle(mount: &Path, handle: &[u8; HANDLE], flags: i32) -> io::Resul
     if flags & (libc::O_CREAT | libc::O_TMPFILE) != 0 {
         return Err(error(libc::EINVAL));
     }
-    let name = handle_name(handle);
-    let path = [mount.as_os_str().as_bytes(), b"/.ebb/", &name].concat();
+    let path = handle_path(mount, handle).into_os_string().into_vec();
     let path = CString::new(path).map_err(|_| error(libc::EINVAL))?;
     // SAFETY: the path ends with a zero.
     let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NOFOLLOW) };

@@ -5,5 +5,6 @@ mod big_tree;
 mod fsx;
 mod many_files;
 mod mpi;
+mod mpi_library;
 mod namespace_ops;
 mod races;

@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 const RANKS: &str = "4";
 const ALL: [&str; 5] = ["posix", "commit", "session", "mpiio", "romio"];
 
-fn programs() -> PathBuf {
+pub(crate) fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("programs")
 }
 
-fn compile(compiler: &str, source: &str, into: &Path) -> PathBuf {
+pub(crate) fn compile(compiler: &str, source: &str, into: &Path) -> PathBuf {
     let program = into.join(source.trim_end_matches(".c"));
     let source = programs().join(source);
     // Where it leaves its object file.
@@ -27,31 +27,48 @@ fn compile(compiler: &str, source: &str, into: &Path) -> PathBuf {
     program
 }
 
+/// The mounts of all nodes, for `rank.sh`.
+pub(crate) fn mounts(cluster: &Cluster) -> String {
+    let mounts = cluster.nodes().iter().map(|n: &Node| n.path("").display().to_string());
+    mounts.collect::<Vec<_>>().join(" ")
+}
+
 /// Runs `program` with its ranks spread over the nodes of `cluster`; they all know the mount as
 /// the same path.
-fn mpiexec(cluster: &Cluster, job: &Path, program: &Path, arguments: &[&str]) {
-    let mounts: Vec<String> =
-        cluster.nodes().iter().map(|n: &Node| n.path("").display().to_string()).collect();
+fn mpiexec(
+    cluster: &Cluster,
+    job: &Path,
+    program: &Path,
+    arguments: &[&str],
+    preload: Option<&Path>,
+) {
     let mut command = Command::new("mpiexec.mpich");
-    command
-        .args(["-n", RANKS])
-        .arg(programs().join("rank.sh"))
-        .arg(program)
-        .args(arguments)
-        .env("EBB_JOB", job)
-        .env("EBB_MOUNTS", mounts.join(" "));
+    command.args(["-n", RANKS]).arg(programs().join("rank.sh"));
+    if let Some(library) = preload {
+        command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
+    }
+    command.arg(program).args(arguments).env("EBB_JOB", job).env("EBB_MOUNTS", mounts(cluster));
     run(&mut command, LIMIT);
 }
 
 /// Runs the program under `model` and returns what the first node shows of `file` afterwards,
 /// having compared it with the backing.
-fn on_two_nodes(model: &str, program: &Path, part: Option<&str>, scratch: &Path) -> PathBuf {
-    let cluster = Cluster::builder().nodes(2).consistency(model).start();
+pub(crate) fn on_two_nodes(
+    model: &str,
+    program: &Path,
+    part: Option<&str>,
+    scratch: &Path,
+    preload: Option<&Path>,
+) -> PathBuf {
+    let builder = Cluster::builder().nodes(2).consistency(model);
+    // Without one there are no handles.
+    let cluster = if preload.is_some() { builder.token() } else { builder }.start();
     let job = scratch.join("job");
     std::fs::create_dir_all(&job).expect("mkdir");
     let file = job.join("data");
     let file = file.to_str().expect("UTF-8");
-    mpiexec(&cluster, &job, program, &part.into_iter().chain([file]).collect::<Vec<_>>());
+    let arguments: Vec<&str> = part.into_iter().chain([file]).collect();
+    mpiexec(&cluster, &job, program, &arguments, preload);
     let copy = scratch.join(format!("copy-{}", model));
     std::fs::copy(cluster.nodes()[1].path("data"), &copy).expect("copy");
     for node in cluster.nodes().iter().rev() {
@@ -68,7 +85,7 @@ fn then_lose_a_node(model: &str, part: &str, program: &Path, scratch: &Path) {
     let job = scratch.join(format!("job-{model}"));
     std::fs::create_dir_all(&job).expect("mkdir");
     let file = job.join("data");
-    mpiexec(&cluster, &job, program, &[part, file.to_str().expect("UTF-8")]);
+    mpiexec(&cluster, &job, program, &[part, file.to_str().expect("UTF-8")], None);
     let (lost, other) = (cluster.node(0), cluster.node(1));
     // Through the node that is lost: the other one has no more than it had.
     let want = std::fs::read(lost.path("data")).expect("read");
@@ -86,7 +103,7 @@ fn then_lose_a_node(model: &str, part: &str, program: &Path, scratch: &Path) {
     assert!(backing == want, "{model}: the backing differs");
 }
 
-fn may_run(needed: &[&str]) -> bool {
+pub(crate) fn may_run(needed: &[&str]) -> bool {
     // SAFETY: no arguments, no memory.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
@@ -102,7 +119,7 @@ fn mpi_io(part: &str, models: &[&str]) {
     let scratch = tempfile::tempdir().expect("tempdir");
     let program = compile("mpicc.mpich", "mpiio.c", scratch.path());
     for model in models {
-        on_two_nodes(model, &program, Some(part), scratch.path());
+        on_two_nodes(model, &program, Some(part), scratch.path(), None);
     }
 }
 
@@ -168,7 +185,7 @@ fn parallel_hdf5() {
     let scratch = tempfile::tempdir().expect("tempdir");
     let program = compile("h5pcc.mpich", "phdf5.c", scratch.path());
     for model in ALL {
-        let file = on_two_nodes(model, &program, None, scratch.path());
+        let file = on_two_nodes(model, &program, None, scratch.path(), None);
         let header = shell(scratch.path(), &format!("h5dump -H '{}'", file.display()), LIMIT);
         assert!(header.contains("DATASET \"chunked\""), "{header}");
     }

@@ -155,9 +155,9 @@ fn named(key: &Key, origin: &Origin) -> String {
 }
 
 /// Variables that are not settings: where the config file and the registry are, what module
-/// systems set, and what the tests, benches and hooks of Ebb use.
+/// systems set, what programs with libebb-mpi are told, and what the tests, benches and hooks of Ebb use.
 fn is_no_setting(name: &str) -> bool {
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 11] = [
         "EBB_CONFIG",
         "EBB_RUNTIME_DIR",
         "EBB_BIN",
@@ -167,6 +167,8 @@ fn is_no_setting(name: &str) -> bool {
         "EBB_HOME",
         "EBB_DIR",
         "EBB_VERSION",
+        "EBB_MPI",
+        "EBB_MPI_VERBOSE",
     ];
     const PREFIXES: [&str; 4] = ["EBB_TEST_", "EBB_BENCH_", "EBB_HOOK_", "EBB_DEMO_"];
     NAMES.contains(&name) || PREFIXES.iter().any(|p| name.starts_with(p))

@@ -1,0 +1,177 @@
+//! libebb-mpi: unmodified MPI programs with it preloaded. Collective calls do what MPI says, under every model, and
+//! cost the service what nodes are, not what ranks are: counted, beside the same program without it.
+
+use super::mpi::{LIMIT, compile, may_run, mounts, on_two_nodes, programs};
+use ebb_testkit::{Cluster, ebb_binary};
+use ebb_tests::tools::{run, shell, try_run};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const ALL: [&str; 5] = ["posix", "commit", "session", "mpiio", "romio"];
+const RANKS: &str = "12";
+
+/// Beside the library that it needs.
+fn build(into: &Path) -> PathBuf {
+    let libebb = ebb_binary().parent().expect("a directory").join("libebb.so");
+    std::fs::copy(&libebb, into.join("libebb.so")).unwrap_or_else(|e| {
+        panic!("{}: {e}", libebb.display());
+    });
+    std::os::unix::fs::symlink("libebb.so", into.join("libebb.so.0")).expect("symlink");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    run(Command::new(source.join("crates/ebb-api/mpi/build.sh")).arg(into), LIMIT);
+    into.join("libebb-mpi-mpich.so")
+}
+
+fn with_tools(needed: &[&str], test: impl FnOnce(&Path, &Path)) {
+    let all = [&["mpicc.mpich", "mpiexec.mpich", "unshare"], needed].concat();
+    if may_run(&all) {
+        let scratch = tempfile::tempdir().expect("tempdir");
+        let library = build(scratch.path());
+        test(scratch.path(), &library);
+    }
+}
+
+#[test]
+fn one_sync_is_enough_under_every_model_and_all_else_is_as_ever() {
+    with_tools(&[], |scratch, library| {
+        let program = compile("mpicc.mpich", "collective.c", scratch);
+        for model in ALL {
+            on_two_nodes(model, &program, None, scratch, Some(library));
+        }
+    });
+}
+
+/// By handles, and by name where there are shared file pointers, which the MPI library keeps in a file beside the one
+/// that was opened.
+#[test]
+fn programs_of_mpi_io_go_on_with_it() {
+    with_tools(&[], |scratch, library| {
+        let with_pointers = compile("mpicc.mpich", "mpiio.c", scratch);
+        let source = scratch.join("plain.c");
+        let text = programs().join("mpiio.c");
+        let text = format!("#define NO_SHARED_POINTERS\n#include \"{}\"\n", text.display());
+        std::fs::write(&source, text).expect("write");
+        let plain = compile("mpicc.mpich", source.to_str().expect("UTF-8"), scratch);
+        let parts = ["independent", "collective", "sieving", "mixed", "sizes", "atomic"];
+        let plain = parts.map(|part| (&plain, part, "by a handle"));
+        for (program, part, way) in
+            plain.into_iter().chain([(&with_pointers, "shared", "by its name")])
+        {
+            let file = on_two_nodes("session", program, Some(part), scratch, Some(library));
+            println!("{part}: {}", file.display());
+            let said = opened(program, part, scratch, library);
+            assert!(said.contains(way), "{part}: {said}");
+        }
+    });
+}
+
+/// What the library says of how it opens a file for one rank on each of two nodes.
+fn opened(program: &Path, part: &str, scratch: &Path, library: &Path) -> String {
+    let cluster = Cluster::builder().nodes(2).consistency("posix").token().start();
+    let job = scratch.join("told");
+    std::fs::create_dir_all(&job).expect("mkdir");
+    let mut command = Command::new("mpiexec.mpich");
+    command.args(["-n", "2"]).arg(programs().join("rank.sh")).arg("env");
+    command.arg(format!("LD_PRELOAD={}", library.display())).arg("EBB_MPI_VERBOSE=1");
+    command.arg(program).arg(part).arg(job.join("data"));
+    command.env("EBB_JOB", &job).env("EBB_MOUNTS", mounts(&cluster));
+    let ended = try_run(&mut command, LIMIT).expect("mpiexec can be started");
+    assert!(ended.status.is_some_and(|s| s.success()), "{part}: {}", ended.err);
+    cluster.umount_all();
+    ended.err
+}
+
+#[test]
+fn parallel_hdf5_goes_on_with_it() {
+    with_tools(&["h5pcc.mpich", "h5dump"], |scratch, library| {
+        let program = compile("h5pcc.mpich", "phdf5.c", scratch);
+        for model in ALL {
+            let file = on_two_nodes(model, &program, None, scratch, Some(library));
+            let header = shell(scratch, &format!("h5dump -H '{}'", file.display()), LIMIT);
+            assert!(header.contains("DATASET \"chunked\""), "{header}");
+        }
+    });
+}
+
+/// What all nodes have asked the service for: not what they ask without being asked, nor for who looks.
+fn asked(cluster: &Cluster) -> u64 {
+    let all = cluster.nodes().iter().map(|node| {
+        let status = node.status();
+        let rpc = status["rpc"].as_object().expect("an object");
+        let counts = rpc
+            .iter()
+            .filter(|(name, _)| !["heartbeat", "node_info", "returned"].contains(&name.as_str()));
+        counts.filter_map(|(_, n)| n.as_u64()).sum::<u64>()
+    });
+    all.sum()
+}
+
+/// How many requests each phase of `collective FILE count` takes.
+fn count(cluster: &Cluster, job: &Path, program: &Path, library: Option<&Path>) -> Phases {
+    let mut command = Command::new("mpiexec.mpich");
+    command.args(["-n", RANKS]).arg(programs().join("rank.sh"));
+    if let Some(library) = library {
+        command
+            .arg("env")
+            .arg(format!("LD_PRELOAD={}", library.display()))
+            .env("EBB_MPI_VERBOSE", "1");
+    }
+    command.arg(program).arg(job.join("data")).arg("count");
+    command.env("EBB_JOB", job).env("EBB_MOUNTS", mounts(cluster));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().expect("mpiexec can be started");
+    let (mut to, from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+    // Nothing hangs for ever: who is killed says no more.
+    let group = libc::pid_t::try_from(child.id()).expect("a process number");
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if ended.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            // SAFETY: the group is that of a child which is not reaped before this thread has ended.
+            unsafe { libc::kill(-group, libc::SIGKILL) };
+        }
+    });
+    let (mut phases, mut before) = (Phases::new(), 0);
+    for line in BufReader::new(from).lines() {
+        let now = asked(cluster);
+        phases.insert(line.expect("a line"), now - before);
+        // What looking itself costs is no part of the next phase.
+        before = asked(cluster);
+        to.write_all(b"\n").expect("the program waits");
+    }
+    drop(done);
+    watch.join().expect("it ends");
+    let ended = child.wait().expect("it ends");
+    assert!(ended.success(), "{ended}");
+    phases
+}
+
+type Phases = BTreeMap<String, u64>;
+
+#[test]
+fn collective_calls_cost_what_nodes_are_and_not_what_ranks_are() {
+    with_tools(&[], |scratch, library| {
+        let program = compile("mpicc.mpich", "collective.c", scratch);
+        let mut counts = Vec::new();
+        for with in [None, Some(library)] {
+            let cluster =
+                Cluster::builder().nodes(2).consistency("posix").flush("end").token().start();
+            let job = scratch.join(if with.is_some() { "with" } else { "without" });
+            std::fs::create_dir(&job).expect("mkdir");
+            counts.push(count(&cluster, &job, &program, with));
+            cluster.umount_all();
+        }
+        let (without, with) = (&counts[0], &counts[1]);
+        println!("{RANKS} ranks on 2 nodes, without: {without:?}\nwith: {with:?}");
+        // What a flush or a recall asks beside them is not told apart: so these are far from each other.
+        for (call, most) in [("open creating", 10), ("open existing", 10), ("sync", 12)] {
+            let (a, b) = (without[call], with[call]);
+            assert!(b <= most && b * 3 <= a * 2, "{call}: {a} without, {b} with");
+        }
+        for call in ["set_size", "preallocate", "close"] {
+            assert!(with[call] <= 8, "{call}: {}", with[call]);
+        }
+    });
+}
