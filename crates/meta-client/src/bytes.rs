@@ -9,6 +9,7 @@ use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Ranges in one message: far below what the service takes.
 const RANGES_AT_ONCE: usize = 1 << 16;
@@ -648,9 +649,10 @@ impl MetaClient {
         })
     }
 
-    /// Everything answered so far is on the service's stable storage.
+    /// Everything answered so far is on the service's stable storage. Those who come together ask once.
     pub async fn sync_meta(&self) -> Result<(), Errno> {
-        self.call(Op::SyncMeta(pb::SyncMeta {})).await.map(drop)
+        let ask = || async { self.call(Op::SyncMeta(pb::SyncMeta {})).await.map(drop) };
+        self.inner.synced.get(Duration::ZERO, self.timeout, ask).await
     }
 
     /// The nodes of the job; all of them, or one.

@@ -5,6 +5,7 @@ pub(crate) use crate::exchange::Answer;
 use crate::exchange::{Ask, Exchange, Patience};
 use crate::facts::{Asking, NameNotes};
 use crate::heard::Heard;
+use crate::lately::Lately;
 use crate::ops::{NAMES, counter};
 use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
 use crate::silence::Silence;
@@ -137,6 +138,8 @@ pub(crate) struct Inner {
     pub notes: OnceLock<Box<dyn NameNotes>>,
     calls: [AtomicU64; NAMES.len()],
     turns: Semaphore,
+    pub synced: Lately<()>,
+    pub room: Lately<pb::StatFsReply>,
 }
 
 impl Inner {
@@ -181,7 +184,7 @@ impl Drop for Tasks {
 #[derive(Clone)]
 pub struct MetaClient {
     pub(crate) inner: Arc<Inner>,
-    timeout: Duration,
+    pub(crate) timeout: Duration,
     beside_seats: bool,
     _tasks: Arc<Tasks>,
 }
@@ -222,6 +225,8 @@ impl MetaClient {
             notes: OnceLock::new(),
             calls: std::array::from_fn(|_| AtomicU64::new(0)),
             turns: Semaphore::new(CALLS_MAX),
+            synced: Lately::default(),
+            room: Lately::default(),
         });
         driver::welcome(&inner, &session);
         let tasks = [

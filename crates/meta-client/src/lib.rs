@@ -7,6 +7,7 @@
 //! * [`heard`]: who answers where no service does.
 //! * [`driver`]: keeps a session up, heartbeats, deadlines.
 //! * [`silence`]: how long a connection may say nothing.
+//! * [`lately`]: one request for many who ask for the same.
 //! * [`once`]: which request is which when the daemon itself was replaced.
 //! * [`facts`]: what the node's journal hears of names.
 //! * [`trust`]: until when leases may be trusted, and their recall.
@@ -20,6 +21,7 @@ mod exchange;
 mod facts;
 mod frames;
 mod heard;
+mod lately;
 mod locks;
 mod map;
 mod names;

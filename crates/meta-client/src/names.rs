@@ -7,6 +7,7 @@ use ebb_consistency::{Found, Grant, Told};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, NodeId, Time};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, time_to_pb};
+use std::time::Duration;
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -501,9 +502,11 @@ impl MetaClient {
         self.call(op).await.map(drop)
     }
 
-    /// Room on the backing.
-    pub async fn statfs(&self) -> Result<pb::StatFsReply, Errno> {
-        Ok(expect_body!(self.call(Op::StatFs(pb::StatFs {})).await?, StatFs))
+    /// Room on the backing, as it was not longer ago than `age`.
+    pub async fn statfs(&self, age: Duration) -> Result<pb::StatFsReply, Errno> {
+        let ask =
+            || async { Ok(expect_body!(self.call(Op::StatFs(pb::StatFs {})).await?, StatFs)) };
+        self.inner.room.get(age, self.timeout, ask).await
     }
 
     /// Is the inode still there?

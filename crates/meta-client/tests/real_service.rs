@@ -172,7 +172,7 @@ async fn names_and_attributes() {
     assert_eq!(cut.map.unwrap().map.base_len, 4);
     assert_eq!(std::fs::read(dirs.backing().join("old")).unwrap(), b"from");
     assert_eq!(client.getattr(old.ino).await.unwrap().size, 4);
-    let statfs = client.statfs().await.unwrap();
+    let statfs = client.statfs(std::time::Duration::ZERO).await.unwrap();
     assert!(statfs.blocks > 0 && statfs.bsize > 0);
     let nodes = client.nodes(None).await.unwrap();
     assert_eq!((nodes.len(), nodes[0].name.as_str(), nodes[0].alive), (1, "n1", true));

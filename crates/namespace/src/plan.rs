@@ -240,6 +240,7 @@ impl<'a> Planner<'a> {
         let rest: Vec<_> = inode.links.iter().filter(|l| !gone(l)).collect();
         self.ctime(inode.ino);
         let Some(other) = rest.first() else {
+            self.no_part(inode, parent)?;
             return self.orphaned(inode);
         };
         match inode.home {
@@ -253,7 +254,19 @@ impl<'a> Planner<'a> {
             Home::Part { dir } if rest.iter().all(|l| l.parent != dir) => {
                 self.move_part(inode, dir, other.parent)?;
             }
+            Home::None if rest.iter().all(|l| l.parent != parent) => {
+                self.no_part(inode, parent)?;
+            }
             Home::Part { .. } | Home::None => {}
+        }
+        Ok(())
+    }
+
+    /// A file has no name in `dir` any more: nor may it have a part file there that nobody has noted.
+    pub fn no_part(&mut self, inode: &Inode, dir: Ino) -> Result<(), Errno> {
+        if self.ns.may_have_part(inode) && self.on_backing(dir) {
+            let path = self.child(dir, &self.ns.part_name(inode.ino))?;
+            self.effect(Effect::Unlink { path });
         }
         Ok(())
     }

@@ -156,13 +156,17 @@ fn follow_part(
     inode: &Inode,
     changes: &[(Place<'_>, Option<()>)],
 ) -> Result<(), Errno> {
-    let Home::Part { dir } = inode.home else { return Ok(()) };
     let lost = |parent: Ino, name: &Name| {
         changes.iter().any(|((c, n), gain)| gain.is_none() && *c == parent && *n == name)
     };
     let kept = inode.links.iter().filter(|l| !lost(l.parent, &l.name)).map(|l| l.parent);
     let gained = changes.iter().filter(|(_, gain)| gain.is_some()).map(|((c, _), _)| *c);
     let parents: Vec<Ino> = kept.chain(gained).collect();
+    let Home::Part { dir } = inode.home else {
+        let left =
+            changes.iter().filter(|((dir, _), gain)| gain.is_none() && !parents.contains(dir));
+        return left.map(|((dir, _), _)| *dir).try_for_each(|dir| p.no_part(inode, dir));
+    };
     match parents.first() {
         Some(to) if !parents.contains(&dir) => p.move_part(inode, dir, *to),
         _ => Ok(()),

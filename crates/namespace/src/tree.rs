@@ -46,6 +46,8 @@ pub struct Namespace {
     /// Counts the looks at the backing that were taken in.
     looks: u64,
     pub(crate) forgotten: Forgotten,
+    /// Inodes below it are older than the service.
+    older_below: Ino,
 }
 
 impl Namespace {
@@ -74,6 +76,7 @@ impl Namespace {
             moves: 0,
             looks: 0,
             forgotten: Forgotten::default(),
+            older_below: Ino(0),
         }
     }
 
@@ -120,6 +123,19 @@ impl Namespace {
     #[must_use]
     pub fn next_ino(&self) -> Ino {
         Ino(self.next)
+    }
+
+    /// A service begins on this state, and gives out numbers from `first` on.
+    pub fn begins_with(&mut self, first: Ino) {
+        self.older_below = first;
+    }
+
+    /// True for a file that has no place on the backing, as far as is noted: a service before this one may have made its
+    /// part file, and died before it noted that. Nothing was written there: nobody was told of it.
+    #[must_use]
+    pub fn may_have_part(&self, inode: &Inode) -> bool {
+        let is_older = inode.ino < self.older_below || crate::forget::is_found(inode.ino);
+        is_older && inode.kind == FileKind::Regular && inode.home == Home::None
     }
 
     /// Attributes; the size of a regular file is 0 here.

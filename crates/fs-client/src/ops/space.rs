@@ -9,6 +9,10 @@ use ebb_meta_client::SetAttr;
 use ebb_types::{ByteRange, Errno, Ino};
 use ebb_wire::pb::StatFsReply;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// So old may be what `df` shows.
+const ROOM_KEPT: Duration = Duration::from_secs(1);
 
 /// What `fallocate` was asked to do.
 enum Space {
@@ -88,7 +92,7 @@ impl Node {
         if bytes == 0 {
             return Ok(());
         }
-        let there = self.statfs().await?;
+        let there = self.meta.statfs(Duration::ZERO).await?;
         let room = there.bavail.saturating_mul(u64::from(there.frsize));
         if bytes > room { Err(Errno::ENOSPC) } else { Ok(()) }
     }
@@ -156,9 +160,9 @@ impl Node {
         i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
     }
 
-    /// The backing's space, as `df` shows it.
+    /// The backing's space, as `df` shows it. MPI libraries ask that for every file that they open, in every rank.
     pub async fn statfs(&self) -> Result<StatFsReply, Errno> {
-        self.meta.statfs().await
+        self.meta.statfs(ROOM_KEPT).await
     }
 
     /// Clears setuid and setgid as a write by somebody without the right does.

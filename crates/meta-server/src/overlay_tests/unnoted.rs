@@ -168,3 +168,49 @@ fn the_last_name_goes_when_the_others_were_given_to_other_files() {
         assert_eq!(std::fs::read(backing.join("b")).unwrap(), b"new");
     });
 }
+
+/// The service dies while it makes a place for a file's bytes, and then the file goes, or goes elsewhere, before
+/// anybody tries to flush it again.
+#[test]
+fn a_part_file_that_was_made_unnoted_goes_with_its_file() {
+    let mut deaths = 0;
+    let rename = |from: &[u8], to: &[u8]| Act::Rename(from.to_vec(), to.to_vec(), 0);
+    let ways: [&[Act]; 5] = [
+        &[Act::Unlink(vec![0])],
+        &[rename(&[1], &[0])],
+        &[rename(&[0], &[3, 0]), Act::Unlink(vec![3, 0])],
+        &[Act::Link(vec![0], vec![3, 1]), Act::Unlink(vec![0]), Act::Unlink(vec![3, 1])],
+        &[rename(&[0], &[3, 0]), rename(&[1], &[3, 0])],
+    ];
+    for way in ways {
+        for effects in 0..4 {
+            on_a_runtime(|mut o, backing| {
+                let deaths = &mut deaths;
+                async move {
+                    overlay(&mut o, &Act::Mkdir(vec![3])).await.unwrap();
+                    assert_eq!(o.materialize().await, Vec::new());
+                    o.write(&[0], b"content").await.unwrap();
+                    let ino = o.find(&[0]).await.unwrap().ino;
+                    let ranges = vec![pb::Range { start: 0, end: 1 << 40 }];
+                    let begin = Op::FlushBegin(pb::FlushBegin { ino, ranges });
+                    *deaths += u32::from(o.ask_dying(begin, effects).await);
+                    o.write(&[1], b"other").await.unwrap();
+                    for act in way {
+                        overlay(&mut o, act).await.unwrap();
+                    }
+                    o.cache.retain(|_, data| data == b"other");
+                    o.flush_all().await;
+                    assert_eq!(o.materialize().await, Vec::new());
+                    let parts = |dir: &Path| {
+                        let all = names(dir);
+                        all.into_iter().filter(|n| n.starts_with(".ebb")).collect::<Vec<_>>()
+                    };
+                    let dir = backing.join(component(3));
+                    assert_eq!(parts(&backing), Vec::<String>::new(), "{way:?}, {effects}");
+                    assert_eq!(parts(&dir), Vec::<String>::new(), "{way:?}, {effects}");
+                }
+            });
+        }
+    }
+    assert!(deaths > 0, "it never died");
+}

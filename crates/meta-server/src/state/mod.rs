@@ -287,6 +287,7 @@ impl State {
             Entry::NextEpoch(next) => self.next_epoch = self.next_epoch.max(*next),
             Entry::Started(start) => {
                 self.apply_ns(&Record::NextIno(start.first))?;
+                self.ns.begins_with(start.first);
                 self.lineage.begin(*start);
             }
             Entry::Journalled(records) => self.lineage.restore(*records),
