@@ -30,6 +30,8 @@ pub struct Hit {
     pub was_cut: bool,
     /// Nodes that were silent for longer than the service waits for them.
     pub silent: BTreeSet<usize>,
+    /// The same in a round before: not every program takes every lock in each.
+    pub silent_before: bool,
     /// Nodes and the service did not hear each other for about a lease, or longer.
     pub was_unheard: bool,
     /// Something else answered in the place of the service.

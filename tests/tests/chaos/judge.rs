@@ -31,7 +31,7 @@ pub fn judge(what: &str, node: usize, work: &Work, hit: &Hit, may_sit: bool) {
         assert!(full || may_be_out_of_reach(hit), "{what}: node {node}: {missed:?}");
     }
     assert!(
-        work.went_back == 0 || !hit.silent.is_empty(),
+        work.went_back == 0 || !hit.silent.is_empty() || hit.silent_before,
         "{what}: node {node}: a lock was no lock"
     );
 }

@@ -111,6 +111,7 @@ struct Run {
     backing: Backing,
     caches: Option<Backing>,
     network: Option<Arc<Network>>,
+    was_silent: bool,
     /// Where programs send each other messages.
     _post: TempDir,
 }
@@ -153,7 +154,20 @@ impl Run {
         let loads = (0..of).map(start).collect();
         record.count("embedded services", u64::from(plan.embedded));
         record.count("encrypted clusters", u64::from(plan.secure));
-        Run { seed, loads, plan, dice, record, cluster, backing, caches, network, _post: post }
+        let was_silent = false;
+        Run {
+            seed,
+            loads,
+            plan,
+            dice,
+            record,
+            cluster,
+            backing,
+            caches,
+            network,
+            was_silent,
+            _post: post,
+        }
     }
 
     fn round(&mut self, round: u64) {
@@ -163,7 +177,9 @@ impl Run {
             wait_until_whole(&self.cluster, &what);
         }
         self.loads.iter_mut().for_each(|load| load.tell(&Order::Go { round }));
-        let hit = self.carry_out(round, faults);
+        let mut hit = self.carry_out(round, faults);
+        hit.silent_before = self.was_silent;
+        self.was_silent |= !hit.silent.is_empty();
         std::thread::sleep(Duration::from_millis(self.dice.random_range(50..400)));
         self.loads.iter_mut().for_each(|load| load.tell(&Order::Pause));
         for load in &self.loads {
