@@ -138,6 +138,16 @@ static void checks(const char *path)
           "open what was deleted");
     MPI_Comm_free(&some);
 
+    MPI_Offset at;
+    f = opened(MPI_COMM_WORLD, path, MPI_MODE_RDWR | MPI_MODE_APPEND);
+    check(MPI_File_get_position(f, &at), "get_position");
+    if (at != whole)
+        fail("opened to append", "it is not at the end");
+    check(MPI_File_sync(f), "sync of what is appended to");
+    check(MPI_File_close(&f), "close");
+    fails(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_RDONLY | MPI_MODE_CREATE, MPI_INFO_NULL, &f),
+          MPI_ERR_AMODE, "open with modes that do not go together");
+
     f = opened(MPI_COMM_SELF, path, MPI_MODE_RDONLY);
     read_all(f, 3, "opened by each alone");
     check(MPI_File_close(&f), "close");

@@ -35,6 +35,7 @@ struct shared {
     int fd;         /* the node's own, of its first rank; else -1 */
     int amode;      /* as the program said */
     char *delete;   /* on the first of all: to be deleted at the close */
+    int verbose;
     long calls;
 };
 
@@ -45,7 +46,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 enum way { AS_EVER, BY_NAME, BY_HANDLE };
 struct word {
     int way;
-    int made; /* the file was made, and exists for all who come */
+    int made;    /* the file was made, and exists for all who come */
+    int verbose; /* all say what they do, or none */
     unsigned char handle[EBB_HANDLE_SIZE];
     char mount[PATH_MAX];
 };
@@ -152,6 +154,22 @@ static const void *at(ElfW(Addr) base, ElfW(Addr) address)
     return (const void *)(address < base ? base + address : address);
 }
 
+/* How many symbols there are, by the newer table: what is behind its second number is in chains, of which the
+ * last entry has an odd number. */
+static uint32_t symbols_of(const uint32_t *gnu)
+{
+    uint32_t buckets = gnu[0], first = gnu[1], last = 0;
+    const uint32_t *bucket = gnu + 4 + gnu[2] * (sizeof(ElfW(Addr)) / sizeof *gnu);
+    const uint32_t *chain = bucket + buckets;
+    for (uint32_t i = 0; i < buckets; i++)
+        last = bucket[i] > last ? bucket[i] : last;
+    if (last < first)
+        return first;
+    while (!(chain[last - first] & 1))
+        last++;
+    return last + 1;
+}
+
 /* 1 when the object asks others for one of these functions. */
 static int imports_shared_pointers(struct dl_phdr_info *info, size_t size, void *found)
 {
@@ -178,8 +196,7 @@ static int imports_shared_pointers(struct dl_phdr_info *info, size_t size, void 
         case DT_HASH: hash = at(info->dlpi_addr, dynamic->d_un.d_ptr); break;
         case DT_GNU_HASH: gnu = at(info->dlpi_addr, dynamic->d_un.d_ptr); break;
         }
-    /* Of the newer table only what is behind its second number is defined here. */
-    uint32_t count = hash ? hash[1] : gnu ? gnu[1] : 0;
+    uint32_t count = hash ? hash[1] : gnu ? symbols_of(gnu) : 0;
     for (uint32_t i = 1; symbols && names && i < count; i++)
         if (symbols[i].st_shndx == SHN_UNDEF && symbols[i].st_name < names_len &&
             is_of_shared_pointers(names + symbols[i].st_name))
@@ -256,7 +273,12 @@ static int look(const char *name, int amode, struct word *word)
         strcpy(dir, ".");
     if (statfs(dir, &fs) || fs.f_type != FUSE_MAGIC || !realpath(dir, path))
         return -1;
-    int flags = flags_of(amode);
+    int access = amode & (MPI_MODE_RDONLY | MPI_MODE_WRONLY | MPI_MODE_RDWR), flags = flags_of(amode);
+    /* Modes that do not go together are the MPI library's to refuse. */
+    if ((access & (access - 1)) || !access ||
+        (access == MPI_MODE_RDONLY && amode & (MPI_MODE_CREATE | MPI_MODE_EXCL)) ||
+        (access == MPI_MODE_RDWR && amode & MPI_MODE_SEQUENTIAL))
+        return -1;
     if (amode & MPI_MODE_CREATE)
         flags |= amode & MPI_MODE_EXCL ? O_CREAT | O_EXCL : O_CREAT;
     int fd = open(name, flags, 0666);
@@ -265,7 +287,8 @@ static int look(const char *name, int amode, struct word *word)
         return -1;
     word->made = 1;
     if (!ebb_handle_get(fd, word->handle) && !mount_of(path, word->mount))
-        word->way = uses_shared_pointers() ? BY_NAME : BY_HANDLE;
+        /* With these the MPI library uses its shared pointer itself. */
+        word->way = amode & (MPI_MODE_APPEND | MPI_MODE_SEQUENTIAL) ? BY_NAME : BY_HANDLE;
     else if (errno == ENOKEY && !mount_of(path, word->mount))
         word->way = BY_NAME;
     else {
@@ -311,53 +334,90 @@ static int path_of_handle(const struct word *word, char path[PATH_MAX])
     return ebb_handle_path(word->mount, word->handle, path + kind, PATH_MAX - kind) < 0 ? -1 : 0;
 }
 
-/* Every rank has a file of its own, of the MPI library; every node one of ours beside them. */
+/* What fails here is tried in another way: the program's error handler hears of that one alone. */
+static int open_quietly(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *file)
+{
+    MPI_Errhandler before;
+    PMPI_File_get_errhandler(MPI_FILE_NULL, &before);
+    PMPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN);
+    int rc = PMPI_File_open(comm, path, amode, info, file);
+    PMPI_File_set_errhandler(MPI_FILE_NULL, before);
+    if (rc == MPI_SUCCESS)
+        PMPI_File_set_errhandler(*file, before);
+    if (before != MPI_ERRORS_RETURN && before != MPI_ERRORS_ARE_FATAL)
+        PMPI_Errhandler_free(&before);
+    return rc;
+}
+
+/* A name that means the same in another working directory. */
+static char *absolute(const char *name)
+{
+    char dir[PATH_MAX], whole[PATH_MAX], *path;
+    const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+    int len = slash ? (slash == name ? 1 : (int)(slash - name)) : 1;
+    if (len >= PATH_MAX)
+        return NULL;
+    memcpy(dir, slash ? name : ".", len);
+    dir[len] = 0;
+    return realpath(dir, whole) && asprintf(&path, "%s/%s", whole, last) > 0 ? path : NULL;
+}
+
+/* Every rank has a file of its own, of the MPI library; every node one of ours beside them. `again`: all have
+ * failed, and may try once more as ever. */
 static int join(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI_File *file,
-                const struct word *word, int fd)
+                const struct word *word, int fd, int *again)
 {
     struct shared *s = calloc(1, sizeof *s);
     if (!s)
         PMPI_Abort(comm, 1);
-    *s = (struct shared){ .all = MPI_COMM_NULL, .node = MPI_COMM_NULL, .fd = fd, .amode = amode };
+    *s = (struct shared){ .all = MPI_COMM_NULL, .node = MPI_COMM_NULL, .fd = fd, .amode = amode,
+                          .verbose = word->verbose };
     int error = 0;
     dev_t device = 0;
     if (device_of(word->mount, &device))
         error = errno;
     if (PMPI_Comm_dup(comm, &s->all) != MPI_SUCCESS || nodes_of(s->all, device, &s->node) != MPI_SUCCESS)
         PMPI_Abort(comm, 1);
+    /* Programs of a job need not all be the same. */
+    int by_handle = word->way == BY_HANDLE && !worst(s->all, uses_shared_pointers());
     if (!error && rank_in(s->node) == 0 && fd < 0) {
-        s->fd = word->way == BY_HANDLE ? ebb_handle_open(word->mount, word->handle, flags_of(amode))
+        s->fd = by_handle ? ebb_handle_open(word->mount, word->handle, flags_of(amode))
                                        : open(without_kind(name), flags_of(amode));
         error = s->fd < 0 ? errno : 0;
     }
     char path[PATH_MAX];
-    if (!error && word->way == BY_HANDLE && path_of_handle(word, path))
+    if (!error && by_handle && path_of_handle(word, path))
         error = errno;
-    int rc = MPI_ERR_OTHER;
+    int rc = MPI_ERR_OTHER, failed = 1, opened = 0;
     if (!worst(s->all, error)) {
         int now = amode & ~(MPI_MODE_CREATE | MPI_MODE_EXCL | MPI_MODE_DELETE_ON_CLOSE);
-        rc = PMPI_File_open(comm, word->way == BY_HANDLE ? path : name, now, info, file);
+        rc = open_quietly(comm, by_handle ? path : name, now, info, file);
+        /* Not every MPI library says the same to all. */
+        failed = worst(s->all, rc != MPI_SUCCESS);
+        opened = worst(s->all, rc == MPI_SUCCESS);
     }
-    if (rc != MPI_SUCCESS && is_on("EBB_MPI_VERBOSE", 0)) {
+    if (failed && s->verbose) {
         char text[MPI_MAX_ERROR_STRING] = "another rank cannot";
         int len;
-        if (rc != MPI_ERR_OTHER)
+        if (rc != MPI_ERR_OTHER && rc != MPI_SUCCESS)
             PMPI_Error_string(rc, text, &len);
         fprintf(stderr, "libebb-mpi: %s: as ever on rank %d: %s\n", name, rank_in(comm),
                 error ? strerror(error) : text);
     }
-    if (rc != MPI_SUCCESS) {
+    if (failed) {
         release(s);
+        /* Where some have it open there is no second try, in which the others would wait for them. */
+        *again = !opened;
         return rc;
     }
     if (amode & MPI_MODE_DELETE_ON_CLOSE && rank_in(s->all) == 0)
-        s->delete = realpath(without_kind(name), NULL);
-    if (is_on("EBB_MPI_VERBOSE", 0)) {
+        s->delete = absolute(without_kind(name));
+    if (s->verbose) {
         int nodes, first = rank_in(s->node) == 0;
         PMPI_Allreduce(&first, &nodes, 1, MPI_INT, MPI_SUM, s->all);
         if (rank_in(s->all) == 0)
             fprintf(stderr, "libebb-mpi: %s: opened %s by %d ranks on %d nodes\n", name,
-                    word->way == BY_HANDLE ? "by a handle" : "by its name", size_of(s->all), nodes);
+                    by_handle ? "by a handle" : "by its name", size_of(s->all), nodes);
     }
     s->file = *file;
     pthread_mutex_lock(&lock);
@@ -377,9 +437,14 @@ PUBLIC int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info in
         return PMPI_File_open(comm, name, amode, info, file);
     if (rank_in(comm) == 0 && is_on("EBB_MPI", 1) && is_a_path(without_kind(name)))
         fd = look(name, amode, &word);
+    word.verbose = is_on("EBB_MPI_VERBOSE", 0);
     PMPI_Bcast(&word, sizeof word, MPI_BYTE, 0, comm);
-    if (word.way != AS_EVER && join(comm, name, amode, info, file, &word, fd) == MPI_SUCCESS)
-        return MPI_SUCCESS;
+    int again = 1;
+    if (word.way != AS_EVER) {
+        int rc = join(comm, name, amode, info, file, &word, fd, &again);
+        if (rc == MPI_SUCCESS || !again)
+            return rc;
+    }
     /* It is there now, and the program has made it. */
     if (word.made)
         amode &= ~MPI_MODE_EXCL;
@@ -430,13 +495,15 @@ PUBLIC int MPI_File_set_size(MPI_File file, MPI_Offset len)
 {
     struct shared *s = known(file);
     /* What no length is the MPI library finds, without asking anybody. */
-    return s && len >= 0 ? first_does(s, "set_size", len, cut) : PMPI_File_set_size(file, len);
+    int ours = s && len >= 0 && !(s->amode & MPI_MODE_RDONLY);
+    return ours ? first_does(s, "set_size", len, cut) : PMPI_File_set_size(file, len);
 }
 
 PUBLIC int MPI_File_preallocate(MPI_File file, MPI_Offset len)
 {
     struct shared *s = known(file);
-    return s && len >= 0 ? first_does(s, "preallocate", len, fill) : PMPI_File_preallocate(file, len);
+    int ours = s && len >= 0 && !(s->amode & MPI_MODE_RDONLY);
+    return ours ? first_does(s, "preallocate", len, fill) : PMPI_File_preallocate(file, len);
 }
 
 PUBLIC int MPI_File_get_amode(MPI_File file, int *amode)
@@ -454,17 +521,20 @@ PUBLIC int MPI_File_close(MPI_File *file)
     if (!s)
         return PMPI_File_close(file);
     forget(s);
-    int rc = PMPI_File_close(file);
-    if (s->fd >= 0 && close(s->fd) && rc == MPI_SUCCESS) {
-        fprintf(stderr, "libebb-mpi: close: %s\n", strerror(errno));
-        rc = class_of(errno);
-    }
+    int rc = PMPI_File_close(file), error = s->fd >= 0 && close(s->fd) ? errno : 0;
     s->fd = -1;
-    /* Nobody has it open any more when its name goes, as the MPI library does it. */
+    /* Nobody has it open any more when its name goes, and nobody comes back before: he may make it anew. */
     PMPI_Barrier(s->all);
-    if (s->delete && unlink(s->delete) && errno != ENOENT && rc == MPI_SUCCESS)
-        rc = class_of(errno);
-    if (is_on("EBB_MPI_VERBOSE", 0) && rank_in(s->all) == 0)
+    if (s->amode & MPI_MODE_DELETE_ON_CLOSE) {
+        if (s->delete && unlink(s->delete) && errno != ENOENT && !error)
+            error = errno;
+        PMPI_Barrier(s->all);
+    }
+    if (error && rc == MPI_SUCCESS) {
+        fprintf(stderr, "libebb-mpi: close: %s\n", strerror(error));
+        rc = class_of(error);
+    }
+    if (s->verbose && rank_in(s->all) == 0)
         fprintf(stderr, "libebb-mpi: closed after %ld collective calls\n", s->calls);
     release(s);
     return rc;

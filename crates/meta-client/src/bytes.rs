@@ -651,7 +651,9 @@ impl MetaClient {
 
     /// Everything answered so far is on the service's stable storage. Those who come together ask once.
     pub async fn sync_meta(&self) -> Result<(), Errno> {
-        let ask = || async { self.call(Op::SyncMeta(pb::SyncMeta {})).await.map(drop) };
+        let ask = |left| async move {
+            self.within(left).call(Op::SyncMeta(pb::SyncMeta {})).await.map(drop)
+        };
         self.inner.synced.get(Duration::ZERO, self.timeout, ask).await
     }
 

@@ -30,16 +30,17 @@ impl<T> Default for Lately<T> {
 
 impl<T: Clone> Lately<T> {
     /// An answer to what was asked after this call, or not longer than `age` before it. Who comes while somebody asks
-    /// waits for that, and asks only when it began too early; so two are asked, however many come at a time. A failure is
-    /// shared by those who would not have waited longer.
+    /// waits for that, and asks only when it began too early, as long as he has `patience` left; so two are asked, however
+    /// many come at a time. A failure is shared by those who would not have waited longer.
     pub async fn get<F: Future<Output = Result<T, Errno>>>(
         &self,
         age: Duration,
         patience: Duration,
-        ask: impl FnOnce() -> F,
+        ask: impl FnOnce(Duration) -> F,
     ) -> Result<T, Errno> {
         let came = Instant::now();
         let mut last = self.last.lock().await;
+        let patience = patience.saturating_sub(came.elapsed());
         let serves = |last: &&mut Last<T>| match last.answer {
             Ok(_) => came.saturating_duration_since(last.began) <= age,
             Err(_) => last.began >= came && last.patience >= patience,
@@ -48,7 +49,7 @@ impl<T: Clone> Lately<T> {
             return last.answer.clone();
         }
         let began = Instant::now();
-        let answer = ask().await;
+        let answer = ask(patience).await;
         *last = Some(Last { began, patience, answer: answer.clone() });
         answer
     }
@@ -89,14 +90,14 @@ mod tests {
             let all = self.clone();
             spawn_local(async move {
                 let came = Instant::now();
-                let ask = || async {
+                let ask = |_| async {
                     let began = Instant::now();
                     let number = all.asked.get() + 1;
                     all.asked.set(number);
                     all.gate.acquire().await.expect("nobody closes it").forget();
                     if fails { Err(Errno::ETIMEDOUT) } else { Ok((number, began)) }
                 };
-                (all.lately.get(age, Duration::from_millis(patience), ask).await, came)
+                (all.lately.get(age, Duration::from_secs(patience), ask).await, came)
             })
         }
 
@@ -194,9 +195,9 @@ mod tests {
     fn a_failure_is_shared_with_who_would_not_have_waited_longer() {
         run(async {
             let slow = Slow::new();
-            let first = slow.comes(FOR_EVER, 10, true);
+            let first = slow.comes(FOR_EVER, 1000, true);
             slow.all_wait().await;
-            let others = [10, 5, 30].map(|patience| slow.comes(FOR_EVER, patience, true));
+            let others = [1000, 500, 3000].map(|patience| slow.comes(FOR_EVER, patience, true));
             slow.all_wait().await;
             for asked in 1..4 {
                 assert_eq!(slow.asked.get(), asked);

@@ -504,8 +504,9 @@ impl MetaClient {
 
     /// Room on the backing, as it was not longer ago than `age`.
     pub async fn statfs(&self, age: Duration) -> Result<pb::StatFsReply, Errno> {
-        let ask =
-            || async { Ok(expect_body!(self.call(Op::StatFs(pb::StatFs {})).await?, StatFs)) };
+        let ask = |left| async move {
+            Ok(expect_body!(self.within(left).call(Op::StatFs(pb::StatFs {})).await?, StatFs))
+        };
         self.inner.room.get(age, self.timeout, ask).await
     }
 

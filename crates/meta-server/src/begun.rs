@@ -11,7 +11,7 @@
 
 use crate::core::Core;
 use crate::state::{Entry, Outcome};
-use ebb_namespace::{BackingKey, BackingPath, Effect, Record, Replace, Step, XattrMode};
+use ebb_namespace::{BackingKey, BackingPath, Effect, Known, Record, Replace, Step, XattrMode};
 use ebb_types::{Errno, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -60,12 +60,12 @@ impl Core {
     /// Carries out what is left of a step; what its objects look like then. `None`: nothing of it
     /// had been done.
     fn redo(&self, step: &Step) -> Result<Option<Vec<Record>>, Errno> {
-        let signs = step.effects.iter().map(|e| self.sign(step, e));
+        let known = self.state().ns.known_objects(&step.effects);
+        let signs = step.effects.iter().map(|e| self.sign(step, e, &known));
         let signs = signs.collect::<Result<Vec<Sign>, Errno>>()?;
         if !signs.contains(&Sign::Done) {
             return Ok(None);
         }
-        let known = self.state().ns.known_objects(&step.effects);
         for (effect, sign) in step.effects.iter().zip(signs) {
             if sign != Sign::Done {
                 self.backing.effect(effect, &known)?;
@@ -74,8 +74,12 @@ impl Core {
         Ok(Some(self.backing.look_at(&step.restat)))
     }
 
-    fn sign(&self, step: &Step, effect: &Effect) -> Result<Sign, Errno> {
+    fn sign(&self, step: &Step, effect: &Effect, known: &Known) -> Result<Sign, Errno> {
         let done = match effect {
+            // It may never have been there, so that it is not there says nothing.
+            Effect::Unlink { path } if effect.clears() && !known.contains_key(path) => {
+                return Ok(Sign::Repeatable);
+            }
             Effect::Rmdir { path } | Effect::Unlink { path } => self.key(path)?.is_none(),
             Effect::Link { from, to } => {
                 let there = self.key(to)?;

@@ -32,8 +32,10 @@ impl Backing {
                 false => Err(Errno::ETIMEDOUT),
             };
             let Err(errno) = result else { continue };
-            // The change itself is done, and nobody looks for this any more.
-            if i > 0 && effect.clears() && errno != Errno::ENOENT {
+            // The change itself is done, and nobody looks for this any more; nor for what may not even be there.
+            let at = effect.checked_path();
+            let useless = i > 0 || at.is_some_and(|path| !hands.known.contains_key(path));
+            if effect.clears() && useless && errno != Errno::ENOENT {
                 tracing::warn!(?effect, ?errno, "left on the backing until a drain");
                 self.useless.lock().push(effect.clone());
                 continue;

@@ -95,7 +95,14 @@ impl Namespace {
             let moved_there = |i: &Inode| i.is_dir() && bound.placed;
             let wanted = self.get(bound.ino).is_none_or(moved_there);
             let begins_anew = bound.replaces != 0 && !bound.placed;
-            if (wanted && self.may_come_back(told, bound.ino, first))
+            // Something else may have got the name there since.
+            let is_new = |i: &Inode| {
+                let own = i.kind == FileKind::Regular && i.home == Home::Own;
+                own && self.dentry(parent, name).is_ok_and(|d| d.is_none())
+            };
+            let lacks = !bound.placed && self.get(bound.ino).is_some_and(is_new);
+            if lacks
+                || (wanted && self.may_come_back(told, bound.ino, first))
                 || (begins_anew && self.get(bound.ino).is_none_or(|i| i.home == Home::Own))
             {
                 let (ino, replaces, kind) = (bound.ino, bound.replaces, shape.kind);

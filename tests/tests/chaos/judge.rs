@@ -46,9 +46,14 @@ fn may_fail(failure: &Failure, node: usize, hit: &Hit, may_sit: bool) -> bool {
     hit.killed.contains(&node)
         || is_for_space(failure, hit)
         || hit.was_refused && [libc::EIO, libc::EFAULT].contains(&failure.errno)
-        || (hit.was_unheard || !hit.silent.is_empty())
-            && (common || may_sit)
-            && failure.errno == libc::EIO
+        || (hit.was_unheard || !hit.silent.is_empty()) && common && failure.errno == libc::EIO
+        || may_sit && !hit.silent.is_empty() && is_of_content(failure) && failure.errno == libc::EIO
+}
+
+/// Operations on the content of a file, or its size; not on names.
+fn is_of_content(failure: &Failure) -> bool {
+    let words = ["write", "rewrite", "read", "truncate", "sync", "close", "mapped"];
+    words.iter().any(|word| failure.operation.contains(word))
 }
 
 fn may_be_out_of_reach(hit: &Hit) -> bool {

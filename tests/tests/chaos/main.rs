@@ -28,6 +28,7 @@ use plan::{Caches, Ending, Family, Fault, Plan};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use record::{Moment, Record};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,6 +113,8 @@ struct Run {
     caches: Option<Backing>,
     network: Option<Arc<Network>>,
     was_silent: bool,
+    /// Nodes whose daemon was killed since the last drain.
+    killed: BTreeSet<usize>,
     /// Where programs send each other messages.
     _post: TempDir,
 }
@@ -166,6 +169,7 @@ impl Run {
             caches,
             network,
             was_silent,
+            killed: BTreeSet::new(),
             _post: post,
         }
     }
@@ -180,6 +184,7 @@ impl Run {
         let mut hit = self.carry_out(round, faults);
         hit.silent_before = self.was_silent;
         self.was_silent |= !hit.silent.is_empty();
+        self.killed.extend(&hit.killed);
         std::thread::sleep(Duration::from_millis(self.dice.random_range(50..400)));
         self.loads.iter_mut().for_each(|load| load.tell(&Order::Pause));
         for load in &self.loads {
@@ -248,9 +253,14 @@ impl Run {
         self.record.sample(round, Moment::Drained, &self.cluster);
     }
 
-    fn drain_nodes(&mut self, which: impl Fn(&&Node) -> bool) {
-        let nodes = self.cluster.nodes().iter().filter(which);
-        let late = nodes.map(ending::drain_but_late_writes).sum();
+    fn drain_nodes(&mut self, which: impl Fn(&Node) -> bool) {
+        let mut late = 0;
+        for (at, node) in self.cluster.nodes().iter().enumerate().filter(|(_, node)| which(node)) {
+            let written = ending::drain_but_late_writes(node);
+            assert!(written == 0 || self.killed.contains(&at), "node {at}: no daemon was killed");
+            late += written;
+        }
+        self.killed.clear();
         assert!(late == 0 || self.plan.io_path != "daemon", "{late} files written past no daemon");
         self.record.count("files that programs wrote to past dead daemons", late);
     }

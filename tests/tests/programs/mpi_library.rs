@@ -172,7 +172,8 @@ fn collective_calls_cost_what_nodes_are_and_not_what_ranks_are() {
             assert!(b <= most && b * 3 <= a * 2, "{call}: {a} without, {b} with");
         }
         for counts in [without, with] {
-            assert!(counts["open existing"] <= 10, "open existing: {counts:?}");
+            // One of each rank for the room on the file system alone were more.
+            assert!(counts["open existing"] <= 14, "open existing: {counts:?}");
         }
         for call in ["set_size", "preallocate", "close"] {
             assert!(with[call] <= 8, "{call}: {}", with[call]);

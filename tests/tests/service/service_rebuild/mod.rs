@@ -329,6 +329,16 @@ fn a_length_that_only_one_node_has_asked_for_is_known() {
 /// else is there. Then the service's state is lost.
 #[test]
 fn a_name_that_did_not_get_to_the_backing_with_its_file_comes_back() {
+    half_published(false);
+}
+
+/// The same, and somebody outside of the job has made a file of that name since.
+#[test]
+fn a_name_that_is_somebody_elses_by_now_stays_his() {
+    half_published(true);
+}
+
+fn half_published(is_taken: bool) {
     let mut cluster = builder("posix").start();
     let (first, second) = (cluster.node(0), cluster.node(1));
     drop(write(&first.path("file"), &content(1)));
@@ -342,12 +352,17 @@ fn a_name_that_did_not_get_to_the_backing_with_its_file_comes_back() {
     println!("{}", describe(&drained));
     same("on the backing", &read(&cluster.backing().join("file")), &content(1));
     fs::remove_file(&in_the_way).expect("remove");
+    if is_taken {
+        fs::create_dir(&in_the_way).expect("mkdir");
+        fs::write(in_the_way.join("name"), content(2)).expect("write");
+    }
     lose_and_rebuild(&mut cluster, 3);
     let check = |dir: &Path| {
         same("the first name", &read(&dir.join("file")), &content(1));
-        same("the second name", &read(&dir.join("dir/name")), &content(1));
+        let second = content(if is_taken { 2 } else { 1 });
+        same("the second name", &read(&dir.join("dir/name")), &second);
         let inode = |name: &str| fs::metadata(dir.join(name)).expect("stat").ino();
-        assert_eq!(inode("file"), inode("dir/name"));
+        assert_eq!(inode("file") == inode("dir/name"), !is_taken);
     };
     cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
     cluster.umount_all();
