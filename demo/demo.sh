@@ -40,9 +40,14 @@ step=0
 step() { step=$((step + 1)); printf '\n%s[%d] %s%s\n' "$bold" "$step" "$*" "$plain"; }
 run() { printf '    $ %s\n' "${*//$top/\$TOP}"; "$@" 2>&1 | sed "s|$top|\$TOP|g; s/^/      /"; }
 note() { printf '    -> %s\n' "$*"; }
-# One number of `ebb status --json`.
-number() { "$ebb" status --json "$1" | sed -n "s/^ *\"$2\": \([0-9]*\),*$/\1/p"; }
-text() { "$ebb" status --json "$1" | sed -n "s/^ *\"$2\": \"\(.*\)\",*$/\1/p"; }
+# One value of `ebb status --json`, of those that are not within others.
+text() { "$ebb" status --json "$1" | sed -n "s/^  \"$2\": \"\(.*\)\",*$/\1/p"; }
+number() {
+    local value
+    value=$("$ebb" status --json "$1" | sed -n "s/^  \"$2\": \(.*[^,]\),*$/\1/p")
+    [[ $value =~ ^[0-9]+$ ]] || { echo "ebb status --json $1: \"$2\" is not one number: '$value'" >&2; exit 1; }
+    echo "$value"
+}
 
 ranks=4 records=12 record_kib=256
 total=$((ranks * records * record_kib))
@@ -89,7 +94,10 @@ note "dirty, so only in the buffers: $(number "$a" dirty_bytes) bytes on A, $(nu
 
 step "Compute phase: the ranks do no I/O, so the flusher drains on its own (after 1 s of silence)"
 waited=0
-while (($(number "$a" dirty_bytes) + $(number "$b" dirty_bytes) > 0)); do
+while true; do
+    on_a=$(number "$a" dirty_bytes)
+    on_b=$(number "$b" dirty_bytes)
+    ((on_a + on_b > 0)) || break
     sleep 0.5
     waited=$((waited + 1))
     if ((waited > 120)); then

@@ -136,7 +136,7 @@ impl FileState {
     /// The published size, when it was made larger than what nodes have of it.
     #[must_use]
     pub fn len_beyond_bytes(&self) -> Option<u64> {
-        let end = self.tree.iter().last().map_or(0, |o| o.range.end());
+        let end = self.tree.end();
         (self.size > end).then_some(self.size)
     }
 
@@ -430,7 +430,7 @@ impl FileState {
         self.changes = BaseChanges::new(self.base_version);
         self.guesses = Guesses::default();
         if let Some(len) = len {
-            let end = self.tree.iter().last().map_or(0, |o| o.range.end());
+            let end = self.tree.end();
             (self.base_len, self.size) = (len, len.max(end));
             self.base_is_of(self.base_version);
         }

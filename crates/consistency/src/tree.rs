@@ -134,6 +134,12 @@ impl OwnershipTree {
         self.extents.is_empty()
     }
 
+    /// One past the last byte that somebody owns.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.extents.end()
+    }
+
     /// Bytes owned unflushed, per node.
     #[must_use]
     pub fn unflushed(&self) -> &BTreeMap<NodeId, u64> {

@@ -204,11 +204,29 @@ static int imports_shared_pointers(struct dl_phdr_info *info, size_t size, void 
     return *(int *)found;
 }
 
+/* How many objects were ever loaded. */
+static int loaded(struct dl_phdr_info *info, size_t size, void *count)
+{
+    (void)size;
+    *(unsigned long long *)count = info->dlpi_adds;
+    return 1;
+}
+
 static int uses_shared_pointers(void)
 {
-    int found = 0;
-    dl_iterate_phdr(imports_shared_pointers, &found);
-    return found;
+    static unsigned long long looked_at;
+    static int found;
+    unsigned long long count = 0;
+    pthread_mutex_lock(&lock);
+    dl_iterate_phdr(loaded, &count);
+    /* What has been found stays; who loads more is looked at again. */
+    if (!found && count != looked_at) {
+        dl_iterate_phdr(imports_shared_pointers, &found);
+        looked_at = count;
+    }
+    int answer = found;
+    pthread_mutex_unlock(&lock);
+    return answer;
 }
 
 static const char *without_kind(const char *name)

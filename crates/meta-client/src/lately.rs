@@ -1,5 +1,5 @@
-//! One request for all who ask for the same at the same time: ranks of a job that all sync, or all look how much room
-//! there is.
+//! One request for all who ask for the same at the same time: programs that sync files of their own (of one file the
+//! kernel lets one sync in at a time), or that look how much room there is.
 
 use ebb_types::Errno;
 use std::future::Future;

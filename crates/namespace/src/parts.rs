@@ -1,11 +1,11 @@
 //! Names of part files, and which object is to be found under a path of ours. Others may write to
 //! the same directory, so nobody must be able to foretell such a name.
 
-use crate::inode::{BackingKey, Home, Under};
+use crate::inode::{BackingKey, Home, Inode, Under};
 use crate::record::{BackingPath, Effect, Record};
 use crate::tree::{Absence, Namespace};
 use ebb_types::name::PART_PREFIX;
-use ebb_types::{Ino, Name};
+use ebb_types::{FileKind, Ino, Name};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::collections::BTreeMap;
@@ -46,6 +46,19 @@ pub fn part_of(name: &Name) -> Option<Ino> {
 }
 
 impl Namespace {
+    /// A service begins on this state, and gives out numbers from `first` on.
+    pub fn begins_with(&mut self, first: Ino) {
+        self.older_below = first;
+    }
+
+    /// True for a file that has no place on the backing, as far as is noted: a service before this one may have made its
+    /// part file, and died before it noted that. Nothing was written there: nobody was told of it.
+    #[must_use]
+    pub fn may_have_part(&self, inode: &Inode) -> bool {
+        let is_older = inode.ino < self.older_below || crate::forget::is_found(inode.ino);
+        is_older && inode.kind == FileKind::Regular && inode.home == Home::None
+    }
+
     /// True when names of part files cannot be foretold.
     #[must_use]
     pub fn has_part_names(&self) -> bool {

@@ -239,8 +239,10 @@ impl<'a> Planner<'a> {
         let gone = |l: &&crate::Link| l.parent == parent && l.name == *name;
         let rest: Vec<_> = inode.links.iter().filter(|l| !gone(l)).collect();
         self.ctime(inode.ino);
-        let Some(other) = rest.first() else {
+        if rest.iter().all(|l| l.parent != parent) {
             self.no_part(inode, parent)?;
+        }
+        let Some(other) = rest.first() else {
             return self.orphaned(inode);
         };
         match inode.home {
@@ -253,9 +255,6 @@ impl<'a> Planner<'a> {
             },
             Home::Part { dir } if rest.iter().all(|l| l.parent != dir) => {
                 self.move_part(inode, dir, other.parent)?;
-            }
-            Home::None if rest.iter().all(|l| l.parent != parent) => {
-                self.no_part(inode, parent)?;
             }
             Home::Part { .. } | Home::None => {}
         }

@@ -47,7 +47,7 @@ pub struct Namespace {
     looks: u64,
     pub(crate) forgotten: Forgotten,
     /// Inodes below it are older than the service.
-    older_below: Ino,
+    pub(crate) older_below: Ino,
 }
 
 impl Namespace {
@@ -123,19 +123,6 @@ impl Namespace {
     #[must_use]
     pub fn next_ino(&self) -> Ino {
         Ino(self.next)
-    }
-
-    /// A service begins on this state, and gives out numbers from `first` on.
-    pub fn begins_with(&mut self, first: Ino) {
-        self.older_below = first;
-    }
-
-    /// True for a file that has no place on the backing, as far as is noted: a service before this one may have made its
-    /// part file, and died before it noted that. Nothing was written there: nobody was told of it.
-    #[must_use]
-    pub fn may_have_part(&self, inode: &Inode) -> bool {
-        let is_older = inode.ino < self.older_below || crate::forget::is_found(inode.ino);
-        is_older && inode.kind == FileKind::Regular && inode.home == Home::None
     }
 
     /// Attributes; the size of a regular file is 0 here.

@@ -7,5 +7,6 @@ mod cli_mount_refused;
 mod cli_recover;
 mod cli_run;
 mod cli_usage;
+mod demo;
 mod slurm_hooks;
 mod staging;

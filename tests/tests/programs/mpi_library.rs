@@ -6,7 +6,6 @@ use ebb_testkit::{Cluster, ebb_binary};
 use ebb_tests::tools::{run, shell, try_run};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -26,7 +25,7 @@ fn build(into: &Path) -> PathBuf {
 }
 
 fn with_tools(needed: &[&str], test: impl FnOnce(&Path, &Path)) {
-    let all = [&["mpicc.mpich", "mpiexec.mpich", "unshare"], needed].concat();
+    let all = [&["mpicc.mpich", "mpiexec.mpich", "unshare", "timeout"], needed].concat();
     if may_run(&all) {
         let scratch = tempfile::tempdir().expect("tempdir");
         let library = build(scratch.path());
@@ -111,8 +110,11 @@ fn asked(cluster: &Cluster) -> u64 {
 
 /// How many requests each phase of `collective FILE count` takes.
 fn count(cluster: &Cluster, job: &Path, program: &Path, library: Option<&Path>) -> Phases {
-    let mut command = Command::new("mpiexec.mpich");
-    command.args(["-n", RANKS]).arg(programs().join("rank.sh"));
+    // Nothing hangs for ever.
+    let mut command = Command::new("timeout");
+    command
+        .args(["--signal=KILL", "120", "mpiexec.mpich", "-n", RANKS])
+        .arg(programs().join("rank.sh"));
     if let Some(library) = library {
         command
             .arg("env")
@@ -121,18 +123,9 @@ fn count(cluster: &Cluster, job: &Path, program: &Path, library: Option<&Path>) 
     }
     command.arg(program).arg(job.join("data")).arg("count");
     command.env("EBB_JOB", job).env("EBB_MOUNTS", mounts(cluster));
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("mpiexec can be started");
     let (mut to, from) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-    // Nothing hangs for ever: who is killed says no more.
-    let group = libc::pid_t::try_from(child.id()).expect("a process number");
-    let (done, ended) = std::sync::mpsc::channel::<()>();
-    let watch = std::thread::spawn(move || {
-        if ended.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            // SAFETY: the group is that of a child which is not reaped before this thread has ended.
-            unsafe { libc::kill(-group, libc::SIGKILL) };
-        }
-    });
     let (mut phases, mut before) = (Phases::new(), 0);
     for line in BufReader::new(from).lines() {
         let now = asked(cluster);
@@ -141,8 +134,6 @@ fn count(cluster: &Cluster, job: &Path, program: &Path, library: Option<&Path>) 
         before = asked(cluster);
         to.write_all(b"\n").expect("the program waits");
     }
-    drop(done);
-    watch.join().expect("it ends");
     let ended = child.wait().expect("it ends");
     assert!(ended.success(), "{ended}");
     phases
@@ -156,8 +147,8 @@ fn collective_calls_cost_what_nodes_are_and_not_what_ranks_are() {
         let program = compile("mpicc.mpich", "collective.c", scratch);
         let mut counts = Vec::new();
         for with in [None, Some(library)] {
-            let cluster =
-                Cluster::builder().nodes(2).consistency("posix").flush("end").token().start();
+            let builder = Cluster::builder().nodes(2).consistency("posix").flush("end").token();
+            let cluster = builder.option("--io-path", "daemon").start();
             let job = scratch.join(if with.is_some() { "with" } else { "without" });
             std::fs::create_dir(&job).expect("mkdir");
             counts.push(count(&cluster, &job, &program, with));

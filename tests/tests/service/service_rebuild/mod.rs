@@ -10,6 +10,7 @@ use ebb_tests::nodes::{open, requests};
 use ebb_tests::recoveries::{ended_with, recover};
 use ebb_tests::tools::wait_until;
 use rustix::fs::{FallocateFlags, FlockOperation, XattrFlags, flock};
+use serde_json::Value;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -201,7 +202,23 @@ fn no_part_files(dir: &Path) {
     }
 }
 
-fn a_job_goes_on(model: &str, options: &[(&str, &str)], went: fn(&serde_json::Value) -> bool) {
+/// Every node that makes copies knows where.
+fn partners_are_there(cluster: &Cluster) {
+    for node in cluster.nodes() {
+        let copies = |status: &Value| status["copies"]["replicas"].as_u64() == Some(2);
+        node.wait_status(SOON, |s| !copies(s) || !s["copies"]["partner"].is_null());
+    }
+}
+
+/// On every node; and on the backing, when all have left.
+fn everywhere(cluster: &Cluster, check: impl Fn(&Path)) {
+    cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
+    cluster.umount_all();
+    check(cluster.backing());
+    no_part_files(cluster.backing());
+}
+
+fn a_job_goes_on(model: &str, options: &[(&str, &str)], went: fn(&Value) -> bool) {
     a_job_goes_on_as(|builder| builder, model, options, went);
 }
 
@@ -209,16 +226,13 @@ fn a_job_goes_on_as(
     shape: fn(Builder) -> Builder,
     model: &str,
     options: &[(&str, &str)],
-    went: fn(&serde_json::Value) -> bool,
+    went: fn(&Value) -> bool,
 ) {
     let what = format!("{model} {options:?}");
     let add = |b: Builder, (name, value): &(&str, &str)| b.option(name, value);
     let mut cluster = options.iter().fold(shape(builder(model)), add).start();
     let open = model != "session";
-    for node in cluster.nodes() {
-        let copies = |status: &serde_json::Value| status["copies"]["replicas"].as_u64() == Some(2);
-        node.wait_status(SOON, |s| !copies(s) || !s["copies"]["partner"].is_null());
-    }
+    partners_are_there(&cluster);
     let job = Job::begin(&cluster);
     Job::is_there(&cluster, open, &format!("{what}: before"));
     let status = cluster.node(0).status();
@@ -232,8 +246,25 @@ fn a_job_goes_on_as(
     job.end(&cluster, &what);
 }
 
-fn through_the_daemon(status: &serde_json::Value) -> bool {
+fn through_the_daemon(status: &Value) -> bool {
     status["opens"]["daemon:switched-off"].as_u64() > Some(0)
+}
+
+fn past_the_daemon(status: &Value) -> bool {
+    let past = status["opens"]["passthrough-write"].as_u64() > Some(0);
+    past || !status["io_path_obstacle"].is_null()
+}
+
+fn has_copies(status: &Value) -> bool {
+    status["copies"]["copied_bytes"].as_u64() > Some(0)
+}
+
+fn is_supervised(status: &Value) -> bool {
+    !status["supervisor"].is_null()
+}
+
+fn has_flushed(status: &Value) -> bool {
+    status["flushed_bytes"].as_u64() > Some(0)
 }
 
 #[test]
@@ -258,31 +289,55 @@ fn a_job_goes_on_under_mpiio() {
 
 #[test]
 fn a_job_goes_on_past_the_daemon() {
-    a_job_goes_on("session", &[("--io-path", "auto")], |status| {
-        let past = status["opens"]["passthrough-write"].as_u64() > Some(0);
-        past || !status["io_path_obstacle"].is_null()
-    });
+    a_job_goes_on("session", &[("--io-path", "auto")], past_the_daemon);
 }
 
 #[test]
 fn a_job_goes_on_with_copies() {
-    a_job_goes_on("session", &[("--replicas", "2")], |status| {
-        status["copies"]["copied_bytes"].as_u64() > Some(0)
-    });
+    a_job_goes_on("session", &[("--replicas", "2")], has_copies);
 }
 
 #[test]
 fn a_job_goes_on_with_supervisors_and_a_token() {
     let shape = |builder: Builder| builder.supervised().token();
-    a_job_goes_on_as(shape, "commit", &[], |status| !status["supervisor"].is_null());
+    a_job_goes_on_as(shape, "commit", &[], is_supervised);
 }
 
 /// Made longer than its bytes by one node, while it has no place on the backing or when it has one; another
 /// node's bytes are there, and the first one's are not.
 #[test]
 fn a_length_that_only_one_node_has_asked_for_is_known() {
+    let daemon = |model| builder(model).option("--io-path", "daemon");
+    lengths_are_known("posix", daemon("posix"), through_the_daemon);
+    lengths_are_known("session", daemon("session"), through_the_daemon);
+}
+
+#[test]
+fn a_length_that_only_one_node_has_asked_for_is_known_past_the_daemon() {
+    lengths_are_known("past", builder("session").option("--io-path", "auto"), past_the_daemon);
+}
+
+#[test]
+fn a_length_that_only_one_node_has_asked_for_is_known_with_copies() {
+    lengths_are_known("copies", builder("posix").option("--replicas", "2"), has_copies);
+}
+
+#[test]
+fn a_length_that_only_one_node_has_asked_for_is_known_with_supervisors() {
+    lengths_are_known("supervised", builder("commit").supervised().token(), is_supervised);
+}
+
+/// The five files are more than it holds: some are whole on the backing before they are made longer.
+#[test]
+fn a_length_that_only_one_node_has_asked_for_is_known_with_a_small_cache() {
+    let small = builder("posix").option("--io-path", "daemon").option("--cache-size", "1MiB");
+    lengths_are_known("small cache", small, has_flushed);
+}
+
+fn lengths_are_known(what: &str, builder: Builder, went: fn(&Value) -> bool) {
     const LONG: u64 = 2 * LEN;
-    let mut cluster = builder("posix").start();
+    let mut cluster = builder.start();
+    partners_are_there(&cluster);
     let names = ["truncate", "fallocate", "and cut", "late", "late and cut"];
     let open = |node: &Node, name: &str| {
         File::options().write(true).open(node.path(name)).expect("open to write")
@@ -308,21 +363,23 @@ fn a_length_that_only_one_node_has_asked_for_is_known() {
     }
     patcher.drain();
     names[3..].iter().for_each(|name| resize(name));
-    let parts = fs::read_dir(cluster.backing()).expect("list").count();
-    assert!(parts >= names.len(), "{parts} of {} files are on the backing in part", names.len());
+    let listed =
+        fs::read_dir(cluster.backing()).expect("list").map(|e| e.expect("list").file_name());
+    let (parts, whole): (Vec<_>, Vec<_>) =
+        listed.partition(|name| name.to_string_lossy().starts_with(".ebb-part-"));
+    assert_eq!(parts.len() + whole.len(), names.len(), "{what}: {parts:?} {whole:?}");
+    assert!(whole.is_empty() || what == "small cache", "{what}: whole on the backing: {whole:?}");
+    let status = cluster.node(0).status();
+    assert!(went(&status), "{what}: {status:#}");
     lose_and_rebuild(&mut cluster, 3);
-    let check = |dir: &Path| {
+    everywhere(&cluster, |dir| {
         for name in names {
             let mut want = content(1);
             want[5000..5010].fill(7);
             want.resize((LONG - u64::from(name.ends_with("cut"))) as usize, 0);
-            same(name, &read(&dir.join(name)), &want);
+            same(&format!("{what}: {name}"), &read(&dir.join(name)), &want);
         }
-    };
-    cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
-    cluster.umount_all();
-    check(cluster.backing());
-    no_part_files(cluster.backing());
+    });
 }
 
 /// A file gets to the backing under the first of its names, and the directory of the second one cannot: something
@@ -349,7 +406,7 @@ fn half_published(is_taken: bool) {
     assert!(!in_the_way.exists(), "the directory is on the backing already");
     File::create(&in_the_way).expect("create");
     let drained = first.ebb("drain", &[], &[]);
-    println!("{}", describe(&drained));
+    assert_eq!(drained.status.code(), Some(3), "{}", describe(&drained));
     same("on the backing", &read(&cluster.backing().join("file")), &content(1));
     fs::remove_file(&in_the_way).expect("remove");
     if is_taken {
@@ -357,17 +414,13 @@ fn half_published(is_taken: bool) {
         fs::write(in_the_way.join("name"), content(2)).expect("write");
     }
     lose_and_rebuild(&mut cluster, 3);
-    let check = |dir: &Path| {
+    everywhere(&cluster, |dir| {
         same("the first name", &read(&dir.join("file")), &content(1));
         let second = content(if is_taken { 2 } else { 1 });
         same("the second name", &read(&dir.join("dir/name")), &second);
         let inode = |name: &str| fs::metadata(dir.join(name)).expect("stat").ino();
         assert_eq!(inode("file") == inode("dir/name"), !is_taken);
-    };
-    cluster.nodes().iter().for_each(|node| check(node.mountpoint()));
-    cluster.umount_all();
-    check(cluster.backing());
-    no_part_files(cluster.backing());
+    });
 }
 
 /// Most of it is in the part file alone, whose name nobody knows any more.
@@ -410,7 +463,7 @@ fn a_file_that_is_larger_than_the_cache_is_found() {
 #[test]
 fn a_job_goes_on_with_a_small_cache_and_a_flusher_that_never_waits() {
     let options = [("--flush", "immediate"), ("--cache-size", "64MiB")];
-    a_job_goes_on("posix", &options, |status| status["flushed_bytes"].as_u64() > Some(0));
+    a_job_goes_on("posix", &options, has_flushed);
 }
 
 /// A damaged journal is said to be, and kept.
