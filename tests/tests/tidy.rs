@@ -1,5 +1,6 @@
 //! What the rules of the house say of the tree, looked at.
 
+use ebb_consistency::{ModelTable, SyncEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,21 @@ const UNNAMED: [(&str, &str); 5] = [
 ];
 /// So begin the names of numbers that Prometheus reads.
 const NUMBER: &str = "ebb_";
+
+/// Types whose methods are in more than [`FILES_MAX`] files, and in how many. No number may grow, and no type may come.
+const SPREAD: [(&str, &str, usize); 7] = [
+    ("consistency", "World", 8),
+    ("fs-client", "Adapter", 9),
+    ("fs-client", "Node", 46),
+    ("meta-client", "MetaClient", 7),
+    ("meta-server", "Call", 14),
+    ("meta-server", "Core", 20),
+    ("namespace", "Namespace", 13),
+];
+/// Files that the methods of one type may be in.
+const FILES_MAX: usize = 5;
+/// Where a model has its name in code: the default.
+const NAMES_A_MODEL: [&str; 1] = ["crates/cli/src/settings/keys.rs"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
@@ -165,4 +181,131 @@ fn every_test_that_docs_name_is_there() {
     }
     assert!(named > 100, "docs were read: {named}");
     assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// The crates' code, without that of tests.
+fn shipped() -> Vec<(PathBuf, String)> {
+    let is_shipped = |path: &PathBuf| {
+        let name = path.file_stem().expect("a name").to_string_lossy();
+        let of_tests = path.components().any(|part| part.as_os_str() == "tests");
+        !of_tests && name != "tests" && !name.ends_with("_tests")
+    };
+    let files = files_below(&root().join("crates"), ".rs");
+    let code = files.into_iter().filter(is_shipped).map(|path| {
+        let text = text(&path);
+        let code = text.split("#[cfg(test)]\nmod tests {").next().expect("the first part");
+        let relative = path.strip_prefix(root()).expect("below the root").to_owned();
+        (relative, code.to_owned())
+    });
+    code.collect()
+}
+
+/// A model is a row of a table: what else would have to be changed for another one?
+#[test]
+fn no_code_outside_of_consistency_names_a_model() {
+    let table = ModelTable::builtin();
+    let names: Vec<String> = table.names().iter().map(|name| format!("\"{name}\"")).collect();
+    let mut wrong = Vec::new();
+    for (path, code) in shipped() {
+        let known = NAMES_A_MODEL.iter().any(|known| path.ends_with(known));
+        if known || ["crates/consistency", "crates/testkit"].iter().any(|c| path.starts_with(c)) {
+            continue;
+        }
+        let named = names.iter().filter(|name| code.contains(name.as_str()));
+        wrong.extend(named.map(|name| format!("{}: {name}", path.display())));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The cells of a table's row, after the name of the model.
+fn cells(line: &str) -> Vec<&str> {
+    line.trim_matches('|').split('|').skip(1).map(str::trim).collect()
+}
+
+/// The tables of models in documentation are the one that decides.
+#[test]
+fn tables_of_models_are_what_is_done() {
+    let pages = [
+        ("docs/semantics.md", "publish", "look up"),
+        ("crates/consistency/src/table.rs", "A", "Q"),
+    ];
+    let mut rows = 0;
+    for (page, publish, look_up) in pages {
+        let text = text(&root().join(page));
+        for line in text.lines() {
+            let line = line.trim_start_matches("//! ");
+            let name = line.strip_prefix("| ").and_then(|rest| rest.split([' ', '|']).next());
+            let Some(model) = name.and_then(|name| ModelTable::builtin().get(name)) else {
+                continue;
+            };
+            for (cell, event) in cells(line).into_iter().zip(SyncEvent::ALL) {
+                let does = model.on(event);
+                let said = (cell.contains(publish), cell.contains(look_up));
+                let done = (does.attach.is_some(), does.query.is_some());
+                assert_eq!(said, done, "{page}: {}, {}: {cell}", model.name(), event.name());
+            }
+            rows += 1;
+        }
+    }
+    assert_eq!(rows, 2 * ModelTable::builtin().names().len(), "every model has its row");
+}
+
+/// The number that stands behind `word` for the first time.
+fn number_behind(text: &str, word: &str) -> Option<u32> {
+    let rest = text.split_once(word)?.1;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// docs/journal.md describes the formats that are written.
+#[test]
+fn formats_of_journals_are_those_that_docs_describe() {
+    let page = text(&root().join("docs/journal.md"));
+    let journals = [
+        ("crates/meta-server/src/journal/format.rs", "\"EBBJRNL1\" | "),
+        ("crates/node-journal/src/format.rs", "\"EBBNODE1\" | "),
+    ];
+    for (code, header) in journals {
+        let written = number_behind(&text(&root().join(code)), "const FORMAT: u32 = ");
+        assert!(written.is_some(), "{code} has no format");
+        assert_eq!(number_behind(&page, header), written, "docs/journal.md beside {code}");
+    }
+}
+
+/// The files in which each type has methods. (A name that several types of a crate have is none of them.)
+fn spread() -> BTreeMap<(String, String), BTreeSet<PathBuf>> {
+    let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    let mut types: BTreeMap<_, usize> = BTreeMap::new();
+    for (path, code) in shipped() {
+        let of = path.components().nth(1).expect("a crate").as_os_str().to_string_lossy();
+        let named = |rest: &str| {
+            let name = rest.split(|c: char| !c.is_alphanumeric()).next().expect("the first part");
+            (of.to_string(), name.to_owned())
+        };
+        for line in code.lines() {
+            let public = line.split_once("struct ").or_else(|| line.split_once("enum "));
+            if let Some((_, rest)) = public.filter(|(before, _)| {
+                before.is_empty() || *before == "pub " || *before == "pub(crate) "
+            }) {
+                *types.entry(named(rest)).or_default() += 1;
+            }
+            // Behind `impl<..>`.
+            if let Some(rest) = line.strip_prefix("impl").filter(|rest| !rest.contains(" for ")) {
+                let rest =
+                    rest.strip_prefix('<').and_then(|l| l.split_once("> ")).map_or(rest, |l| l.1);
+                found.entry(named(rest.trim())).or_default().insert(path.clone());
+            }
+        }
+    }
+    found.retain(|name, _| types.get(name).is_none_or(|n| *n == 1));
+    found
+}
+
+/// Who reads a type should not have to open many files. What is spread already may not be more so.
+#[test]
+fn no_type_is_spread_over_more_files_than_before() {
+    let found = spread();
+    let wide = found.iter().filter(|(_, files)| files.len() > FILES_MAX);
+    let wide: Vec<_> =
+        wide.map(|((of, name), files)| (of.as_str(), name.as_str(), files.len())).collect();
+    assert_eq!(wide, SPREAD, "fewer: lower the number; more: cut the type");
 }

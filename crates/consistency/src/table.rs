@@ -9,8 +9,8 @@
 //! | posix   | Qf   | Qf   | Qr   | Ar    | –      | –     | Qf   | Af     | Af     |
 //! | commit  | –    | Qf   | Qr   | –     | Af     | Af    | Qf   | Af     | Af     |
 //! | session | Qf   | –    | –    | –     | –      | Af    | Qf   | Af     | Af     |
-//! | mpiio   | Qf   | –    | –    | –     | Af Qf  | Af    | Qf   | Af     | Af Qf  |
-//! | romio   | Qf   | –    | Qr   | –     | Af Qf  | Af    | Qf   | Af     | Af Qf  |
+//! | mpiio   | Qf   | Qf   | –    | –     | Af Qf  | Af    | Qf   | Af     | Af Qf  |
+//! | romio   | Qf   | Qf   | Qr   | –     | Af Qf  | Af    | Qf   | Af     | Af Qf  |
 //!
 //! Why `romio`: MPI_File_sync of MPICH's ROMIO calls fsync only in a process that has written since
 //! its last one, so the sync of a reader never reaches a file system, and under `mpiio` it would
