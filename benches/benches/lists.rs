@@ -1,11 +1,13 @@
 //! Lists of pieces through libebb (`ebb_writex`, `ebb_readx`): 10,000 pieces of 100 bytes of a file that two
-//! nodes have open and both write, in one call, beside the same pieces one by one, and beside one by one
-//! on the bare directory.
+//! nodes have open and both write, in one call, beside the same pieces one by one, beside data sieving (what MPI
+//! libraries do with such pieces: blocks are locked, read, changed and written back, with the bytes of others), and
+//! beside one by one on the bare directory.
 
 use ebb::{Extended, ReadPiece, WritePiece};
 use ebb_benches::{Report, rate};
 use ebb_testkit::Cluster;
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -34,6 +36,45 @@ fn write_list(file: &File, data: &[u8]) -> f64 {
         assert_eq!(file.write_list(&pieces).expect("write"), PIECES as usize * LEN);
         PIECES as f64
     })
+}
+
+/// A block at a time, as ROMIO does (`ind_wr_buffer_size`).
+fn write_sieving(file: &File, data: &[u8]) -> f64 {
+    const BLOCK: u64 = 512 << 10;
+    let end = (PIECES - 1) * STRIDE + LEN as u64;
+    let mut block = vec![0; BLOCK as usize];
+    rate(|| {
+        for from in (0..end).step_by(BLOCK as usize) {
+            let to = (from + BLOCK).min(end);
+            lock(file, from, to, libc::F_WRLCK);
+            let block = &mut block[..(to - from) as usize];
+            file.read_exact_at(block, from).expect("read");
+            for at in (0..PIECES).map(|n| n * STRIDE) {
+                // A piece across two blocks is written in two parts.
+                let (first, last) = (at.max(from), (at + LEN as u64).min(to));
+                if first < last {
+                    let part = &data[(first - at) as usize..(last - at) as usize];
+                    block[(first - from) as usize..(last - from) as usize].copy_from_slice(part);
+                }
+            }
+            file.write_all_at(block, from).expect("write");
+            lock(file, from, to, libc::F_UNLCK);
+        }
+        PIECES as f64
+    })
+}
+
+fn lock(file: &File, from: u64, to: u64, kind: libc::c_int) {
+    let wanted = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: from as libc::off_t,
+        l_len: (to - from) as libc::off_t,
+        l_pid: 0,
+    };
+    // SAFETY: the structure outlives the call, which takes nothing else.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const wanted) };
+    assert_eq!(failed, 0, "{}", std::io::Error::last_os_error());
 }
 
 fn read_single(file: &File, want: u8) -> f64 {
@@ -85,6 +126,18 @@ fn main() {
             || {
                 shared();
                 write_list(&a, &[2; LEN])
+            },
+        );
+        report.compare(
+            format!("{model}: the same, by data sieving"),
+            "pieces/s",
+            || {
+                shared();
+                write_sieving(&a, &[3; LEN])
+            },
+            || {
+                shared();
+                write_list(&a, &[4; LEN])
             },
         );
         let bare = open(&cluster.backing().join("bare"));
