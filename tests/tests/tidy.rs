@@ -271,6 +271,19 @@ fn formats_of_journals_are_those_that_docs_describe() {
     }
 }
 
+#[test]
+fn every_benchmark_is_in_the_table_of_docs() {
+    let page = text(&root().join("docs/benchmarks.md"));
+    let mut dirs = vec![root().join("benches/benches")];
+    let crates = std::fs::read_dir(root().join("crates")).expect("crates").flatten();
+    dirs.extend(crates.map(|entry| entry.path().join("benches")).filter(|dir| dir.is_dir()));
+    let all = dirs.iter().flat_map(|dir| files_below(dir, ".rs"));
+    let all =
+        all.map(|path| path.strip_prefix(root()).expect("below the root").display().to_string());
+    let missing: Vec<String> = all.filter(|path| !page.contains(path)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 /// The files in which each type has methods. (A name that several types of a crate have is none of them.)
 fn spread() -> BTreeMap<(String, String), BTreeSet<PathBuf>> {
     let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
