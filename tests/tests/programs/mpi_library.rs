@@ -195,7 +195,7 @@ fn collective_calls_cost_what_nodes_are_and_not_what_ranks_are() {
                 let most = once + each * nodes as u64;
                 assert!(counts[call] <= most, "{call}: {} of {most}: {counts:?}", counts[call]);
             };
-            of_nodes("open creating", 4, 4);
+            of_nodes("open creating", 4, 6);
             of_nodes("open existing", 2, 4);
             of_nodes("sync", 0, 2);
             of_nodes("set_size", 2, 0);
