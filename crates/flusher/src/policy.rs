@@ -118,6 +118,17 @@ impl PolicyKind {
         all
     };
 
+    /// As users write them, in the same order.
+    pub const NAMES: [&'static str; 6] = {
+        let mut all = [""; 6];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = TABLE[i].name;
+            i += 1;
+        }
+        all
+    };
+
     fn row(self) -> &'static Row {
         TABLE.iter().find(|r| r.kind == self).expect("the table has a row for every kind (tested)")
     }

@@ -3,6 +3,7 @@
 //! daemon must know it, a line in `plan.rs`.
 
 use crate::settings::wait::WaitInterval;
+use ebb_fs_client::config::PolicyKind;
 use ebb_types::units::{Percent, Size, Span};
 
 /// The form of a setting's value.
@@ -51,7 +52,7 @@ const fn computed(name: &'static str, form: Form, when_empty: &'static str) -> K
     Key { name, form, default: "", when_empty }
 }
 
-const FLUSH: &[&str] = &["idle", "immediate", "close", "watermark", "periodic", "end"];
+const FLUSH: &[&str] = &PolicyKind::NAMES;
 const FLUSH_IO: &[&str] = &["normal", "low", "idle"];
 const EVICT: &[&str] = &["lru", "mru", "fifo", "lfu"];
 const VERIFY: &[&str] = &["memory", "storage"];
