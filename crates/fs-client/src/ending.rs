@@ -18,6 +18,10 @@ use tokio::runtime::Runtime;
 /// How long the last drain may take.
 const LAST_DRAIN: Duration = Duration::from_secs(300);
 
+/// How long it waits for the last looks at files that were written past the daemon; they are made every half a
+/// second when a mapping was there for long.
+const LAST_LOOKS: Duration = Duration::from_secs(2);
+
 /// How long the flusher's threads may take to end.
 pub(crate) const FLUSHER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
@@ -32,6 +36,7 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
             // Nobody is there who could try again.
             patience: LAST_DRAIN,
         };
+        runtime.block_on(node.wait_for_last_looks(LAST_LOOKS));
         let outcome = runtime.block_on(drain.run(&[], Some(LAST_DRAIN)));
         if !matches!(outcome, Outcome::Ok { .. }) {
             tracing::error!(?outcome, "not everything is on the backing");
