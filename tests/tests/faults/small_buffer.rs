@@ -193,9 +193,9 @@ fn deleted_elsewhere(what: &str, cluster: Cluster) {
         // Some may have made room for each other: what comes now has none without the others' in any case.
         assert!(kept + 2_000_000 > 4 << 20, "{what}: they fill the buffer: {kept}");
         goes_on(what, a, round);
-        // The new file's bytes are clean as well as soon as they are flushed.
-        let status = a.wait_status(SOON, |s| s["dirty_bytes"] == 0);
-        let left = status["clean_bytes"].as_u64().expect("a number");
+        // With the new file's bytes, which are clean then.
+        a.drain();
+        let left = clean_bytes(a);
         assert!(left < kept + 2_000_000, "{what}: they made room: {left} of {kept}");
         same(what, &fs::read(b.path("next")).expect("read"), &bytes(4, round, 0, 2_000_000));
     }
