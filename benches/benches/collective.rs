@@ -1,16 +1,16 @@
 //! What a collective call of MPI-IO costs when everybody asks for himself, and when one asks for all: a new file
 //! that n clients open together, and its new length. The service is a process of its own, the clients are nodes
-//! with one rank each; more ranks of a node cost the service nothing.
+//! with one rank each.
 
-use ebb_benches::nodes::crowd::{self, Introduction, Tally};
+use ebb_benches::nodes::crowd::{self, Introduction, Tally, each};
+use ebb_benches::nodes::probe::make_file;
 use ebb_benches::nodes::service::Service;
 use ebb_benches::{Report, rounds};
-use ebb_meta_client::{Made, MakeRequest, MetaClient, Opened, SetAttr, Wish};
+use ebb_meta_client::{MetaClient, SetAttr, Wish};
 use ebb_transport::Secure;
-use ebb_types::{Errno, FileKind, Ino, Name, Version};
+use ebb_types::{Errno, Ino, Name, Version};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::task::JoinSet;
 
 const CLIENTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 const LEASE: Duration = Duration::from_secs(10);
@@ -21,34 +21,15 @@ async fn together<F>(clients: &[MetaClient], work: impl Fn(MetaClient) -> F) -> 
 where
     F: Future<Output = Result<(), Errno>> + Send + 'static,
 {
-    let begun = Instant::now();
-    let mut running = JoinSet::new();
-    for client in clients {
-        running.spawn(work(client.clone()));
-    }
-    while let Some(done) = running.join_next().await {
-        done.expect("no panic").expect("it is done");
-    }
+    let (begun, tally) = (Instant::now(), Arc::new(Tally::default()));
+    let all = clients.iter().cloned();
+    each(all, clients.len().max(1), &tally, |_, client| {
+        let work = work(client);
+        async move { work.await.map_err(|e| e.to_string()) }
+    })
+    .await;
+    assert_eq!(tally.error(), None);
     begun.elapsed()
-}
-
-async fn make(client: &MetaClient, name: &Name) -> Result<Ino, Errno> {
-    let wanted = MakeRequest {
-        parent: Ino::ROOT,
-        name: name.clone(),
-        kind: FileKind::Regular,
-        perm: 0o644,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: Vec::new(),
-        open: true,
-        lease: Wish::No,
-        seat: None,
-    };
-    match client.make(&wanted).await? {
-        Made::Made(attr, _) | Made::Opened(Opened { attr, .. }, _) => Ok(attr.ino),
-    }
 }
 
 async fn open(client: &MetaClient, ino: Ino) -> Result<(), Errno> {
@@ -62,7 +43,7 @@ async fn open_by_name(client: MetaClient, name: Name) -> Result<(), Errno> {
         Err(Errno::ENOENT) => {}
         Err(e) => return Err(e),
     }
-    match make(&client, &name).await {
+    match make_file(&client, &name, true).await {
         Ok(_) => Ok(()),
         Err(Errno::EEXIST) => {
             let attr = client.lookup(Ino::ROOT, &name).await?;
@@ -76,7 +57,7 @@ async fn open_by_name(client: MetaClient, name: Name) -> Result<(), Errno> {
 async fn open_by_handle(clients: &[MetaClient], name: &Name) -> Duration {
     let begun = Instant::now();
     let (first, others) = clients.split_first().expect("at least one");
-    let ino = make(first, name).await.expect("the file is made");
+    let ino = make_file(first, name, true).await.expect("the file is made");
     together(others, |client| async move { open(&client, ino).await }).await;
     begun.elapsed()
 }
@@ -86,7 +67,7 @@ async fn resize(client: MetaClient, ino: Ino, size: u64) -> Result<(), Errno> {
     client.setattr(ino, &set).await.map(drop)
 }
 
-/// Seconds of a create and a resize, each by all and by one.
+/// A create by all and by one, then a resize by all and by one.
 async fn round(clients: &[MetaClient]) -> [Duration; 4] {
     let first = &clients[0];
     let name = Name::new(b"shared").expect("it is a name");

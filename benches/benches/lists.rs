@@ -5,9 +5,8 @@
 
 use ebb::{Extended, ReadPiece, WritePiece};
 use ebb_benches::{Report, rate};
-use ebb_testkit::Cluster;
+use ebb_testkit::{Cluster, record_lock};
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -46,7 +45,8 @@ fn write_sieving(file: &File, data: &[u8]) -> f64 {
     rate(|| {
         for from in (0..end).step_by(BLOCK as usize) {
             let to = (from + BLOCK).min(end);
-            lock(file, from, to, libc::F_WRLCK);
+            let within = (from, to - from);
+            record_lock(file, libc::F_SETLKW, libc::F_WRLCK, within).expect("lock");
             let block = &mut block[..(to - from) as usize];
             file.read_exact_at(block, from).expect("read");
             for at in (0..PIECES).map(|n| n * STRIDE) {
@@ -58,23 +58,10 @@ fn write_sieving(file: &File, data: &[u8]) -> f64 {
                 }
             }
             file.write_all_at(block, from).expect("write");
-            lock(file, from, to, libc::F_UNLCK);
+            record_lock(file, libc::F_SETLKW, libc::F_UNLCK, within).expect("unlock");
         }
         PIECES as f64
     })
-}
-
-fn lock(file: &File, from: u64, to: u64, kind: libc::c_int) {
-    let wanted = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: from as libc::off_t,
-        l_len: (to - from) as libc::off_t,
-        l_pid: 0,
-    };
-    // SAFETY: the structure outlives the call, which takes nothing else.
-    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const wanted) };
-    assert_eq!(failed, 0, "{}", std::io::Error::last_os_error());
 }
 
 fn read_single(file: &File, want: u8) -> f64 {

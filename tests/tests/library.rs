@@ -4,15 +4,14 @@
 use ebb::{Extended, NOBODY, Owner};
 use ebb_testkit::Cluster;
 use ebb_tests::content::{bytes, same};
-use ebb_tests::nodes::{open, requests};
+use ebb_tests::nodes::{only_asked, open, requests};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// Nothing publishes between an open and a close but who says so, and nobody flushes.
 fn two_nodes() -> Cluster {
-    Cluster::builder().nodes(2).consistency("session").flush("end").start()
+    only_asked(2).start()
 }
 
 fn both(cluster: &Cluster, name: &str) -> (File, File) {
@@ -359,7 +358,7 @@ fn a_daemon_that_is_killed_ends_calls_with_an_error() {
 /// before are still good for what they were opened for.
 #[test]
 fn another_daemon_goes_on_with_the_calls() {
-    let builder = Cluster::builder().nodes(2).consistency("session").flush("end");
+    let builder = only_asked(2);
     let cluster = builder.supervised().separate_meta().start();
     let (a, b) = both(&cluster, "f");
     let reader = File::open(cluster.node(1).path("f")).expect("open");

@@ -6,7 +6,7 @@ use ebb::{Extended, ReadPiece, WritePiece, open_handle};
 use ebb_api_format::{BUFFER_MAX, HANDLE, Request, Span, Which, command, handle_name};
 use ebb_testkit::Cluster;
 use ebb_tests::content::{bytes, same};
-use ebb_tests::nodes::open;
+use ebb_tests::nodes::{only_asked, open};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::fs::{File, OpenOptions, Permissions};
@@ -61,7 +61,7 @@ fn only_files_of_mounts_are_asked() {
 
 #[test]
 fn a_descriptor_is_good_for_what_it_was_opened_for() {
-    let cluster = Cluster::builder().nodes(1).consistency("session").flush("end").start();
+    let cluster = only_asked(1).start();
     let path = cluster.node(0).path("f");
     let both = open(&path);
     both.write_all_at(&[1; 100], 0).expect("write");

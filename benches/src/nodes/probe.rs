@@ -1,7 +1,7 @@
 //! Another client of the service, which asks for a name and for attributes all the time: how long it has to
 //! wait for an answer while others work. It has a thread of its own, because the nodes keep theirs busy.
 
-use ebb_meta_client::{ConnectOptions, MakeRequest, MetaClient, Wish};
+use ebb_meta_client::{ConnectOptions, Made, MakeRequest, MetaClient, Opened, Wish};
 use ebb_types::{Errno, FileKind, Ino, Name};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -135,12 +135,12 @@ async fn work(
 async fn prepare(options: ConnectOptions) -> Result<(MetaClient, Name, Ino), String> {
     let (client, _) = MetaClient::connect(options).await.map_err(|e| e.to_string())?;
     let name = Name::new(b"small").expect("it is a name");
-    let ino = make_file(&client, &name).await.map_err(|e| format!("making a file: {e}"))?;
+    let ino = make_file(&client, &name, false).await.map_err(|e| format!("making a file: {e}"))?;
     Ok((client, name, ino))
 }
 
-/// A new empty file at the top.
-pub async fn make_file(client: &MetaClient, name: &Name) -> Result<Ino, Errno> {
+/// A new empty file at the top; open for who makes it, if it is to be.
+pub async fn make_file(client: &MetaClient, name: &Name, open: bool) -> Result<Ino, Errno> {
     let wanted = MakeRequest {
         parent: Ino::ROOT,
         name: name.clone(),
@@ -150,12 +150,13 @@ pub async fn make_file(client: &MetaClient, name: &Name) -> Result<Ino, Errno> {
         gid: 0,
         rdev: 0,
         target: Vec::new(),
-        open: false,
+        open,
         lease: Wish::No,
         seat: None,
     };
-    client.make(&wanted).await?;
-    client.lookup(Ino::ROOT, name).await.map(|attr| attr.ino)
+    match client.make(&wanted).await? {
+        Made::Made(attr, _) | Made::Opened(Opened { attr, .. }, _) => Ok(attr.ino),
+    }
 }
 
 #[cfg(test)]

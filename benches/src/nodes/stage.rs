@@ -179,7 +179,7 @@ impl Stage {
     async fn open_empty(&mut self, tally: &Arc<Tally>) -> Result<(), String> {
         let first = self.clients.first().ok_or("nobody has joined")?;
         let name = Name::new(b"shared").expect("it is a name");
-        let made = make_file(first, &name).await;
+        let made = make_file(first, &name, false).await;
         self.file = made.map_err(|e| format!("making the shared file: {e}"))?;
         let file = self.file;
         each(self.nodes(), self.clients.len(), tally, move |_, client| async move {

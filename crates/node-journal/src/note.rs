@@ -38,7 +38,7 @@ pub fn remember_cut(cuts: &mut Vec<(u64, Version)>, len: u64, version: Version) 
 }
 
 /// So many cuts of a file are remembered, and so many ranges that were flushed.
-const CUTS_MAX: usize = 16;
+const CUTS_MAX: usize = 1024;
 const FLUSHED_MAX: usize = 1 << 20;
 
 impl Note {

@@ -62,7 +62,12 @@ fn may_mount() -> bool {
 /// registry, a home and a TMPDIR of its own below `root`.
 #[must_use]
 pub fn ebb_command(root: &Path) -> Command {
-    let mut command = Command::new(ebb_binary());
+    shut_off(Command::new(ebb_binary()), root)
+}
+
+/// The same of a program that runs `ebb`.
+#[must_use]
+pub fn shut_off(mut command: Command, root: &Path) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("EBB_") {
             command.env_remove(name);

@@ -1,6 +1,6 @@
 //! `make demo` does what it tells, and waits for what it says it waited for.
 
-use ebb_testkit::environment::ebb_command;
+use ebb_testkit::environment::shut_off;
 use ebb_testkit::{describe, ebb_binary, skip_reason};
 use std::process::Command;
 
@@ -12,13 +12,7 @@ fn the_demo_shows_what_it_says() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../demo/demo.sh");
     let scratch = tempfile::tempdir().expect("tempdir");
     std::fs::create_dir(scratch.path().join("tmp")).expect("mkdir");
-    let mut demo = Command::new(script);
-    for (name, value) in ebb_command(scratch.path()).get_envs() {
-        match value {
-            Some(value) => demo.env(name, value),
-            None => demo.env_remove(name),
-        };
-    }
+    let mut demo = shut_off(Command::new(script), scratch.path());
     let output = demo.env("EBB_BIN", ebb_binary()).output().expect("the demo starts");
     assert!(output.status.success() && output.stderr.is_empty(), "{}", describe(&output));
     let mut rest: &str = &String::from_utf8_lossy(&output.stdout);

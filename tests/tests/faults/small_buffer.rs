@@ -168,7 +168,7 @@ fn small(model: &str, nodes: usize) -> Builder {
 /// Writes so much to another file, for which there is no room.
 fn goes_on(what: &str, node: &Node, round: u64) {
     let (told, end) = mpsc::channel();
-    let next = node.path("next");
+    let next = node.path(format!("next-{round}"));
     std::thread::spawn(move || told.send(fs::write(next, bytes(4, round, 0, 2_000_000))));
     let done = end.recv_timeout(Duration::from_secs(40));
     done.unwrap_or_else(|_| panic!("{what}: it waits for ever")).expect("write");
@@ -197,11 +197,15 @@ fn deleted_elsewhere(what: &str, cluster: Cluster) {
         a.drain();
         let left = clean_bytes(a);
         assert!(left < kept + 2_000_000, "{what}: they made room: {left} of {kept}");
-        same(what, &fs::read(b.path("next")).expect("read"), &bytes(4, round, 0, 2_000_000));
+        same(
+            what,
+            &fs::read(b.path(format!("next-{round}"))).expect("read"),
+            &bytes(4, round, 0, 2_000_000),
+        );
     }
     cluster.umount_all();
     let want = bytes(4, 2, 0, 2_000_000);
-    same(what, &fs::read(cluster.backing().join("next")).expect("read"), &want);
+    same(what, &fs::read(cluster.backing().join("next-2")).expect("read"), &want);
 }
 
 /// What is flushed of a file that lost its name while it is open here goes to make room, as of any other.

@@ -1,6 +1,6 @@
 //! Programs of a node that ask for the same at the same time: the node asks once for all of them.
 
-use ebb_testkit::{Builder, Cluster, skip_reason};
+use ebb_testkit::{Cluster, skip_reason};
 use ebb_tests::nodes::requests;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,16 +9,14 @@ use std::time::{Duration, Instant};
 
 const PROGRAMS: usize = 16;
 
-fn builder() -> Builder {
-    Cluster::builder().consistency("posix").flush("end").separate_meta()
+fn started() -> Option<Cluster> {
+    let cluster = Cluster::builder().consistency("posix").flush("end").separate_meta();
+    skip_reason().is_none().then(|| cluster.start())
 }
 
 #[test]
 fn room_on_the_backing_is_asked_for_once_a_second() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let cluster = builder().start();
+    let Some(cluster) = started() else { return };
     let node = cluster.node(0);
     let (before, began) = (requests(node, "statfs"), Instant::now());
     for _ in 0..200 {
@@ -36,10 +34,7 @@ fn room_on_the_backing_is_asked_for_once_a_second() {
 /// Each of them has a file of its own: of one file the kernel lets one fsync in at a time.
 #[test]
 fn files_that_are_synced_at_the_same_time_are_asked_for_together() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let cluster = builder().start();
+    let Some(cluster) = started() else { return };
     let node = cluster.node(0);
     let make = |n| {
         let file = File::create(node.path(format!("of{n}"))).expect("create");

@@ -4,6 +4,7 @@
 use super::{c, checked, create, errno, one, open, two};
 use ebb_testkit::Cluster;
 use ebb_tests::content::{bytes, same};
+use ebb_tests::nodes::only_asked;
 use ebb_tests::tools::wait_until;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -123,7 +124,7 @@ fn the_ebb_directory_tells_and_is_not_listed() {
 
 #[test]
 fn user_ebb_commit_publishes_and_state_tells() {
-    let cluster = Cluster::builder().nodes(2).consistency("session").flush("end").start();
+    let cluster = only_asked(2).start();
     let (a, b) = (cluster.node(0).path("f"), cluster.node(1).path("f"));
     let file = create(&a);
     file.write_all_at(&[7; 100], 0).expect("write");
@@ -134,7 +135,7 @@ fn user_ebb_commit_publishes_and_state_tells() {
     set_attr(&a, "user.ebb.commit", b"1", 0).expect("commit");
     assert!(state(&a).contains("unpublished=0 unflushed=100"), "{}", state(&a));
     assert_eq!(fs::read(&b).expect("read"), [7; 100]);
-    assert_eq!(attr(&a, "user.ebb.consistency").expect("get"), b"session");
+    assert_eq!(attr(&a, "user.ebb.consistency").expect("get"), b"asked");
     assert_eq!(errno(set_attr(&a, "user.ebb.other", b"1", 0)), libc::EPERM);
     assert_eq!(attr_names(&a), Vec::<String>::new());
 }

@@ -156,12 +156,11 @@ fn count(
 type Phases = BTreeMap<String, u64>;
 
 /// Of that many ranks on that many nodes, each time in a job of its own.
-fn counted(scratch: &Path, ranks: usize, nodes: usize, library: Option<&Path>) -> Phases {
-    let program = compile("mpicc.mpich", "collective.c", scratch);
+fn counted(program: &Path, ranks: usize, nodes: usize, library: Option<&Path>) -> Phases {
     let builder = Cluster::builder().nodes(nodes).consistency("posix").flush("end").token();
     let cluster = builder.option("--io-path", "daemon").start();
-    let job = tempfile::tempdir_in(scratch).expect("tempdir");
-    let phases = count(&cluster, job.path(), &program, ranks, library);
+    let job = tempfile::tempdir().expect("tempdir");
+    let phases = count(&cluster, job.path(), program, ranks, library);
     cluster.umount_all();
     let with = if library.is_some() { "with" } else { "without" };
     println!("{ranks} ranks on {nodes} nodes, {with}: {phases:?}");
@@ -171,8 +170,9 @@ fn counted(scratch: &Path, ranks: usize, nodes: usize, library: Option<&Path>) -
 #[test]
 fn collective_calls_cost_less_than_without_it() {
     with_tools(&[], |scratch, library| {
-        let without = counted(scratch, 12, 2, None);
-        let with = counted(scratch, 12, 2, Some(library));
+        let program = compile("mpicc.mpich", "collective.c", scratch);
+        let without = counted(&program, 12, 2, None);
+        let with = counted(&program, 12, 2, Some(library));
         // Making a file, every rank looks for it first; each syncs for itself. What ranks open that is there their node
         // asks for once in any case.
         for (call, most) in [("open creating", 14), ("sync", 9)] {
@@ -189,8 +189,9 @@ fn collective_calls_cost_less_than_without_it() {
 #[test]
 fn collective_calls_cost_what_nodes_are_and_not_what_ranks_are() {
     with_tools(&[], |scratch, library| {
+        let program = compile("mpicc.mpich", "collective.c", scratch);
         for (ranks, nodes) in [(2, 2), (16, 2), (4, 4), (16, 4)] {
-            let counts = counted(scratch, ranks, nodes, Some(library));
+            let counts = counted(&program, ranks, nodes, Some(library));
             let of_nodes = |call: &str, once: u64, each: u64| {
                 let most = once + each * nodes as u64;
                 assert!(counts[call] <= most, "{call}: {} of {most}: {counts:?}", counts[call]);

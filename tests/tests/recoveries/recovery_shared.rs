@@ -418,6 +418,29 @@ fn left_before(last: Last, model: &str) {
     both_are_there(&cluster, last, model);
 }
 
+/// A cut says what no later one to a greater length does.
+#[test]
+fn many_cuts_to_growing_lengths_count_all() {
+    let Some(mut cluster) = cluster(2, "session") else { return };
+    let held = open(cluster.node(0), "f");
+    open(cluster.node(0), "f").write_all_at(&[1; 5_000], 0).expect("write");
+    let theirs = open(cluster.node(1), "f");
+    for len in (100..4_100).step_by(20) {
+        theirs.set_len(len).expect("cut");
+    }
+    std::thread::sleep(Duration::from_millis(1_500));
+    drop((held, theirs));
+    these_die(&mut cluster, &[0, 1]);
+    for wait in ["0s", "1m"] {
+        for node in [0, 1] {
+            let output = recover(&cluster, cluster.node(node), &["--wait", wait]);
+            assert!(wait == "0s" || output.status.success(), "{}", describe(&output));
+        }
+    }
+    let wanted = [vec![1; 100], vec![0; 3_980]].concat();
+    same("cut", &std::fs::read(cluster.backing().join("f")).expect("the file"), &wanted);
+}
+
 /// The service knew what the node had done, and that is gone; the other node has not heard of it.
 #[test]
 fn what_a_node_did_before_it_left_is_not_lost_with_the_service() {

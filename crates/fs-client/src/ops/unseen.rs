@@ -175,7 +175,7 @@ impl Node {
     }
 
     /// Waits until nobody can write past the daemon any more and the last looks are made: what they find is
-    /// published, and were dirty after a drain that had ended before. Not longer than `limit`.
+    /// published, and would be dirty after a drain that had ended before. Not longer than `limit`.
     pub(crate) async fn wait_for_last_looks(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while !self.files_written_past().is_empty() && Instant::now() < end {

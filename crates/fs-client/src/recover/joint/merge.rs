@@ -109,15 +109,42 @@ impl Missing {
     }
 }
 
-/// The part of `range` that no cut has made void.
-fn valid(range: ByteRange, key: Key, cuts: &[(u64, Version)]) -> ByteRange {
-    let newer = cuts.iter().filter(|(_, at)| key.version < *at).map(|(len, _)| *len);
-    let end = newer.min().map_or(range.end(), |len| range.end().min(len.max(range.start())));
-    ByteRange::new(range.start(), end)
+/// The cuts of all nodes.
+struct Cuts {
+    /// By version, each with the least length to which the file was cut at it or later.
+    least: Vec<(Version, u64)>,
 }
 
-fn cuts_of<'a>(all: impl Iterator<Item = &'a Statement>) -> Vec<(u64, Version)> {
-    all.flat_map(|s| s.cuts.iter().copied()).collect()
+impl Cuts {
+    fn of<'a>(all: impl Iterator<Item = &'a Statement>) -> Cuts {
+        let mut least: Vec<(Version, u64)> =
+            all.flat_map(|s| s.cuts.iter().map(|(len, at)| (*at, *len))).collect();
+        least.sort_unstable();
+        let mut after = u64::MAX;
+        for (_, len) in least.iter_mut().rev() {
+            after = after.min(*len);
+            *len = after;
+        }
+        Cuts { least }
+    }
+
+    /// The least length to which the file was cut after `version`.
+    fn after(&self, version: Version) -> Option<u64> {
+        let first = self.least.partition_point(|(at, _)| *at <= version);
+        self.least.get(first).map(|(_, len)| *len)
+    }
+
+    /// The length to which it was cut last.
+    fn last(&self) -> u64 {
+        self.least.last().map_or(0, |(_, len)| *len)
+    }
+
+    /// The part of `range`, of this key, that no cut has made void.
+    fn valid(&self, range: ByteRange, key: Key) -> ByteRange {
+        let cut = self.after(key.version);
+        let end = cut.map_or(range.end(), |len| range.end().min(len.max(range.start())));
+        ByteRange::new(range.start(), end)
+    }
 }
 
 /// Decides about the bytes of `mine` that are not written. `force`: what others have and have not
@@ -125,16 +152,16 @@ fn cuts_of<'a>(all: impl Iterator<Item = &'a Statement>) -> Vec<(u64, Version)> 
 #[must_use]
 pub fn decide(mine: &Statement, others: &[Statement], force: bool) -> Decision {
     let mut decision = Decision::default();
-    let cuts = cuts_of(others.iter().chain([mine]));
+    let cuts = Cuts::of(others.iter().chain([mine]));
     for (range, claim) in mine.claims.iter().filter(|(_, c)| c.fate == Fate::Pending) {
-        let kept = valid(range, claim.key, &cuts);
+        let kept = cuts.valid(range, claim.key);
         decision.overtaken.push(ByteRange::new(kept.end(), range.end()));
         let mut left: Extents<Verdict> = [(kept, Verdict::Write)].into_iter().collect();
         for (at, other) in others.iter().enumerate() {
             let rival = (claim.key, mine.node.as_str());
             let found = other.claims.overlapping(kept);
             let found =
-                found.map(|(r, c)| (valid(r, c.key, &cuts), c)).filter(|(r, _)| !r.is_empty());
+                found.map(|(r, c)| (cuts.valid(r, c.key), c)).filter(|(r, _)| !r.is_empty());
             for (part, theirs) in found.collect::<Vec<_>>() {
                 let newer = (theirs.key, other.node.as_str()) > rival;
                 let verdict = match theirs.fate {
@@ -172,62 +199,55 @@ fn worsen(left: &mut Extents<Verdict>, range: ByteRange, verdict: Verdict) {
 }
 
 /// Where the last byte ends that counts.
-fn end_of_bytes(all: &[Statement], cuts: &[(u64, Version)]) -> u64 {
+fn end_of_bytes(all: &[Statement], cuts: &Cuts) -> u64 {
     let claims = all.iter().flat_map(|s| s.claims.iter());
-    let kept = claims.map(|(r, c)| valid(r, c.key, cuts)).filter(|r| !r.is_empty());
+    let kept = claims.map(|(r, c)| cuts.valid(r, c.key)).filter(|r| !r.is_empty());
     kept.map(|r| r.end()).max().unwrap_or(0)
 }
 
 /// Claimed bytes that somebody has cut off; another one may have newer ones there.
-fn cut_off(all: &[Statement], cuts: &[(u64, Version)]) -> Extents<()> {
+fn cut_off(all: &[Statement], cuts: &Cuts) -> Extents<()> {
     let claims = all.iter().flat_map(|s| s.claims.iter());
-    let cut = claims.map(|(r, c)| ByteRange::new(valid(r, c.key, cuts).end(), r.end()));
+    let cut = claims.map(|(r, c)| ByteRange::new(cuts.valid(r, c.key).end(), r.end()));
     cut.filter(|r| !r.is_empty()).map(|r| (r, ())).collect()
 }
 
 /// The size that the file has when all is there.
 #[must_use]
 pub fn size(all: &[Statement]) -> u64 {
-    let cuts = cuts_of(all.iter());
-    let told = all.iter().map(|s| {
-        let newer = cuts.iter().filter(|(_, at)| s.known < *at).map(|(len, _)| *len);
-        newer.fold(s.size, u64::min)
-    });
+    let cuts = Cuts::of(all.iter());
+    let told = all.iter().map(|s| cuts.after(s.known).map_or(s.size, |len| s.size.min(len)));
     told.max().unwrap_or(0).max(end_of_bytes(all, &cuts))
 }
 
-fn has_bytes(statement: &Statement, cuts: &[(u64, Version)]) -> bool {
-    statement.claims.iter().any(|(r, c)| !valid(r, c.key, cuts).is_empty())
+fn has_bytes(statement: &Statement, cuts: &Cuts) -> bool {
+    statement.claims.iter().any(|(r, c)| !cuts.valid(r, c.key).is_empty())
 }
 
 /// True when nobody has said that it has a byte, but for those that were cut off.
 #[must_use]
 pub fn is_nobodys(all: &[Statement]) -> bool {
-    let cuts = cuts_of(all.iter());
+    let cuts = Cuts::of(all.iter());
     !all.iter().any(|s| has_bytes(s, &cuts))
 }
 
 /// So much of the file is there for certain, as bytes or as a length that somebody set: what a node has heard of
 /// the length besides may be older than a cut of which nobody's journal tells.
 fn vouched(all: &[Statement], base: u64) -> u64 {
-    let cuts = cuts_of(all.iter());
-    let set = cuts.iter().map(|(len, at)| {
-        let newer = cuts.iter().filter(|(_, other)| at < other).map(|(len, _)| *len);
-        newer.fold(*len, u64::min)
-    });
-    set.max().unwrap_or(0).max(end_of_bytes(all, &cuts)).max(base)
+    let cuts = Cuts::of(all.iter());
+    cuts.last().max(end_of_bytes(all, &cuts)).max(base)
 }
 
 /// What is missing of a file of which the backing had the first `base` bytes before. `everybody`: no node
 /// of the job has more to say than it has said, so that a gap between bytes is a hole.
 #[must_use]
 pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
-    let cuts = cuts_of(all.iter());
+    let cuts = Cuts::of(all.iter());
     let whole = ByteRange::new(0, size(all));
     let mut best: Extents<(Claim, usize)> = Extents::new();
     for (at, statement) in all.iter().enumerate() {
         for (range, claim) in statement.claims.iter() {
-            let range = valid(range, claim.key, &cuts);
+            let range = cuts.valid(range, claim.key);
             let rank = |(c, at): (Claim, usize)| (c.key, all[at].node.as_str());
             let mut new: Vec<ByteRange> = best.gaps(range).collect();
             let weaker = best.overlapping(range).filter(|(_, had)| rank(*had) < rank((claim, at)));
@@ -265,13 +285,38 @@ pub fn missing(all: &[Statement], base: u64, everybody: bool) -> Missing {
 /// of the file again: zeros. Not of the `base` bytes that the backing had before.
 #[must_use]
 pub fn void(all: &[Statement], base: u64) -> Vec<ByteRange> {
-    let cuts = cuts_of(all.iter());
+    let cuts = Cuts::of(all.iter());
     let size = size(all);
     let whole = ByteRange::new(base.min(size), size);
     let cut = cut_off(all, &cuts);
     let mut void: Extents<()> = cut.overlapping(whole).collect();
     for (range, claim) in all.iter().flat_map(|s| s.claims.iter()) {
-        void.remove(valid(range, claim.key, &cuts));
+        void.remove(cuts.valid(range, claim.key));
     }
     void.iter().map(|(r, ())| r).collect()
+}
+
+#[cfg(test)]
+mod cuts_tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn they_are_as_one_by_one(
+            said in prop::collection::vec((0..20u64, 0..20u64), 0..12),
+            versions in prop::collection::vec(0..22u64, 1..8),
+        ) {
+            let told = said.iter().map(|(len, at)| (*len, Version(*at))).collect();
+            let statement = Statement { cuts: told, ..super::super::tests::statement("a", &[]) };
+            let cuts = Cuts::of([&statement].into_iter());
+            for version in versions {
+                let newer = said.iter().filter(|(_, at)| version < *at).map(|(len, _)| *len);
+                prop_assert_eq!(cuts.after(Version(version)), newer.min());
+            }
+            let last = said.iter().map(|(_, at)| *at).max();
+            let want = said.iter().filter(|(_, at)| Some(*at) == last).map(|(len, _)| *len).max();
+            prop_assert_eq!(cuts.last(), want.unwrap_or(0));
+        }
+    }
 }

@@ -455,7 +455,7 @@ fn replaced_by_the_chosen(effects: u64) {
     assert_ne!(Some(ino), nodes[1].note.header.home.as_ref().map(|h| h.ino), "it is the new one");
 }
 
-fn statement(node: &str, claims: &[(u64, u64, u64, Fate)]) -> Statement {
+pub(super) fn statement(node: &str, claims: &[(u64, u64, u64, Fate)]) -> Statement {
     let claims = claims.iter().map(|(start, end, version, fate)| {
         let key = Key { version: Version(*version), kind: Kind::Published };
         (ByteRange::new(*start, *end), Claim { key, fate: *fate })
