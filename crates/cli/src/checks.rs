@@ -32,7 +32,7 @@ pub fn mount(config: &MountConfig) -> Result<Vec<String>, Failure> {
     secure(config.secure, config.token_file.as_deref())?;
     ebb_fs_client::carrier::check(config).map_err(Failure::usage)?;
     if let Some(meta) = &config.meta {
-        resolve(meta, "--meta")?;
+        service(meta)?;
     }
     fuse_device()?;
     Ok(notes)
@@ -173,6 +173,20 @@ pub fn secure(secure: Secure, token: Option<&Path>) -> Result<(), Failure> {
             "--secure on: needs the job's secret, --token-file FILE (`ebb token FILE` makes one)",
         )),
         _ => Ok(()),
+    }
+}
+
+/// Where the job's service is: HOST:PORT, or `dir:DIR` where it says so.
+fn service(meta: &str) -> Result<(), Failure> {
+    match ebb_coordinator::directory_of(meta) {
+        None => resolve(meta, "--meta").map(drop),
+        Some(dir) if !dir.is_absolute() => {
+            Err(Failure::usage(format!("--meta {meta}: the directory must begin with /")))
+        }
+        Some(dir) => match ebb_coordinator::newest_in(dir) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(Failure::usage(format!("--meta {meta}: {e}"))),
+        },
     }
 }
 

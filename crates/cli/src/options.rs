@@ -16,8 +16,8 @@ pub struct MountOptions {
     /// Another model for the paths that match; may be repeated, the first match wins
     #[arg(long, value_name = "GLOB=MODEL")]
     pub rule: Vec<String>,
-    /// Metadata service to join [default: an embedded one is started; `ebb status` shows its
-    /// address for others to join]
+    /// Metadata service to join, or dir:DIR, where it says where it is (`ebb meta --coordinator`)
+    /// [default: an embedded one is started; `ebb status` shows its address for others to join]
     #[arg(long, value_name = "HOST:PORT")]
     pub meta: Option<String>,
     /// Node-local buffer directory [default: one per user and mount under $TMPDIR]

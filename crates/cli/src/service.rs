@@ -3,6 +3,7 @@
 use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::plan::{Plan, host_name};
+use ebb_coordinator::Tenure;
 use ebb_fs_client::MetaAt;
 use ebb_meta_server::{Config, JournalError, Server, StartError};
 use ebb_transport::Secure;
@@ -43,6 +44,8 @@ pub struct Start<'a> {
     pub inodes_max: usize,
     /// The state is rebuilt from what so many nodes know.
     pub rebuild: Option<u32>,
+    /// Until when it may answer.
+    pub tenure: Tenure,
 }
 
 /// A service that listens.
@@ -70,6 +73,7 @@ impl Service {
             jobs_hint: plan.jobs_hint,
             inodes_max: plan.inodes_max,
             rebuild: None,
+            tenure: Tenure::default(),
         };
         let addresses = checks::resolve(&config.listen, "--listen")?;
         runtime.block_on(async {
@@ -109,6 +113,7 @@ impl Service {
             jobs_hint: start.jobs_hint,
             inodes_max: start.inodes_max,
             rebuild: start.rebuild,
+            tenure: start.tenure,
         })
         .map_err(|e| refusal(&e, &state))?;
         let (stop, stopped) = oneshot::channel();
@@ -256,7 +261,7 @@ async fn next_free(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
 
 /// The host as the user named it, so that a name stays a name; an address that means "every
 /// interface" says nothing to others, who get this machine's name.
-fn advertised(listen: &str, bound: SocketAddr) -> String {
+pub fn advertised(listen: &str, bound: SocketAddr) -> String {
     let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
     let is_any = host
         .trim_matches(['[', ']'])

@@ -7,7 +7,7 @@ use crate::facts::{Asking, NameNotes};
 use crate::heard::Heard;
 use crate::lately::Lately;
 use crate::ops::{NAMES, counter};
-use crate::session::{self, Acquaintance, ConnectError, ConnectOptions};
+use crate::session::{self, Acquaintance, ConnectError, ConnectOptions, Terms};
 use crate::silence::Silence;
 use crate::trust::Trusting;
 use ebb_locks::Mutex;
@@ -112,6 +112,9 @@ pub struct ClientStats {
 pub(crate) struct Inner {
     pub exchange: Arc<Exchange>,
     pub options: ConnectOptions,
+    /// Where the service is.
+    pub at: Mutex<String>,
+    pub terms: Terms,
     pub events: broadcast::Sender<Event>,
     /// Why this node is out of the job, once it is.
     pub fenced: watch::Sender<Option<String>>,
@@ -202,11 +205,14 @@ impl MetaClient {
         options: ConnectOptions,
     ) -> Result<(MetaClient, pb::Welcome), ConnectError> {
         let exchange = Arc::new(Exchange::new(options.first_request));
-        let session = session::open(&options, &exchange, None, Silence::default()).await?;
+        let terms = Terms::default();
+        let session = session::open(&options, &exchange, None, &terms, Silence::default()).await?;
         let welcome = session.welcome;
         let inner = Arc::new(Inner {
             exchange,
             options,
+            at: Mutex::default(),
+            terms,
             events: broadcast::channel(EVENTS_MAX).0,
             fenced: watch::Sender::new(None),
             refused: Mutex::new(None),
@@ -324,10 +330,10 @@ impl MetaClient {
         NodeId(self.inner.node_id.load(Relaxed))
     }
 
-    /// Address of the service.
+    /// Address of the service, as this node has found it last.
     #[must_use]
-    pub fn address(&self) -> &str {
-        &self.inner.options.address
+    pub fn address(&self) -> String {
+        self.inner.at.lock().clone()
     }
 
     /// True while requests flow.
@@ -359,7 +365,7 @@ impl MetaClient {
     }
 }
 
-/// What the service at `address` tells of itself, without joining the job. From another machine
+/// What the service at `address` (or where `dir:DIR` says) tells of itself, without joining the job. From another machine
 /// it wants to see the job's token.
 pub async fn service_status(
     address: &str,
@@ -369,8 +375,9 @@ pub async fn service_status(
 ) -> Result<pb::StatusReply, ConnectError> {
     let heard = Arc::new(Heard::default());
     let asked = async {
-        let way =
-            session::channel(address, None, token, secure, &heard, Silence::default()).await?;
+        let at = session::whereabouts(address, &Terms::default()).await?;
+        let at = &at.ok_or_else(|| session::nowhere(address))?;
+        let way = session::channel(at, None, token, secure, &heard, Silence::default()).await?;
         let mut client = session::client(way);
         let asked = pb::StatusRequest {};
         let call = admin::Call { name: "status", request: &asked.encode_to_vec() };

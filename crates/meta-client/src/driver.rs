@@ -26,6 +26,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest one.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// When the service has said nothing for so long, it is looked whether there is another one.
+const SILENT: Duration = Duration::from_secs(1);
 /// Why calls fail after a goodbye.
 pub(crate) const LEFT: &str = "this node has left the job";
 /// Heartbeats of one lease: two may be lost.
@@ -101,6 +103,7 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
     // Before the first word of this session, which tells the service so.
     inner.trusting.begin(session.welcome.trust_ms);
     inner.node_id.store(session.welcome.node_id, Relaxed);
+    inner.at.lock().clone_from(&session.address);
     *inner.known.lock() = Acquaintance::made(&session.welcome);
     if inner.refused.lock().take().is_some() {
         tracing::warn!("the metadata service of this job is back");
@@ -125,10 +128,19 @@ pub(crate) fn welcome(inner: &Arc<Inner>, session: &Session) {
 /// Hands out what comes until the stream breaks (Ok) or this node is told to stop (Err).
 async fn listen(inner: &Arc<Inner>, session: Session) -> Result<(), String> {
     let Session { mut stream, early, .. } = session;
+    let in_terms = ebb_coordinator::directory_of(&inner.options.address).is_some();
     let mut frame = early;
     loop {
         receive(inner, frame)?;
-        frame = match stream.message().await {
+        let message = tokio::select! {
+            biased;
+            message = stream.message() => message,
+            newer = newer_term(inner), if in_terms => {
+                tracing::warn!(newer, "the metadata service says nothing, and another one has taken over");
+                return Ok(());
+            }
+        };
+        frame = match message {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(()),
             Err(e) => {
@@ -136,6 +148,21 @@ async fn listen(inner: &Arc<Inner>, session: Session) -> Result<(), String> {
                 return Ok(());
             }
         };
+    }
+}
+
+/// Waits until the service has been silent for a while and another one has begun in its place, where that is
+/// said somewhere. Its connection need not break: it may stand still, or be cut off.
+async fn newer_term(inner: &Inner) -> u64 {
+    let mine = inner.terms.newest.load(Relaxed);
+    loop {
+        sleep(SILENT).await;
+        // What cannot be looked at says nothing.
+        let _ = session::whereabouts(&inner.options.address, &inner.terms).await;
+        let newest = inner.terms.newest.load(Relaxed);
+        if newest > mine {
+            return newest;
+        }
     }
 }
 
@@ -166,7 +193,8 @@ async fn reconnect(inner: &Inner, silence: Silence) -> Result<Session, ConnectEr
     let mut logged = false;
     loop {
         let known = *inner.known.lock();
-        match session::open(&inner.options, &inner.exchange, Some(known), silence).await {
+        let (options, exchange) = (&inner.options, &inner.exchange);
+        match session::open(options, exchange, Some(known), &inner.terms, silence).await {
             Ok(session) => return Ok(session),
             Err(e) if e.may_pass() => {
                 if !logged {

@@ -16,7 +16,9 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
@@ -30,10 +32,13 @@ const HTTP_FRAME_BYTES: u32 = 256 << 10;
 /// A connection on which nothing came for so long is probed ([`Silence`] says when it is given up).
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
+/// Between two looks whether the job's first service has come.
+const TERM_LOOK: Duration = Duration::from_millis(100);
+
 /// Whom to connect to, and who is connecting.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// HOST:PORT of the metadata service.
+    /// HOST:PORT of the metadata service, or `dir:DIR` where the newest term says it (`ebb_coordinator`).
     pub address: String,
     /// A way to it that does not go over the network, when it is in this process.
     pub side_door: Option<SideDoor>,
@@ -179,6 +184,8 @@ impl ConnectError {
 /// A session that was welcomed.
 pub(crate) struct Session {
     pub number: u64,
+    /// Where the service is.
+    pub address: String,
     pub welcome: pb::Welcome,
     /// When this node's first word in it was sent (see [`crate::trust::now_ms`]).
     pub sent: u64,
@@ -321,15 +328,70 @@ impl Acquaintance {
     }
 }
 
+/// What a node has heard of the services of its job, where a directory says that.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// The newest term.
+    pub newest: AtomicU64,
+    /// One look at a time: the directory may hang.
+    looks: Arc<Semaphore>,
+}
+
+impl Default for Terms {
+    fn default() -> Terms {
+        Terms { newest: AtomicU64::new(0), looks: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+/// Where the service is now. `None`: where that is said nobody has said so yet.
+pub(crate) async fn whereabouts(text: &str, terms: &Terms) -> Result<Option<String>, ConnectError> {
+    let Some(dir) = ebb_coordinator::directory_of(text) else { return Ok(Some(text.to_owned())) };
+    let unknown = |why: &dyn std::fmt::Display| ConnectError::Unreachable(format!("{text}: {why}"));
+    let dir = dir.to_owned();
+    let turn = Arc::clone(&terms.looks).acquire_owned().await.map_err(|e| unknown(&e))?;
+    let look = move || {
+        let found = ebb_coordinator::newest_in(&dir);
+        drop(turn);
+        found
+    };
+    let found = tokio::task::spawn_blocking(look).await.map_err(|e| unknown(&e))?;
+    let Some(term) = found.map_err(|e| unknown(&e))? else { return Ok(None) };
+    // A directory of a network can be looked at late.
+    if terms.newest.fetch_max(term.number, Relaxed) > term.number {
+        return Err(unknown(&format!("shows an older state: term {}", term.number)));
+    }
+    Ok(Some(term.address))
+}
+
+/// Waits for the job's first service, as long as a connection may take.
+async fn first_term(options: &ConnectOptions, terms: &Terms) -> Result<String, ConnectError> {
+    let end = tokio::time::Instant::now() + options.connect_timeout.mul_f64(0.8);
+    loop {
+        tokio::time::sleep(TERM_LOOK).await;
+        match whereabouts(&options.address, terms).await? {
+            Some(address) => return Ok(address),
+            None if tokio::time::Instant::now() < end => {}
+            None => return Err(nowhere(&options.address)),
+        }
+    }
+}
+
+pub(crate) fn nowhere(text: &str) -> ConnectError {
+    ConnectError::Unreachable(format!(
+        "{text}: no service has come yet (start `ebb meta --coordinator {text} ...` on one of the machines)"
+    ))
+}
+
 /// Connects and introduces this node; `known`: with whom this incarnation had a session before.
 pub(crate) async fn open(
     options: &ConnectOptions,
     exchange: &Arc<Exchange>,
     known: Option<Acquaintance>,
+    terms: &Terms,
     silence: Silence,
 ) -> Result<Session, ConnectError> {
     let heard = Arc::new(Heard::default());
-    let introduced = introduce(options, exchange, known, &heard, silence);
+    let introduced = introduce(options, exchange, known, terms, &heard, silence);
     let introduced = timeout(options.connect_timeout, introduced).await.unwrap_or_else(|_| {
         Err(ConnectError::Unreachable(format!("{}: no welcome in time", options.address)))
     });
@@ -340,11 +402,18 @@ async fn introduce(
     options: &ConnectOptions,
     exchange: &Arc<Exchange>,
     known: Option<Acquaintance>,
+    terms: &Terms,
     heard: &Arc<Heard>,
     silence: Silence,
 ) -> Result<Session, ConnectError> {
-    let ConnectOptions { address, side_door, token, secure, .. } = options;
+    let ConnectOptions { side_door, token, secure, .. } = options;
     let resume = known.is_some();
+    let address = &match whereabouts(&options.address, terms).await? {
+        Some(address) => address,
+        // Who has been in the job looks again later.
+        None if resume => return Err(nowhere(&options.address)),
+        None => first_term(options, terms).await?,
+    };
     let known = known.unwrap_or_default();
     let token = token.as_deref();
     let way = channel(address, side_door.as_ref(), token, *secure, heard, silence).await;
@@ -375,8 +444,9 @@ async fn introduce(
     let frames = Frames { exchange: exchange.clone(), session: number };
     let broken = |e: tonic::Status| broken(address, &e);
     let mut stream = client.session(frames).await.map_err(broken)?.into_inner();
+    let proven = false;
     let mut conversation =
-        Conversation { options, exchange, number, id, nonce, said, known, resume, proven: false };
+        Conversation { options, address, exchange, number, id, nonce, said, known, resume, proven };
     loop {
         let Some(mut frame) = stream.message().await.map_err(broken)? else {
             let text = format!("{address}: closed the stream instead of an answer");
@@ -387,7 +457,8 @@ async fn introduce(
         };
         let reply = frame.replies.swap_remove(at);
         if let Some(welcome) = conversation.hear(reply)? {
-            return Ok(Session { number, welcome, sent, stream, early: frame });
+            let address = address.clone();
+            return Ok(Session { number, address, welcome, sent, stream, early: frame });
         }
     }
 }
@@ -395,6 +466,8 @@ async fn introduce(
 /// The handshake so far.
 struct Conversation<'a> {
     options: &'a ConnectOptions,
+    /// Where the service is.
+    address: &'a str,
     exchange: &'a Exchange,
     number: u64,
     /// Of the request whose answer is awaited.
@@ -418,7 +491,7 @@ impl Conversation<'_> {
     }
 
     fn understand(&mut self, reply: pb::Reply) -> Result<Option<pb::Welcome>, ConnectError> {
-        let address = &self.options.address;
+        let address = self.address;
         if reply.errno != 0 {
             return Err(ConnectError::of_reply(address, reply.errno, &reply.text));
         }
@@ -446,7 +519,7 @@ impl Conversation<'_> {
             hello: &self.said,
         };
         if !handshake.service_proof_is(&token, &challenge.proof) {
-            let address = &self.options.address;
+            let address = self.address;
             return Err(ConnectError::BadToken(format!("{address}: has another job token")));
         }
         self.proven = true;
@@ -462,14 +535,14 @@ impl Conversation<'_> {
         if welcome.node_id == 0 || welcome.lease_ms == 0 {
             return Err(self.unreachable("sent a welcome without a node number or a lease"));
         }
-        let address = &self.options.address;
+        let address = self.address;
         let other = |what| ConnectError::AnotherService(format!("{address}: {what}"));
         self.known.check(&welcome).map_err(other)?;
         Ok(welcome)
     }
 
     fn unreachable(&self, why: &str) -> ConnectError {
-        ConnectError::Unreachable(format!("{}: {why}", self.options.address))
+        ConnectError::Unreachable(format!("{}: {why}", self.address))
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::acl::{self, Now};
 use crate::late::UnderWay;
 use ebb_backend::lustre;
+use ebb_coordinator::Tenure;
 use ebb_locks::Mutex;
 use ebb_namespace::{
     BackingKey, BackingPath, DirStamp, Effect, FILE_CAPABILITIES, Found, Record, Restat, Seen,
@@ -54,6 +55,8 @@ pub struct Backing {
     pub(crate) useless: Mutex<Vec<Effect>>,
     /// Effects that are being carried out, also those that nobody waits for any more.
     pub under_way: UnderWay,
+    /// Nothing is changed after its end.
+    pub(crate) tenure: Tenure,
     /// Places for calls that may hang: threads for everything else always remain.
     places: std::sync::Arc<Semaphore>,
     /// When the service is to die.
@@ -93,10 +96,17 @@ impl Backing {
             path: path.to_owned(),
             useless: Mutex::default(),
             under_way: UnderWay::default(),
+            tenure: Tenure::default(),
             places: std::sync::Arc::new(Semaphore::new(CALLS_MAX)),
             #[cfg(test)]
             death: crate::death::Death::default(),
         })
+    }
+
+    /// Changes it only as long as this service may answer.
+    #[must_use]
+    pub fn within(self, tenure: Tenure) -> Backing {
+        Backing { tenure, ..self }
     }
 
     /// Where it is.

@@ -1,6 +1,7 @@
 //! What the service is told at start, and why it may not start.
 
 use crate::journal::JournalError;
+use ebb_coordinator::Tenure;
 use ebb_transport::{Secure, Token};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,6 +37,8 @@ pub struct Config {
     /// Begin with what so many nodes of the job know, instead of what the state directory has (it is
     /// kept under another name).
     pub rebuild: Option<u32>,
+    /// Until when it may answer, where another service can take its place.
+    pub tenure: Tenure,
 }
 
 impl Config {
@@ -66,6 +69,7 @@ impl Config {
             jobs_hint: None,
             inodes_max: Config::INODES_MAX,
             rebuild: None,
+            tenure: Tenure::default(),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, Read, StateDir};
 use crate::leases::Desk;
-use crate::lineage::{Start, first_ino};
+use crate::lineage::{Start, early_by, first_ino, until_the_next};
 use crate::ops::OpError;
 use crate::ops::copies::Appends;
 use crate::publishing::{Locked, Publishing};
@@ -27,6 +27,7 @@ use crate::state::{self, Entry, State};
 use crate::stats::Stats;
 use crate::striping::Stripes;
 use ebb_consistency::StreamId;
+use ebb_coordinator::Tenure;
 use ebb_locks::{Mutex, MutexGuard};
 use ebb_namespace::locks::{Granted, Ticket};
 use ebb_namespace::{Home, Inode, Namespace, Record};
@@ -117,6 +118,8 @@ pub struct Core {
     pub stats: Stats,
     /// Lease of a node.
     pub lease: Duration,
+    /// Until when this service may answer.
+    pub tenure: Tenure,
     /// Told apart from the service that was here before.
     pub instance: u64,
     /// Held while a node is given up, and while one is welcomed: neither sees half of the other.
@@ -134,7 +137,8 @@ impl Core {
     /// Opens backing and journal and brings the state back.
     pub fn open(config: &Config) -> Result<Core, StartError> {
         let backing = Backing::open(&config.backing)
-            .map_err(|source| StartError::Backing { path: config.backing.clone(), source })?;
+            .map_err(|source| StartError::Backing { path: config.backing.clone(), source })?
+            .within(config.tenure.clone());
         let dir = StateDir::take(&config.state_dir)?;
         let (job, mut state, rebooted) = restore(&dir, config, &backing)?;
         if let Some(wanted) = &config.consistency {
@@ -193,6 +197,7 @@ impl Core {
             settling,
             stats: Stats::default(),
             lease: config.lease,
+            tenure: config.tenure.clone(),
             instance,
             coming_and_going: Mutex::default(),
             job: job.into(),
@@ -520,6 +525,9 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
 /// that of another machine, may be so much ahead.
 const AHEAD: Duration = Duration::from_secs(3600);
 
+/// For the clock it is waited no longer.
+const CLOCK_WAIT: Duration = Duration::from_secs(3);
+
 /// Random bits for a job or an instance.
 pub fn random() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()) << 32 | 1)
@@ -541,10 +549,31 @@ fn name_parts(state: &mut State) -> Result<(), StartError> {
 fn begin(state: &mut State, instance: u64) -> Result<(), StartError> {
     let used = state.ns.next_ino();
     // Nothing but the clock tells a state that is rebuilt from the one that is lost.
-    let ahead = if state.is_being_rebuilt() { AHEAD } else { Duration::ZERO };
-    let first = first_ino(used, SystemTime::now() + ahead, random());
+    let is_rebuilt = state.is_being_rebuilt();
+    let ahead = if is_rebuilt { AHEAD } else { Duration::ZERO };
+    if !is_rebuilt {
+        wait_for_the_clock(early_by(used, SystemTime::now(), AHEAD));
+    }
+    let now = SystemTime::now();
+    let first = first_ino(used, now + ahead, random());
     let start = Start { instance, at: state.lineage.journalled(), used, first };
-    state.apply(&Entry::Started(start)).map_err(StartError::Serve)
+    state.apply(&Entry::Started(start)).map_err(StartError::Serve)?;
+    if is_rebuilt {
+        // Another one may follow it at once, and must not give out what this one did.
+        wait_for_the_clock(until_the_next(now));
+    }
+    Ok(())
+}
+
+fn wait_for_the_clock(wait: Duration) {
+    if wait > CLOCK_WAIT {
+        tracing::warn!(
+            ?wait,
+            "the clock of this machine is behind that of the service before, or the service was started very often: should \
+             its state be lost now, do not rebuild it before that time has passed"
+        );
+    }
+    std::thread::sleep(wait.min(CLOCK_WAIT));
 }
 
 /// The job, its state, and whether the machine was booted since that was written.

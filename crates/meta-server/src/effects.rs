@@ -77,6 +77,8 @@ impl Backing {
     }
 
     fn effect_by(&self, effect: &Effect, hands: &mut Hands) -> Res<()> {
+        // A service that was replaced changes nothing any more, whatever it had begun.
+        self.tenure.held_by_thread().map_err(|_| Errno::ESTALE)?;
         #[cfg(test)]
         self.death.may_come().and_then(|()| self.death.may_fail())?;
         match effect {

@@ -16,7 +16,7 @@
 use ebb_types::Ino;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Starts that are remembered. A node that was last told by an older one is told to go.
 const STARTS_MAX: usize = 4096;
@@ -119,10 +119,25 @@ pub fn first_ino(next: Ino, now: SystemTime, salt: u64) -> Ino {
     Ino((block.min(highest) << START_BITS | low).max(next.0))
 }
 
+/// A start that goes on after `next` comes before each that is counted `ahead` of its clock from now on, once so much
+/// time has passed.
+#[must_use]
+pub fn early_by(next: Ino, now: SystemTime, ahead: Duration) -> Duration {
+    let block = (next.0 >> START_BITS) + 1;
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Duration::from_secs(block + 1 + EPOCH).saturating_sub(ahead).saturating_sub(since)
+}
+
+/// From then on a start is another one, as the clock says.
+#[must_use]
+pub fn until_the_next(now: SystemTime) -> Duration {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Duration::from_secs(since.as_secs() + 1).saturating_sub(since)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn start(instance: u64, at: u64, used: u64, first: u64) -> Start {
         Start { instance, at, used: Ino(used), first: Ino(first) }
@@ -173,6 +188,41 @@ mod tests {
         }
         let late = first_ino(Ino(2), at(u64::from(u32::MAX)), u64::MAX);
         assert!(late.0 < 1 << INO_BITS, "{late}");
+    }
+
+    /// A state that is rebuilt has nothing but the clock, and what was before it may have been rebuilt, too, and gone on
+    /// from its state again and again.
+    #[test]
+    fn who_goes_by_the_clock_alone_comes_after_all_that_were_before() {
+        let ahead = Duration::from_secs(10);
+        let mut dice = 12345_u64;
+        let mut random = move |n: u64| {
+            dice = dice
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (dice >> 33) % n
+        };
+        let mut now = SystemTime::UNIX_EPOCH + Duration::from_millis(1000 * EPOCH + 123_456);
+        let (mut last, mut rebuilt) = (first_ino(Ino(2), now, 0), 0);
+        for _ in 0..2000 {
+            now += Duration::from_millis(random(300));
+            let first = match random(4) {
+                0 => {
+                    rebuilt += 1;
+                    let first = first_ino(Ino(2), now + ahead, random(1 << 31));
+                    now += until_the_next(now);
+                    first
+                }
+                _ => {
+                    now += early_by(last, now, ahead);
+                    first_ino(last, now, random(1 << 31))
+                }
+            };
+            assert!(first.0 >> START_BITS > last.0 >> START_BITS, "{first} after {last}");
+            last = Ino(first.0 + random(1000));
+        }
+        assert!(rebuilt > 300);
+        assert_eq!(early_by(Ino(2), now, ahead), Duration::ZERO, "a state as they mostly are");
     }
 
     #[test]

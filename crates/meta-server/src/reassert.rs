@@ -87,6 +87,15 @@ pub struct Holding {
     pub locks: Vec<(ByteRange, Kind, u32)>,
 }
 
+/// Somebody has heard of a service that began later, as far as the clock says.
+fn is_behind() -> Errno {
+    tracing::error!(
+        "a node has heard of a service that began later than this one: the clock of this machine is \
+         behind; set it, and start the service with --rebuild again"
+    );
+    Errno::ESTALE
+}
+
 impl Waiting {
     /// After which moment something that was said of names may be lost.
     pub fn names_after(&self) -> Moment {
@@ -163,6 +172,12 @@ impl Core {
         self.words.on.load(Relaxed) && !needed(op)
     }
 
+    /// True when this, for which nothing else waits, must wait until it is known again which files there are.
+    pub fn awaits_names(&self, op: &Op) -> bool {
+        let names_may_lack = self.words.lost_after.is_some() && !self.words.settled.initialized();
+        self.words.on.load(Relaxed) && tells_first(op) && names_may_lack
+    }
+
     /// Somebody has told everything, or has left: who waits looks again.
     pub fn look_who_owes_words(&self) {
         self.words.changed.notify_waiters();
@@ -231,6 +246,21 @@ impl Core {
         state.rebuild.is_none() || !self.sessions.is_gone(node)
     }
 
+    /// A state that is rebuilt must give out newer versions than all that nodes know. ESTALE: it would not.
+    pub fn hear_versions(&self, known: impl Iterator<Item = (Ino, Version)>) -> Result<(), Errno> {
+        let state = self.state();
+        if !state.is_being_rebuilt() {
+            return Ok(());
+        }
+        let newest = |ino: Ino| state.files.get(&ino).map_or(state.floor(), |file| file.version());
+        for (ino, version) in known {
+            if version > newest(ino).max(state.floor()) {
+                return Err(is_behind());
+            }
+        }
+        Ok(())
+    }
+
     /// What a node has heard of names. It comes too late when others have gone on. ESTALE: this service
     /// cannot tell it from what it says itself.
     pub fn hear_names(&self, at: Moment, facts: &Facts) -> Result<(), Errno> {
@@ -241,11 +271,7 @@ impl Core {
         let is_of_then = at < first_moment(first);
         if !is_of_then && self.state().is_being_rebuilt() {
             // It would be forgotten without a word.
-            tracing::error!(
-                "a node has heard of a service that began later than this one: the clock of this machine is \
-                 behind; set it, and start the service with --rebuild again"
-            );
-            return Err(Errno::ESTALE);
+            return Err(is_behind());
         }
         if is_of_then && at > after {
             self.words.settled_before.fetch_max(facts.settled, Relaxed);

@@ -1,7 +1,8 @@
 //! One node's stream: the handshake, then requests in and answers out.
 //!
 //! Consistency: an answer is sent only when everything that was true when it was made is in the
-//! journal, so nobody ever learns what a crash of the service could take back.
+//! journal, so nobody ever learns what a crash of the service could take back; and only as long as no other
+//! service can have taken over.
 //! Retries: a request that comes again after a reconnect is answered from what is remembered, or
 //! joins the one that still runs.
 //! Cancellation: operations run on when their stream breaks; their answers are remembered where
@@ -53,6 +54,9 @@ pub async fn serve(
     mut frames: Streaming<pb::ClientFrame>,
     to_node: FrameSender,
 ) {
+    if core.tenure.held().await.is_err() {
+        return;
+    }
     let door = Door { token: token.as_deref(), visitor: &visitor };
     let greeting = greet(&core, &door, &mut frames, &to_node);
     let greeted = match tokio::time::timeout(HANDSHAKE_MAX, greeting).await {
@@ -116,6 +120,7 @@ async fn greet(
             tracing::debug!(errno = ?error.errno, text = error.text, "a node was refused");
             // By it a node of the job knows that it is the job's service that says so.
             let refusal = pb::Reply { job: core.job(), ..reply(id, Err(error)) };
+            core.tenure.held().await.ok()?;
             // The node may be gone already.
             let _ = to_node.send(Ok(frame_of(vec![refusal]))).await;
             None
@@ -170,6 +175,7 @@ async fn try_greet(
     }
     let welcome = reply(id, Ok(Some(Body::Welcome(joined.welcome))));
     let frame = pb::ServerFrame { durable: core.durable(), ..frame_of(vec![welcome]) };
+    core.tenure.held().await.map_err(|_| None)?;
     to_node.send(Ok(frame)).await.map_err(|_| None)?;
     let ended = joined.ended.clone();
     tokio::spawn(pump(core.clone(), outgoing, joined.recalls, to_node.clone(), ended));
@@ -222,7 +228,8 @@ async fn pump(
                 Out::Notice(notice) => frame.notices.push(notice),
             }
         }
-        if to_node.send(Ok(frame)).await.is_err() {
+        // Another service may have taken over since the answers were made.
+        if core.tenure.held().await.is_err() || to_node.send(Ok(frame)).await.is_err() {
             return;
         }
     }
@@ -342,7 +349,10 @@ impl Stream {
         replies: &mut Vec<pb::Reply>,
     ) {
         if self.core.awaits_words(&op) {
-            return self.after_words(call, op, tell);
+            return self.after_words(true, call, op, tell);
+        }
+        if self.core.awaits_names(&op) {
+            return self.after_words(false, call, op, tell);
         }
         self.start_when(settled_for(&call), call, op, tell, replies).await;
     }
@@ -427,11 +437,21 @@ impl Stream {
 }
 
 impl Stream {
-    /// Does an operation once the nodes have told what this service may have forgotten.
-    fn after_words(&self, call: Call, op: Op, tell: Option<watch::Sender<Option<pb::Reply>>>) {
+    /// Does an operation once the nodes have told what this service may have forgotten; of names alone, if not
+    /// `all` of it.
+    fn after_words(
+        &self,
+        all: bool,
+        call: Call,
+        op: Op,
+        tell: Option<watch::Sender<Option<pb::Reply>>>,
+    ) {
         let this = self.clone();
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
-            this.core.words_are_heard().await;
+            match all {
+                true => this.core.words_are_heard().await,
+                false => this.core.names_are_heard().await,
+            }
             let mut replies = Vec::new();
             this.start_when(settled_for(&call), call, op, tell, &mut replies).await;
             if !replies.is_empty() {

@@ -30,6 +30,7 @@ pub struct Builder {
     network: Option<Arc<Network>>,
     lease: Option<String>,
     fixed_port: bool,
+    coordinator: bool,
 }
 
 impl Builder {
@@ -140,6 +141,13 @@ impl Builder {
         self
     }
 
+    /// The metadata service is `ebb meta`, and says in a directory where it is: it may begin elsewhere.
+    #[must_use]
+    pub fn coordinator(mut self) -> Builder {
+        self.coordinator = true;
+        self.separate_meta()
+    }
+
     /// Starts it.
     ///
     /// # Panics
@@ -208,8 +216,9 @@ impl Builder {
         };
         let address = MetaAddress::default();
         if self.separate_meta {
-            *address.lock().expect("nobody else has it yet") =
-                Some(cluster.start_meta(&options, self.lease.as_deref()));
+            let terms = self.coordinator.then(|| cluster.terms());
+            let service = cluster.start_meta(&options, self.lease.as_deref(), terms.as_deref());
+            *address.lock().expect("nobody else has it yet") = Some(terms.unwrap_or(service));
         }
         for index in 0..self.nodes {
             let is_service = index == 0 && !self.separate_meta;
@@ -276,6 +285,7 @@ impl Cluster {
             network: None,
             lease: None,
             fixed_port: false,
+            coordinator: false,
         }
     }
 
@@ -408,11 +418,46 @@ impl Cluster {
         self.state.clone()
     }
 
-    fn start_meta(&mut self, options: &[String], lease: Option<&str>) -> String {
+    fn terms(&self) -> String {
+        format!("dir:{}", self.real.join("terms").display())
+    }
+
+    /// Starts the service anew, on another port and with a state elsewhere, as on another machine. The one before
+    /// it is as it is.
+    ///
+    /// # Panics
+    /// When there is no separate service, or it does not start.
+    pub fn begin_meta_elsewhere(&mut self, state: &str, extra: &[&str]) -> Stranger {
+        let before = self.meta.as_ref().expect("a cluster with a separate service");
+        let mut command = before.command.clone();
+        let (old, state) = (self.state.display().to_string(), self.real.join(state));
+        for part in command.iter_mut().filter(|part| **part == old) {
+            *part = state.display().to_string();
+        }
+        command.retain(|part| part != "--listen" && *part != before.address);
+        self.state = state;
+        let listen = ["--listen".to_owned(), "127.0.0.1:0".to_owned()];
+        let extra = extra.iter().map(|part| (*part).to_owned());
+        let line = command[..1].iter().cloned().chain(extra).chain(command[1..].iter().cloned());
+        let (child, address) = self.spawn_meta(&line.chain(listen).collect::<Vec<_>>());
+        command.extend(["--listen".to_owned(), address.clone()]);
+        let before = self.meta.replace(Meta { child, address, command });
+        Stranger(before.expect("checked above").child)
+    }
+
+    fn start_meta(
+        &mut self,
+        options: &[String],
+        lease: Option<&str>,
+        terms: Option<&str>,
+    ) -> String {
         let mut command: Vec<String> = ["meta", "--state"].into_iter().map(str::to_owned).collect();
         command.push(self.state.display().to_string());
         if let Some(lease) = lease {
             command.extend(["--lease".to_owned(), lease.to_owned()]);
+        }
+        if let Some(terms) = terms {
+            command.extend(["--coordinator".to_owned(), terms.to_owned()]);
         }
         for name in ["--token-file", "--secure", "--inodes-max"] {
             if let Some(at) = options.iter().position(|o| o == name) {
@@ -441,9 +486,29 @@ impl Cluster {
     }
 }
 
-/// A service of another job. Ends when it is dropped.
+/// A service of another job, or one that was replaced. Ends when it is dropped.
 #[derive(Debug)]
 pub struct Stranger(Child);
+
+impl Stranger {
+    /// Sends it a signal; after one that stops it, it stands still.
+    pub fn signal(&self, signal: Signal) {
+        signal_process(self.0.id(), signal);
+    }
+
+    /// Its status, once it has ended by itself.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn ends_within(&mut self, limit: Duration) -> std::process::ExitStatus {
+        let mut status = None;
+        mounts::wait_until(limit, || {
+            status = self.0.try_wait().expect("its status");
+            status.is_some()
+        });
+        status.expect("it has not ended")
+    }
+}
 
 impl Drop for Stranger {
     fn drop(&mut self) {
@@ -480,10 +545,16 @@ fn spawn_meta(root: &Path, mut command: Command) -> (Child, String) {
         .stderr(log)
         .spawn()
         .expect("ebb meta can be started");
+    let stdout = BufReader::new(child.stdout.take().expect("it was piped"));
     let mut line = String::new();
-    let stdout = child.stdout.take().expect("it was piped");
-    let _ = BufReader::new(stdout).read_line(&mut line);
-    let address = line.trim().strip_prefix("ebb meta: listening on ").map(str::to_owned);
+    for said in stdout.lines().map_while(Result::ok) {
+        line = said;
+        if !line.starts_with("ebb meta: waiting") {
+            break;
+        }
+    }
+    let address = line.trim().strip_prefix("ebb meta: listening on ");
+    let address = address.and_then(|said| said.split(' ').next()).map(str::to_owned);
     let address = address.unwrap_or_else(|| {
         let log = std::fs::read_to_string(root.join("meta.log")).unwrap_or_default();
         panic!("ebb meta said {line:?}; its log:\n{log}")

@@ -3,6 +3,7 @@
 mod identity;
 mod secure;
 mod service_kill;
+mod service_moves;
 mod service_power_loss;
 mod service_rebuild;
 mod uninvited;

@@ -4,12 +4,17 @@ use crate::cachedir;
 use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::logging;
-use crate::service::{Service, Start};
+use crate::service::{Service, Start, advertised};
+use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure};
 use ebb_transport::Secure;
 use ebb_types::units::Span;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// A service that is there can be connected to within this time.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Run the metadata service alone, for many nodes; ends at SIGTERM
 #[derive(clap::Args)]
@@ -18,7 +23,10 @@ use tokio::signal::unix::{SignalKind, signal};
 then on every node
   ebb mount --meta HOST:7400 --listen $(hostname):7401 --token-file ~/job.token ...
 When its state is lost and the 4 nodes of the job are still there:
-  ebb meta --rebuild 4 --listen $(hostname):7400 --state /local/ebb-meta --token-file ~/job.token /lustre/proj/run7")]
+  ebb meta --rebuild 4 --listen $(hostname):7400 --state /local/ebb-meta --token-file ~/job.token /lustre/proj/run7
+So that it can begin again on any machine, say where it is in a directory that all of them reach:
+  ebb meta --coordinator dir:$HOME/run7.ebb --listen $(hostname):7400 --state /local/ebb-meta ... /lustre/proj/run7
+  ebb mount --meta dir:$HOME/run7.ebb ...")]
 pub struct Args {
     /// Where nodes reach it; port 0 takes a free one and says which
     #[arg(long, value_name = "HOST:PORT")]
@@ -53,6 +61,14 @@ pub struct Args {
     /// that have not told by then are out of the job
     #[arg(long, value_name = "NODES", value_parser = clap::value_parser!(u32).range(1..=65_535))]
     rebuild: Option<u32>,
+    /// Directory that all nodes reach, and nobody else may write to (made when it is not there): this
+    /// service says in it where it is, and nodes look for it there (`ebb mount --meta dir:DIR`). A service
+    /// that begins later, on any machine, takes its place
+    #[arg(long, value_name = "dir:DIR")]
+    coordinator: Option<String>,
+    /// Take the place of a service that still answers
+    #[arg(long, requires = "coordinator")]
+    take_over: bool,
     /// What is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -95,27 +111,120 @@ impl Args {
             jobs_hint: self.jobs_hint,
             inodes_max: self.inodes_max as usize,
             rebuild: self.rebuild,
+            tenure: Tenure::default(),
         };
-        let outcome = runtime.block_on(serve(start, &self.listen));
+        let terms = self.coordinator.as_deref().map(Place::parse).transpose()?;
+        let terms = terms.map(|place| Place { take_over: self.take_over, ..place });
+        let outcome = runtime.block_on(serve(start, &self.listen, terms));
         runtime.shutdown_background();
         outcome
     }
 }
 
-async fn serve(start: Start<'_>, listen: &str) -> Result<(), Failure> {
+async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).or_failed("signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).or_failed("signals")?;
     let addresses = checks::resolve(listen, "--listen")?;
     let listener = TcpListener::bind(addresses.as_slice()).await;
     let listener = listener.or_failed(format!("--listen {listen}"))?;
-    let service = Service::start(start, listener, listen).await?;
-    println!("ebb meta: listening on {}", service.address());
-    service
-        .until(async {
+    let end = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tokio::pin!(end);
+    let Some(place) = place else {
+        let service = Service::start(start, listener, listen).await?;
+        println!("ebb meta: listening on {}", service.address());
+        return service.until(end).await;
+    };
+    let address = advertised(listen, listener.local_addr().or_failed("listening")?);
+    let taken = place.take(&address, start.lease).await?;
+    let tenure = taken.tenure.clone();
+    let served = async {
+        let number = taken.number();
+        tokio::select! {
+            alone = taken.alone() => drop(alone.or_failed("metadata service")?),
+            () = &mut end => return Ok(()),
+        }
+        let start = Start { tenure: tenure.clone(), ..start };
+        let service = Service::start(start, listener, listen).await?;
+        println!("ebb meta: listening on {} (term {number})", service.address());
+        let mut over = None;
+        let until = async {
             tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+                () = &mut end => {}
+                why = tenure.over() => over = Some(why),
             }
-        })
-        .await
+        };
+        let ended = service.until(until).await;
+        match over {
+            Some(why) => {
+                Err(Failure::failed(format!("metadata service: {why}; this one has ended")))
+            }
+            None => ended,
+        }
+    };
+    let served = served.await;
+    // Nothing of it is under way any more.
+    tenure.end();
+    served
+}
+
+/// Where this service says that it is the job's.
+#[derive(Debug)]
+struct Place {
+    dir: PathBuf,
+    take_over: bool,
+}
+
+impl Place {
+    fn parse(text: &str) -> Result<Place, Failure> {
+        let dir = ebb_coordinator::directory_of(text).filter(|dir| dir.is_absolute());
+        let dir = dir.ok_or_else(|| {
+            Failure::usage(format!(
+                "--coordinator {text}: not dir:DIR with a DIR that begins with /"
+            ))
+        })?;
+        Ok(Place { dir: dir.to_owned(), take_over: false })
+    }
+
+    /// Takes the next term. A service that answers is not replaced without a word.
+    async fn take(&self, address: &str, lease: Duration) -> Result<Taken, Failure> {
+        let named = |e: CoordinatorError| Failure::usage(format!("--coordinator: {e}"));
+        let newest = ebb_coordinator::newest_in(&self.dir).map_err(named)?;
+        if let Some(newest) = newest.filter(|newest| !self.take_over && !newest.holder.is_dead())
+            && answers(&newest.address).await
+            && !has_ended(&self.dir, newest.number).map_err(named)?
+        {
+            return Err(Failure::usage(format!(
+                "--coordinator dir:{}: a metadata service answers at {} (term {}): end it (SIGTERM), or say \
+                 --take-over if this one is to take its place",
+                self.dir.display(),
+                newest.address,
+                newest.number
+            )));
+        }
+        let taken = ebb_coordinator::take(&self.dir, address, lease).map_err(named)?;
+        if let Some((before, most)) = taken.waits_for() {
+            println!(
+                "ebb meta: waiting up to {} s until the service of term {} at {} can answer nothing any more",
+                most.as_secs_f64().ceil(),
+                before.number,
+                before.address
+            );
+        }
+        Ok(taken)
+    }
+}
+
+fn has_ended(dir: &Path, number: u64) -> Result<bool, CoordinatorError> {
+    Directory::open(dir)?.has_ended(number)
+}
+
+/// True when something can be connected to there.
+async fn answers(address: &str) -> bool {
+    let connected = tokio::time::timeout(ANSWERS_WITHIN, tokio::net::TcpStream::connect(address));
+    matches!(connected.await, Ok(Ok(_)))
 }

@@ -27,6 +27,9 @@ impl Call {
             let text = "this was told to the service before: it must hear all of it";
             return Err(OpError::new(Errno::ESTALE, text));
         }
+        let asked = op.asks.iter().map(|ask| (Ino(ask.ino), Version(ask.newest)));
+        let placed = op.located.iter().map(|file| (Ino(file.ino), Version(file.as_of)));
+        self.core.hear_versions(asked.chain(placed))?;
         let told: Vec<(Ino, Assertion, &pb::Assertion)> = op
             .files
             .iter()

@@ -108,6 +108,49 @@ async fn what_was_heard_later_than_now_is_refused_and_nothing_is_answered() {
     assert!(a.is_quiet(asked).await);
 }
 
+#[tokio::test]
+async fn versions_that_are_newer_than_what_it_would_give_out_are_refused() {
+    let s = nothing_left(1).await;
+    let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+    let newest = 1 << 63;
+    let asks = vec![pb::KnownFile { ino: 61, newest, ..pb::KnownFile::default() }];
+    let located = vec![pb::Located { ino: 61, as_of: newest, ..pb::Located::default() }];
+    for later in
+        [Reassert { asks, ..Reassert::default() }, Reassert { located, ..Reassert::default() }]
+    {
+        assert_eq!(a.ask(tell(later)).await.err(), Some(Errno::ESTALE));
+    }
+    a.ask(named()).await.unwrap();
+}
+
+/// Two rebuilds one after the other, and starts on their states: each gives out newer versions than the one before,
+/// though the second rebuild knows nothing of the first but what the clock says.
+#[tokio::test]
+async fn rebuilt_again_at_once_it_gives_out_newer_versions() {
+    let mut last = 0;
+    let mut s = Service::start().await;
+    for round in 0..6 {
+        s = s.crash_and_restart(|c| c.rebuild = (round % 3 != 2).then_some(1)).await;
+        let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+        if a.welcome.reassert {
+            a.ask(named()).await.unwrap();
+            a.ask(done()).await.unwrap();
+        }
+        let name = format!("f{round}").into_bytes();
+        let make = pb::Make { parent: ROOT, name, mode: 0o100_644, ..pb::Make::default() };
+        let made = a.ask(Op::Make(make)).await.unwrap();
+        let Some(pb::reply::Body::Entry(pb::Entry { attr: Some(attr), .. })) = made else {
+            panic!("{made:?}")
+        };
+        let ranges = vec![pb::Range { start: 0, end: 10 }];
+        let attach = pb::Attach { ino: attr.ino, ranges, ..pb::Attach::default() };
+        let attached = a.ask(Op::Attach(attach)).await.unwrap();
+        let Some(pb::reply::Body::Attached(attached)) = attached else { panic!("{attached:?}") };
+        assert!(attached.version > last, "round {round}: {} after {last}", attached.version);
+        last = attached.version;
+    }
+}
+
 /// A file that was written over is another object since. Of two nodes the one that knows the newer version of the
 /// file knows which, whoever is heard last; an older word takes no object that is another file's by now; and an object
 /// of which two files are told by their newest words is the one's that is needed, or nobody's.

@@ -1,0 +1,407 @@
+//! A service's right to answer: until a lease after the beginning of its last look that has found no newer term.
+//! Whoever takes the next term waits for that lease, counted from when his term could be seen, so that two
+//! services never answer at the same time, also when the older one stood still meanwhile.
+//!
+//! The clock is that of the time since boot, which goes on while a machine sleeps. Two machines need not agree on
+//! the time, only on how long a second is, within an eighth.
+
+use crate::directory::{CoordinatorError, Directory};
+use crate::term::{Holder, Term};
+use rustix::time::{ClockId, clock_gettime};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// So often, as a part of the lease, a service looks for a newer term.
+const LOOKS_PER_LEASE: u32 = 10;
+const LOOK_MOST: Duration = Duration::from_millis(500);
+const LOOK_LEAST: Duration = Duration::from_millis(20);
+/// Between two looks whether the services before have ended.
+const WAIT_LOOK: Duration = Duration::from_millis(50);
+
+/// The right is gone, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Ended(pub String);
+
+/// A service's right to answer. Of a service without a directory of terms (the default) it never ends.
+#[derive(Clone, Debug, Default)]
+pub struct Tenure(Option<Arc<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    term: Term,
+    /// The right ends at this moment, if no other look is made before.
+    until: AtomicU64,
+    /// How many looks there were that renewed it.
+    renewed: watch::Sender<u64>,
+    over: watch::Sender<Option<Ended>>,
+}
+
+/// A term that was taken.
+#[derive(Debug)]
+pub struct Taken {
+    /// The right to answer, once [`Taken::alone`] says so.
+    pub tenure: Tenure,
+    /// The services that may still answer.
+    before: Vec<Term>,
+    /// Since then they can see that their terms are over.
+    since: u64,
+}
+
+/// Takes the next term for the service at `address`, as this process.
+pub fn take(path: &Path, address: &str, lease: Duration) -> Result<Taken, CoordinatorError> {
+    let dir = Directory::make(path)?;
+    let term = loop {
+        let number = dir.newest()?.map_or(0, |newest| newest.number).saturating_add(1);
+        let term = Term { number, address: address.to_owned(), lease, holder: Holder::me() };
+        if dir.claim(&term)? {
+            break term;
+        }
+    };
+    let since = now_ms();
+    let before = dir.terms()?.into_iter().filter(|other| other.number != term.number);
+    let before = before.filter(|other| !may_be_passed_over(&dir, other)).collect();
+    // What cannot be removed is in nobody's way.
+    let _ = dir.tidy(term.number);
+    let inner = Arc::new(Inner {
+        path: path.to_owned(),
+        term,
+        until: AtomicU64::new(0),
+        renewed: watch::Sender::new(0),
+        over: watch::Sender::new(None),
+    });
+    let watched = Arc::downgrade(&inner);
+    std::thread::Builder::new()
+        .name("term".to_owned())
+        .spawn(move || keep(&watched))
+        .map_err(|source| CoordinatorError::Io { path: path.to_owned(), source })?;
+    Ok(Taken { tenure: Tenure(Some(inner)), before, since })
+}
+
+/// True when a service can say nothing any more.
+fn may_be_passed_over(dir: &Directory, term: &Term) -> bool {
+    dir.has_ended(term.number).unwrap_or(false) || term.holder.is_dead()
+}
+
+/// Milliseconds since this machine was started, those in which it slept included.
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Taken {
+    /// The number of the term.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.tenure.0.as_ref().map_or(0, |inner| inner.term.number)
+    }
+
+    /// The service before, if it may still answer, and how long that can take.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<(&Term, Duration)> {
+        let last = self.before.iter().max_by_key(|term| term.number)?;
+        let most = self.before.iter().map(quiet_after).max()?;
+        Some((last, most))
+    }
+
+    /// Waits until none of the services before can answer any more.
+    pub async fn alone(mut self) -> Result<Tenure, Ended> {
+        while let Some((_, most)) = self.waits_for() {
+            if let Some(inner) = &self.tenure.0
+                && let Some(over) = inner.over.borrow().clone()
+            {
+                return Err(over);
+            }
+            if now_ms().saturating_sub(self.since) >= ms(most) {
+                break;
+            }
+            tokio::time::sleep(WAIT_LOOK).await;
+            let (path, mut before) = match &self.tenure.0 {
+                Some(inner) => (inner.path.clone(), std::mem::take(&mut self.before)),
+                None => break,
+            };
+            let looked = tokio::task::spawn_blocking(move || {
+                if let Ok(dir) = Directory::open(&path) {
+                    before.retain(|term| !may_be_passed_over(&dir, term));
+                }
+                before
+            });
+            self.before = looked.await.map_err(|e| Ended(e.to_string()))?;
+        }
+        self.tenure.held().await?;
+        Ok(self.tenure)
+    }
+}
+
+/// When a service whose term is over says nothing any more.
+fn quiet_after(term: &Term) -> Duration {
+    term.lease + term.lease / 8
+}
+
+impl Tenure {
+    /// Waits until this service may answer. Between this and what is done then no time may pass for which the
+    /// caller waits.
+    pub async fn held(&self) -> Result<(), Ended> {
+        let Some(inner) = &self.0 else { return Ok(()) };
+        let mut renewed = inner.renewed.subscribe();
+        let mut over = inner.over.subscribe();
+        loop {
+            if let Some(ended) = over.borrow_and_update().clone() {
+                return Err(ended);
+            }
+            renewed.borrow_and_update();
+            if inner.is_held() {
+                return Ok(());
+            }
+            tokio::select! {
+                _ = renewed.changed() => {}
+                _ = over.changed() => {}
+            }
+        }
+    }
+
+    /// The same for a thread that may block.
+    pub fn held_by_thread(&self) -> Result<(), Ended> {
+        let Some(inner) = &self.0 else { return Ok(()) };
+        loop {
+            if let Some(ended) = inner.over.borrow().clone() {
+                return Err(ended);
+            }
+            if inner.is_held() {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_LEAST);
+        }
+    }
+
+    /// Waits until the right is gone for good, and says why.
+    pub async fn over(&self) -> Ended {
+        let Some(inner) = &self.0 else { return std::future::pending().await };
+        let mut over = inner.over.subscribe();
+        let ended = over.wait_for(Option::is_some).await.map(|ended| ended.clone());
+        match ended {
+            Ok(Some(ended)) => ended,
+            // The sender lives as long as this handle.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// This service says nothing any more, and nothing that it began is under way: whoever comes need not wait.
+    pub fn end(&self) {
+        let Some(inner) = &self.0 else { return };
+        inner.end(Ended("this service has ended".to_owned()));
+        let said = Directory::open(&inner.path).and_then(|dir| dir.end(inner.term.number));
+        if let Err(e) = said {
+            tracing::warn!(error = %e, "that this service has ended is not noted: the next one waits for its lease");
+        }
+    }
+}
+
+impl Inner {
+    fn is_held(&self) -> bool {
+        now_ms() < self.until.load(Ordering::Acquire)
+    }
+
+    fn end(&self, why: Ended) {
+        self.until.store(0, Ordering::Release);
+        self.over.send_if_modified(|over| match over {
+            Some(_) => false,
+            None => {
+                *over = Some(why);
+                true
+            }
+        });
+    }
+
+    /// Looks for a newer term. False when there is one.
+    fn look(&self) -> Result<bool, CoordinatorError> {
+        let began = now_ms();
+        let newest = Directory::open(&self.path)?.newest()?;
+        match newest {
+            Some(newest) if newest.number > self.term.number => {
+                self.end(Ended(format!(
+                    "another metadata service has taken over: term {} at {} (this one had term {})",
+                    newest.number, newest.address, self.term.number
+                )));
+                Ok(false)
+            }
+            Some(newest) if newest == self.term => {
+                if self.over.borrow().is_none() {
+                    self.until.store(began.saturating_add(ms(self.term.lease)), Ordering::Release);
+                    self.renewed.send_modify(|renewed| *renewed += 1);
+                }
+                Ok(true)
+            }
+            _ => Err(CoordinatorError::Garbage {
+                path: self.path.clone(),
+                why: format!(
+                    "term {}, which this service has, is not there any more",
+                    self.term.number
+                ),
+            }),
+        }
+    }
+}
+
+/// Looks for a newer term as long as anybody needs to know.
+fn keep(inner: &Weak<Inner>) {
+    let mut said = None;
+    while let Some(inner) = inner.upgrade() {
+        if inner.over.borrow().is_some() {
+            return;
+        }
+        match inner.look() {
+            Ok(true) => {
+                if said.take().is_some() {
+                    tracing::warn!("the directory of terms can be read again");
+                }
+            }
+            Ok(false) => return,
+            Err(e) => {
+                let text = e.to_string();
+                if said.as_ref() != Some(&text) {
+                    tracing::error!(
+                        error = text,
+                        "whether another metadata service has taken over cannot be seen: this one answers nothing \
+                         until it can"
+                    );
+                }
+                said = Some(text);
+            }
+        }
+        let period = (inner.term.lease / LOOKS_PER_LEASE).clamp(LOOK_LEAST, LOOK_MOST);
+        drop(inner);
+        std::thread::sleep(period);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const LEASE: Duration = Duration::from_millis(400);
+
+    fn dir() -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().expect("tempdir");
+        let path = root.path().join("terms");
+        (root, path)
+    }
+
+    async fn alone(path: &Path, address: &str) -> Tenure {
+        take(path, address, LEASE).expect("taken").alone().await.expect("alone")
+    }
+
+    #[tokio::test]
+    async fn the_first_one_waits_for_nobody_and_the_second_one_for_the_end_of_the_first() {
+        let (_root, path) = dir();
+        let begun = Instant::now();
+        let first = alone(&path, "a:1").await;
+        assert!(begun.elapsed() < LEASE, "there is nobody before it");
+        assert_eq!(first.held().await, Ok(()));
+        let second = take(&path, "b:1", LEASE).expect("taken");
+        let ended = first.over().await;
+        assert!(ended.0.contains("term 2 at b:1"), "{ended}");
+        assert!(first.held().await.is_err() && first.held_by_thread().is_err());
+        let waiting = tokio::spawn(second.alone());
+        tokio::time::sleep(LEASE / 4).await;
+        assert!(!waiting.is_finished(), "the first one has not said that it has ended");
+        first.end();
+        let second = waiting.await.expect("no panic").expect("alone");
+        assert!(begun.elapsed() < LEASE * 4);
+        assert_eq!(second.held().await, Ok(()));
+        assert_eq!(second.held_by_thread(), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn who_says_nothing_is_waited_for() {
+        let (_root, path) = dir();
+        let first = alone(&path, "a:1").await;
+        let begun = Instant::now();
+        let second = take(&path, "b:1", LEASE).expect("taken");
+        assert_eq!(
+            second.waits_for().map(|(term, _)| term.address.clone()),
+            Some("a:1".to_owned())
+        );
+        let second = second.alone().await.expect("alone");
+        assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
+        assert!(first.held().await.is_err());
+        assert_eq!(second.held().await, Ok(()));
+    }
+
+    /// The service before the last one had the longer lease.
+    #[tokio::test]
+    async fn all_that_were_before_are_waited_for() {
+        let (_root, path) = dir();
+        let first = take(&path, "a:1", LEASE * 3).expect("taken").alone().await.expect("alone");
+        let begun = Instant::now();
+        let second = take(&path, "b:1", LEASE / 4).expect("taken");
+        let third = take(&path, "c:1", LEASE / 4).expect("taken");
+        assert!(second.alone().await.is_err(), "it never began");
+        third.alone().await.expect("alone");
+        assert!(begun.elapsed() >= LEASE * 3, "{:?}", begun.elapsed());
+        drop(first);
+    }
+
+    #[tokio::test]
+    async fn who_cannot_look_does_not_answer() {
+        let (root, path) = dir();
+        let first = alone(&path, "a:1").await;
+        let aside = root.path().join("aside");
+        std::fs::rename(&path, &aside).expect("rename");
+        tokio::time::sleep(LEASE * 2).await;
+        let waits = tokio::time::timeout(LEASE, first.held()).await;
+        assert!(waits.is_err(), "it answers, and cannot know that it may");
+        // Somebody has made another one there, in which nothing is known of this service.
+        std::fs::create_dir(&path).expect("mkdir");
+        assert!(tokio::time::timeout(LEASE, first.held()).await.is_err());
+        std::fs::remove_dir(&path).expect("rmdir");
+        std::fs::rename(&aside, &path).expect("rename");
+        tokio::time::timeout(LEASE * 4, first.held()).await.expect("in time").expect("held");
+    }
+
+    /// Services come and go in one directory, some of them say that they end: never could two answer at once.
+    #[test]
+    fn two_never_answer_at_once() {
+        let (_root, path) = dir();
+        let lease = Duration::from_millis(60);
+        let serves = |who: u64, round: u64| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            let runtime = runtime.expect("a runtime");
+            std::thread::sleep(Duration::from_millis((who * 137 + round * 211) % 700));
+            let taken = take(&path, "a:1", lease).expect("taken");
+            let Ok(tenure) = runtime.block_on(taken.alone()) else { return None };
+            let inner = tenure.0.clone().expect("it has a term");
+            let mut answered: Option<(u64, u64)> = None;
+            let end = Instant::now() + Duration::from_millis(90 * (round % 4));
+            while Instant::now() < end && inner.over.borrow().is_none() {
+                let now = now_ms();
+                if now < inner.until.load(Ordering::Acquire) {
+                    answered = Some((answered.map_or(now, |(first, _)| first), now));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if round.is_multiple_of(2) {
+                tenure.end();
+            }
+            answered
+        };
+        let mut all: Vec<(u64, u64)> = std::thread::scope(|threads| {
+            let serves = &serves;
+            let one = move |who| (0..8).filter_map(|round| serves(who, round)).collect::<Vec<_>>();
+            let running: Vec<_> = (0..3).map(|who| threads.spawn(move || one(who))).collect();
+            running.into_iter().flat_map(|t| t.join().expect("no panic")).collect()
+        });
+        all.sort_unstable();
+        assert!(all.len() >= 4, "hardly anybody got so far: {all:?}");
+        assert!(all.is_sorted_by(|a, b| a.1 < b.0), "two answered: {all:?}");
+    }
+}
