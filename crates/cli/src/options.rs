@@ -18,7 +18,7 @@ pub struct MountOptions {
     pub rule: Vec<String>,
     /// Metadata service to join, or dir:DIR, where it says where it is (`ebb meta --coordinator`)
     /// [default: an embedded one is started; `ebb status` shows its address for others to join]
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT|dir:DIR")]
     pub meta: Option<String>,
     /// Node-local buffer directory [default: one per user and mount under $TMPDIR]
     #[arg(long, value_name = "DIR")]

@@ -38,6 +38,20 @@ pub enum CoordinatorError {
         /// What is wrong.
         why: String,
     },
+    /// What a service would say of itself there is no term.
+    #[error(
+        "{}: no term can be made of the address '{address}' and a lease of {lease:?} (HOST:PORT, 1ms to 1h, and the \
+         number of the last term below the largest one)",
+        path.display()
+    )]
+    Absurd {
+        /// The directory.
+        path: PathBuf,
+        /// The address.
+        address: String,
+        /// The lease.
+        lease: std::time::Duration,
+    },
     /// A file that is no term.
     #[error("{} is no service's: {why} (if no service of a job wrote it, remove it)", path.display())]
     Garbage {
@@ -99,7 +113,12 @@ impl Directory {
 
     /// The terms that there are files of.
     pub fn terms(&self) -> Res<Vec<Term>> {
-        self.numbers()?.into_iter().map(|number| self.read(number)).collect()
+        let read = |number| match self.read(number) {
+            // It was removed since.
+            Err(e) if e.is_not_there() => None,
+            read => Some(read),
+        };
+        self.numbers()?.into_iter().filter_map(read).collect()
     }
 
     /// Takes a term, if no other service has taken that number. What is there afterwards may be newer still.

@@ -55,18 +55,26 @@ pub struct Taken {
 /// Takes the next term for the service at `address`, as this process.
 pub fn take(path: &Path, address: &str, lease: Duration) -> Result<Taken, CoordinatorError> {
     let dir = Directory::make(path)?;
-    let term = loop {
-        let number = dir.newest()?.map_or(0, |newest| newest.number).saturating_add(1);
-        let term = Term { number, address: address.to_owned(), lease, holder: Holder::me() };
+    // What goes wrong goes wrong before the service that is there is replaced.
+    let (term, mut before) = loop {
+        let before = dir.terms()?;
+        let number = before.iter().map(|term| term.number).max().unwrap_or(0).checked_add(1);
+        let there = address.to_owned();
+        let term =
+            number.map(|number| Term { number, address: there, lease, holder: Holder::me() });
+        let Some(term) = term.filter(|t| Term::decode(&t.encode()).as_ref() == Ok(t)) else {
+            return Err(CoordinatorError::Absurd {
+                path: path.to_owned(),
+                address: address.to_owned(),
+                lease,
+            });
+        };
         if dir.claim(&term)? {
-            break term;
+            break (term, before);
         }
     };
     let since = now_ms();
-    let before = dir.terms()?.into_iter().filter(|other| other.number != term.number);
-    let before = before.filter(|other| !may_be_passed_over(&dir, other)).collect();
-    // What cannot be removed is in nobody's way.
-    let _ = dir.tidy(term.number);
+    before.retain(|other| !may_be_passed_over(&dir, other));
     let inner = Arc::new(Inner {
         path: path.to_owned(),
         term,
@@ -137,6 +145,11 @@ impl Taken {
             self.before = looked.await.map_err(|e| Ended(e.to_string()))?;
         }
         self.tenure.held().await?;
+        if let Some(inner) = self.tenure.0.clone() {
+            // Nobody waits for those before any more. What cannot be removed is in nobody's way.
+            let tidy = move || Directory::open(&inner.path).and_then(|d| d.tidy(inner.term.number));
+            let _ = tokio::task::spawn_blocking(tidy).await;
+        }
         Ok(self.tenure)
     }
 }
@@ -194,10 +207,17 @@ impl Tenure {
         }
     }
 
-    /// This service says nothing any more, and nothing that it began is under way: whoever comes need not wait.
+    /// This service says nothing any more.
+    pub fn give_up(&self) {
+        if let Some(inner) = &self.0 {
+            inner.end(Ended("this service has ended".to_owned()));
+        }
+    }
+
+    /// The same, and nothing that it began is under way: whoever comes need not wait.
     pub fn end(&self) {
         let Some(inner) = &self.0 else { return };
-        inner.end(Ended("this service has ended".to_owned()));
+        self.give_up();
         let said = Directory::open(&inner.path).and_then(|dir| dir.end(inner.term.number));
         if let Err(e) = said {
             tracing::warn!(error = %e, "that this service has ended is not noted: the next one waits for its lease");
@@ -288,7 +308,7 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    const LEASE: Duration = Duration::from_millis(400);
+    const LEASE: Duration = Duration::from_millis(1000);
 
     fn dir() -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().expect("tempdir");
@@ -319,6 +339,47 @@ mod tests {
         assert!(begun.elapsed() < LEASE * 4);
         assert_eq!(second.held().await, Ok(()));
         assert_eq!(second.held_by_thread(), Ok(()));
+    }
+
+    /// What goes wrong goes wrong before anybody is replaced.
+    #[tokio::test]
+    async fn an_absurd_term_replaces_nobody() {
+        let (_root, path) = dir();
+        let first = alone(&path, "a:1").await;
+        for (address, lease) in [("b", LEASE), ("b:0", LEASE), ("b:1", Duration::from_secs(7200))] {
+            let refused = take(&path, address, lease);
+            assert!(matches!(refused, Err(CoordinatorError::Absurd { .. })), "{address} {lease:?}");
+        }
+        std::fs::write(path.join("service-00000000000000000000"), "?").expect("write");
+        assert!(matches!(take(&path, "b:1", LEASE), Err(CoordinatorError::Garbage { .. })));
+        tokio::time::sleep(LEASE + LEASE / 2).await;
+        assert_eq!(first.held().await, Ok(()));
+        std::fs::remove_file(path.join("service-00000000000000000000")).expect("remove");
+        let last = Term {
+            number: u64::MAX,
+            address: "c:1".to_owned(),
+            lease: LEASE,
+            holder: Holder::me(),
+        };
+        assert!(Directory::open(&path).expect("open").claim(&last).expect("claim"));
+        assert!(matches!(take(&path, "b:1", LEASE), Err(CoordinatorError::Absurd { .. })));
+    }
+
+    /// However many were begun and given up meanwhile.
+    #[tokio::test]
+    async fn who_is_waited_for_is_not_forgotten() {
+        let (_root, path) = dir();
+        let first = take(&path, "a:1", LEASE * 2).expect("taken").alone().await.expect("alone");
+        let begun = Instant::now();
+        for _ in 0..20 {
+            let taken = take(&path, "b:1", LEASE).expect("taken");
+            taken.tenure.end();
+        }
+        let last = take(&path, "c:1", LEASE).expect("taken").alone().await.expect("alone");
+        assert!(begun.elapsed() >= LEASE * 2, "{:?}", begun.elapsed());
+        assert!(first.held().await.is_err() && last.held().await.is_ok());
+        let left = Directory::open(&path).expect("open").terms().expect("terms");
+        assert!(left.len() <= 9, "{} are left", left.len());
     }
 
     #[tokio::test]

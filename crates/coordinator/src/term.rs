@@ -1,7 +1,10 @@
 //! One term: which service has it, and where that is.
 
+use rustix::io::Errno;
 use rustix::process::getpid;
 use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 /// Longest encoded term.
@@ -45,7 +48,7 @@ impl Holder {
             boot: ebb_journal::boot_id(),
             pid_ns: pid_namespace(),
             pid,
-            started: started(pid).unwrap_or(0),
+            started: started(pid).ok().flatten().unwrap_or(0),
         }
     }
 
@@ -54,8 +57,8 @@ impl Holder {
     #[must_use]
     pub fn is_dead(&self) -> bool {
         let here = Holder { pid: self.pid, started: self.started, ..Holder::me() };
-        let is_here = *self == here && !self.boot.is_empty() && !self.pid_ns.is_empty();
-        is_here && started(self.pid) != Some(self.started)
+        let is_known = !self.boot.is_empty() && !self.pid_ns.is_empty() && self.started != 0;
+        is_known && *self == here && started(self.pid).is_ok_and(|s| s != Some(self.started))
     }
 }
 
@@ -64,23 +67,45 @@ fn pid_namespace() -> String {
     link.to_string_lossy().into_owned()
 }
 
-/// When a process began; none: no thread of a process of that number runs any more.
-fn started(pid: i32) -> Option<u64> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let runs = |dir: std::path::PathBuf| stat(&dir).is_some_and(|(state, _)| !"ZX".contains(state));
+/// When a process began; none: no thread of a process of that number runs any more. An error says nothing.
+fn started(pid: i32) -> io::Result<Option<u64>> {
+    let Some(tasks) = unless_gone(std::fs::read_dir(format!("/proc/{pid}/task")))? else {
+        return Ok(None);
+    };
     // Of a process that was killed a thread can still be in a system call.
-    let any = tasks.flatten().any(|task| runs(task.path()));
-    any.then(|| stat(format!("/proc/{pid}").as_ref()).map(|(_, started)| started)).flatten()
+    let mut runs = false;
+    for task in tasks {
+        let Some(task) = unless_gone(task)? else { continue };
+        runs |= stat(&task.path())?.is_some_and(|(state, _)| !"ZX".contains(state));
+    }
+    match runs {
+        true => Ok(stat(format!("/proc/{pid}").as_ref())?.map(|(_, started)| started)),
+        false => Ok(None),
+    }
 }
 
 /// The state of a thread, and when it began.
-fn stat(dir: &std::path::Path) -> Option<(char, u64)> {
-    let stat = std::fs::read_to_string(dir.join("stat")).ok()?;
-    // Its name, in brackets, may have blanks.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+fn stat(dir: &Path) -> io::Result<Option<(char, u64)>> {
+    let Some(stat) = unless_gone(std::fs::read_to_string(dir.join("stat")))? else {
+        return Ok(None);
+    };
+    let parse = || {
+        // Its name, in brackets, may have blanks.
+        let (_, rest) = stat.rsplit_once(')')?;
+        let mut fields = rest.split_whitespace();
+        let state = fields.next()?.chars().next()?;
+        Some((state, fields.nth(18)?.parse().ok()?))
+    };
+    parse().map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -186,9 +211,11 @@ mod tests {
             Holder { started: me.started + 1, ..me.clone() }.is_dead(),
             "the number is used again"
         );
+        assert!(!Holder { started: 0, ..me.clone() }.is_dead(), "it could not see itself");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep");
         let pid = child.id() as i32;
-        let theirs = Holder { pid, started: started(pid).expect("it runs"), ..me };
+        let theirs =
+            Holder { pid, started: started(pid).expect("it is seen").expect("it runs"), ..me };
         assert!(!theirs.is_dead());
         child.kill().expect("kill");
         let end = std::time::Instant::now() + Duration::from_secs(10);

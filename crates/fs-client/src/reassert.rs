@@ -79,7 +79,7 @@ impl Node {
             unknown.extend(forgotten.unknown);
         }
         self.tell_quiet_if_idle().await;
-        for ino in self.meta.reasserted(Some(self.locks_now())).await? {
+        for ino in self.meta.reasserted(to, Some(self.locks_now())).await? {
             self.file(ino).iter().for_each(|file| self.lose_locks_of(file));
         }
         self.metrics.reasserted.fetch_add(told, Relaxed);

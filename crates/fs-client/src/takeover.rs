@@ -75,14 +75,21 @@ pub(crate) fn take_over(
     let open: Option<HashSet<Ino>> = inherited.map(|i| i.opened.iter().map(|o| o.ino).collect());
     let failed = local("cannot tell the service what an earlier daemon knew");
     let reassert = async {
-        if let Some(found) = left.found().filter(|_| left.is_of_job(welcome.job)) {
-            node.reassert_noted(found).await?;
-        }
-        if welcome.reassert {
+        loop {
+            let to = node.meta.listener();
+            if let Some(found) = left.found().filter(|_| left.is_of_job(welcome.job)) {
+                node.reassert_noted(found).await?;
+            }
+            if !welcome.reassert {
+                return Ok(());
+            }
             // Of what is locked through handles that go on nothing is known here.
-            node.meta.reasserted(None).await?;
+            match node.meta.reasserted(to, None).await {
+                // The service has begun again meanwhile.
+                Err(Errno::ESTALE) if node.meta.listener() != to => {}
+                told => return told.map(drop),
+            }
         }
-        Ok(())
     };
     runtime.block_on(reassert).map_err(|e: Errno| failed(e.into()))?;
     if let Some(found) = left.found() {

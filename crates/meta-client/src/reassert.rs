@@ -184,11 +184,16 @@ impl MetaClient {
 
     /// This node has told everything, with these locks. Comes back when requests go on, with the files
     /// whose locks are lost. `None`: of locks it knows nothing.
-    pub async fn reasserted(&self, locks: Option<Vec<OwnedLocks>>) -> Result<Vec<Ino>, Errno> {
+    /// ESTALE: another service than `to`, which must hear all of it, has begun since.
+    pub async fn reasserted(
+        &self,
+        to: Listener,
+        locks: Option<Vec<OwnedLocks>>,
+    ) -> Result<Vec<Ino>, Errno> {
         let all_locks = locks.as_ref().is_some_and(|locks| locks.len() <= OWNERS_MAX);
         let owners = locks.filter(|_| all_locks).unwrap_or_default();
         let owners = owners.iter().map(owner_to_pb).collect();
-        let done = pb::Reassert { done: true, owners, all_locks, ..pb::Reassert::default() };
+        let done = pb::Reassert { done: true, owners, all_locks, ..to.step() };
         let done = self.within(OTHERS).call(Op::Reassert(done)).await?;
         let wanted = expect_body!(done, Wanted);
         Ok(wanted.lost.iter().map(|lost| Ino(lost.ino)).collect())

@@ -109,6 +109,17 @@ impl Backing {
         Backing { tenure, ..self }
     }
 
+    /// A service that was replaced changes nothing any more, whatever it had begun. Waits while that is in doubt.
+    pub(crate) fn may_change(&self) -> Res<()> {
+        self.tenure.held_by_thread().map_err(|_| Errno::ESTALE)
+    }
+
+    /// True when no call is on it, not even one that nobody waits for any more.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.places.available_permits() == CALLS_MAX
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {

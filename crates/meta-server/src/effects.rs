@@ -27,10 +27,11 @@ impl Backing {
     ) -> Res<Vec<Lack>> {
         let mut hands = Hands { known: known.clone(), lacks: Vec::new() };
         for (i, effect) in effects.iter().enumerate() {
-            let result = match wanted() {
+            // It may have waited until nobody did any more.
+            let result = self.may_change().and_then(|()| match wanted() {
                 true => self.effect_by(effect, &mut hands),
                 false => Err(Errno::ETIMEDOUT),
-            };
+            });
             let Err(errno) = result else { continue };
             // The change itself is done, and nobody looks for this any more; nor for what may not even be there.
             let at = effect.checked_path();
@@ -77,8 +78,7 @@ impl Backing {
     }
 
     fn effect_by(&self, effect: &Effect, hands: &mut Hands) -> Res<()> {
-        // A service that was replaced changes nothing any more, whatever it had begun.
-        self.tenure.held_by_thread().map_err(|_| Errno::ESTALE)?;
+        self.may_change()?;
         #[cfg(test)]
         self.death.may_come().and_then(|()| self.death.may_fail())?;
         match effect {

@@ -252,13 +252,11 @@ impl Core {
         if !state.is_being_rebuilt() {
             return Ok(());
         }
-        let newest = |ino: Ino| state.files.get(&ino).map_or(state.floor(), |file| file.version());
-        for (ino, version) in known {
-            if version > newest(ino).max(state.floor()) {
-                return Err(is_behind());
-            }
+        let own = |ino: Ino, version| state.files.get(&ino).is_some_and(|f| version <= f.version());
+        match known.into_iter().any(|(ino, v)| v >= state.floor() && !own(ino, v)) {
+            true => Err(is_behind()),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// What a node has heard of names. It comes too late when others have gone on. ESTALE: this service

@@ -359,6 +359,7 @@ impl Backing {
         };
         let dir = self.dir(dir)?;
         let (from, name) = (from.as_os_str(), name.as_os_str());
+        self.may_change()?;
         rustix::fs::renameat_with(dir.as_fd(), from, dir.as_fd(), name, RenameFlags::NOREPLACE)
             .map_err(crate::backing::errno)?;
         Ok(self.stat(to)?.seen)

@@ -185,6 +185,11 @@ impl Server {
     pub fn shutdown(&self) {
         self.core.compact(true);
         self.core.journal.stop();
+        // A call that hangs may still change something: then who comes next waits.
+        match self.core.backing.is_idle() {
+            true => self.core.tenure.end(),
+            false => self.core.tenure.give_up(),
+        }
     }
 
     /// Who has connected, and may at least say hello: with a token that proves the rest.

@@ -7,6 +7,7 @@ use crate::logging;
 use crate::service::{Service, Start, advertised};
 use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure};
 use ebb_transport::Secure;
+use ebb_transport::auth::Token;
 use ebb_types::units::Span;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,8 +26,8 @@ then on every node
 When its state is lost and the 4 nodes of the job are still there:
   ebb meta --rebuild 4 --listen $(hostname):7400 --state /local/ebb-meta --token-file ~/job.token /lustre/proj/run7
 So that it can begin again on any machine, say where it is in a directory that all of them reach:
-  ebb meta --coordinator dir:$HOME/run7.ebb --listen $(hostname):7400 --state /local/ebb-meta ... /lustre/proj/run7
-  ebb mount --meta dir:$HOME/run7.ebb ...")]
+  ebb meta --coordinator dir:/lustre/proj/run7.ebb --listen $(hostname):7400 --state /local/ebb-meta ... /lustre/proj/run7
+  ebb mount --meta dir:/lustre/proj/run7.ebb ...")]
 pub struct Args {
     /// Where nodes reach it; port 0 takes a free one and says which
     #[arg(long, value_name = "HOST:PORT")]
@@ -140,8 +141,11 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
         return service.until(end).await;
     };
     let address = advertised(listen, listener.local_addr().or_failed("listening")?);
+    start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
+    place.has_a_state(&start)?;
     let taken = place.take(&address, start.lease).await?;
     let tenure = taken.tenure.clone();
+    let mut began = false;
     let served = async {
         let number = taken.number();
         tokio::select! {
@@ -150,6 +154,7 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
         }
         let start = Start { tenure: tenure.clone(), ..start };
         let service = Service::start(start, listener, listen).await?;
+        began = true;
         println!("ebb meta: listening on {} (term {number})", service.address());
         let mut over = None;
         let until = async {
@@ -167,8 +172,10 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
         }
     };
     let served = served.await;
-    // Nothing of it is under way any more.
-    tenure.end();
+    if !began {
+        // A service says so itself, when nothing of it is under way any more.
+        tenure.end();
+    }
     served
 }
 
@@ -190,6 +197,26 @@ impl Place {
         Ok(Place { dir: dir.to_owned(), take_over: false })
     }
 
+    /// A service that follows one which did not end goes on with its state, or rebuilds it.
+    fn has_a_state(&self, start: &Start<'_>) -> Result<(), Failure> {
+        let named = |e: CoordinatorError| Failure::usage(format!("--coordinator: {e}"));
+        let Some(newest) = ebb_coordinator::newest_in(&self.dir).map_err(named)? else {
+            return Ok(());
+        };
+        let is_new = start.rebuild.is_none() && !start.state.join("journal").exists();
+        if is_new && !has_ended(&self.dir, newest.number).map_err(named)? {
+            return Err(Failure::usage(format!(
+                "--state {}: nothing is there, and the service before ({}, term {} in {}) has not ended: name its \
+                 state, or rebuild it with --rebuild NODES (for another job another directory: --coordinator)",
+                start.state.display(),
+                newest.address,
+                newest.number,
+                self.dir.display()
+            )));
+        }
+        Ok(())
+    }
+
     /// Takes the next term. A service that answers is not replaced without a word.
     async fn take(&self, address: &str, lease: Duration) -> Result<Taken, Failure> {
         let named = |e: CoordinatorError| Failure::usage(format!("--coordinator: {e}"));
@@ -199,8 +226,8 @@ impl Place {
             && !has_ended(&self.dir, newest.number).map_err(named)?
         {
             return Err(Failure::usage(format!(
-                "--coordinator dir:{}: a metadata service answers at {} (term {}): end it (SIGTERM), or say \
-                 --take-over if this one is to take its place",
+                "--coordinator dir:{}: something answers at {}, where the service of term {} is: end it, or say \
+                 --take-over if this one is to take its place (also when it stands still)",
                 self.dir.display(),
                 newest.address,
                 newest.number

@@ -140,8 +140,9 @@ impl Recovery<'_> {
             .map_err(|e| RunError::Config(e.to_string()))?;
         let mut placed: BTreeMap<Ino, Placed> = BTreeMap::new();
         let told = async {
+            let to = self.node.meta.listener();
             self.node.reassert_noted(&found).await?;
-            self.node.meta.reasserted(None).await
+            self.node.meta.reasserted(to, None).await
         };
         told.await.map_err(fail("cannot tell the service what was known"))?;
         // Before anything is touched: what is on the backing and is not what was known.

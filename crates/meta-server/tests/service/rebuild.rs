@@ -127,23 +127,25 @@ async fn versions_that_are_newer_than_what_it_would_give_out_are_refused() {
 /// though the second rebuild knows nothing of the first but what the clock says.
 #[tokio::test]
 async fn rebuilt_again_at_once_it_gives_out_newer_versions() {
-    let mut last = 0;
+    let (mut last, mut told_by) = (0, 77);
     let mut s = Service::start().await;
+    std::fs::write(s.backing().join("over"), "over").unwrap();
+    let object = std::fs::symlink_metadata(s.backing().join("over")).unwrap().ino();
     for round in 0..6 {
         s = s.crash_and_restart(|c| c.rebuild = (round % 3 != 2).then_some(1)).await;
-        let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
+        let hello = pb::Hello { told_by, told: 0, ..of_before("a", 7) };
+        let mut a = Node::join_as(s.address, hello, None).await.unwrap();
+        told_by = a.welcome.service_instance;
         if a.welcome.reassert {
+            let paths = vec![b"over".to_vec()];
+            let over = pb::Located { ino: 61, paths, object, needed: true, as_of: last };
+            let located = vec![over];
+            a.ask(tell(Reassert { located, ..Reassert::default() })).await.unwrap();
             a.ask(named()).await.unwrap();
             a.ask(done()).await.unwrap();
         }
-        let name = format!("f{round}").into_bytes();
-        let make = pb::Make { parent: ROOT, name, mode: 0o100_644, ..pb::Make::default() };
-        let made = a.ask(Op::Make(make)).await.unwrap();
-        let Some(pb::reply::Body::Entry(pb::Entry { attr: Some(attr), .. })) = made else {
-            panic!("{made:?}")
-        };
         let ranges = vec![pb::Range { start: 0, end: 10 }];
-        let attach = pb::Attach { ino: attr.ino, ranges, ..pb::Attach::default() };
+        let attach = pb::Attach { ino: 61, ranges, ..pb::Attach::default() };
         let attached = a.ask(Op::Attach(attach)).await.unwrap();
         let Some(pb::reply::Body::Attached(attached)) = attached else { panic!("{attached:?}") };
         assert!(attached.version > last, "round {round}: {} after {last}", attached.version);
