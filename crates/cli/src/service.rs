@@ -101,7 +101,7 @@ impl Service {
         let token = start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
         let port = listener.local_addr().or_failed("listening")?;
         let state = start.state.clone();
-        let server = Server::open(Config {
+        let config = Config {
             backing: start.backing,
             state_dir: start.state,
             token,
@@ -114,8 +114,10 @@ impl Service {
             inodes_max: start.inodes_max,
             rebuild: start.rebuild,
             tenure: start.tenure,
-        })
-        .map_err(|e| refusal(&e, &state))?;
+        };
+        // It looks at the backing, and may have to wait.
+        let opened = tokio::task::spawn_blocking(move || Server::open(config)).await;
+        let server = opened.or_failed("metadata service")?.map_err(|e| refusal(&e, &state))?;
         let (stop, stopped) = oneshot::channel();
         let until = async {
             let _ = stopped.await;

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::num::ParseIntError;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -51,6 +52,14 @@ pub enum CoordinatorError {
         address: String,
         /// The lease.
         lease: std::time::Duration,
+    },
+    /// A service's own term.
+    #[error("{}: term {number}, which this service has, is not there any more", path.display())]
+    Gone {
+        /// The directory.
+        path: PathBuf,
+        /// The term.
+        number: u64,
     },
     /// A file that is no term.
     #[error("{} is no service's: {why} (if no service of a job wrote it, remove it)", path.display())]
@@ -187,7 +196,11 @@ impl Directory {
             let entry = entry.map_err(|e| io_error(&self.path, e))?;
             let name = entry.file_name().to_str().ok().and_then(|n| n.strip_prefix(TERM));
             let digits = name.filter(|n| n.len() == 20 && n.bytes().all(|b| b.is_ascii_digit()));
-            numbers.extend(digits.and_then(|n| n.parse::<u64>().ok()));
+            let Some(digits) = digits else { continue };
+            numbers.push(digits.parse().map_err(|e: ParseIntError| CoordinatorError::Garbage {
+                path: self.path.join(format!("{TERM}{digits}")),
+                why: e.to_string(),
+            })?);
         }
         Ok(numbers)
     }
@@ -383,6 +396,10 @@ mod tests {
             let e = dir.newest().expect_err("it is damaged").to_string();
             assert!(e.contains(why) && e.contains(&term_name(2)), "{e}");
         }
+        let large = path.join("service-99999999999999999999");
+        std::fs::write(&large, "x").expect("write");
+        assert!(matches!(dir.newest(), Err(CoordinatorError::Garbage { .. })), "no such number");
+        std::fs::remove_file(large).expect("remove");
         for name in ["service-", "service-3", "service-x0000000000000000009", "other", ".new-1"] {
             std::fs::write(path.join(name), "x").expect("write");
         }

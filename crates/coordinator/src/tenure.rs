@@ -9,7 +9,6 @@ use crate::directory::{CoordinatorError, Directory};
 use crate::term::{Holder, Term};
 use rustix::time::{ClockId, clock_gettime};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -34,11 +33,16 @@ pub struct Tenure(Option<Arc<Inner>>);
 struct Inner {
     path: PathBuf,
     term: Term,
-    /// The right ends at this moment, if no other look is made before.
-    until: AtomicU64,
-    /// How many looks there were that renewed it.
-    renewed: watch::Sender<u64>,
-    over: watch::Sender<Option<Ended>>,
+    right: watch::Sender<Right>,
+}
+
+/// How long it lasts.
+#[derive(Clone, Debug)]
+enum Right {
+    /// Until this moment, if no other look is made before.
+    Until(u64),
+    /// It is over, for good.
+    Over(Ended),
 }
 
 /// A term that was taken.
@@ -75,13 +79,8 @@ pub fn take(path: &Path, address: &str, lease: Duration) -> Result<Taken, Coordi
     };
     let since = now_ms();
     before.retain(|other| !may_be_passed_over(&dir, other));
-    let inner = Arc::new(Inner {
-        path: path.to_owned(),
-        term,
-        until: AtomicU64::new(0),
-        renewed: watch::Sender::new(0),
-        over: watch::Sender::new(None),
-    });
+    let inner =
+        Arc::new(Inner { path: path.to_owned(), term, right: watch::Sender::new(Right::Until(0)) });
     let watched = Arc::downgrade(&inner);
     std::thread::Builder::new()
         .name("term".to_owned())
@@ -123,19 +122,15 @@ impl Taken {
     /// Waits until none of the services before can answer any more.
     pub async fn alone(mut self) -> Result<Tenure, Ended> {
         while let Some((_, most)) = self.waits_for() {
-            if let Some(inner) = &self.tenure.0
-                && let Some(over) = inner.over.borrow().clone()
-            {
+            let Some(inner) = &self.tenure.0 else { break };
+            if let Some(over) = inner.over() {
                 return Err(over);
             }
             if now_ms().saturating_sub(self.since) >= ms(most) {
                 break;
             }
             tokio::time::sleep(WAIT_LOOK).await;
-            let (path, mut before) = match &self.tenure.0 {
-                Some(inner) => (inner.path.clone(), std::mem::take(&mut self.before)),
-                None => break,
-            };
+            let (path, mut before) = (inner.path.clone(), std::mem::take(&mut self.before));
             let looked = tokio::task::spawn_blocking(move || {
                 if let Ok(dir) = Directory::open(&path) {
                     before.retain(|term| !may_be_passed_over(&dir, term));
@@ -164,20 +159,17 @@ impl Tenure {
     /// caller waits.
     pub async fn held(&self) -> Result<(), Ended> {
         let Some(inner) = &self.0 else { return Ok(()) };
-        let mut renewed = inner.renewed.subscribe();
-        let mut over = inner.over.subscribe();
+        if let Some(known) = inner.is_held() {
+            return known;
+        }
+        let mut right = inner.right.subscribe();
         loop {
-            if let Some(ended) = over.borrow_and_update().clone() {
-                return Err(ended);
+            right.mark_unchanged();
+            if let Some(known) = inner.is_held() {
+                return known;
             }
-            renewed.borrow_and_update();
-            if inner.is_held() {
-                return Ok(());
-            }
-            tokio::select! {
-                _ = renewed.changed() => {}
-                _ = over.changed() => {}
-            }
+            // The sender lives as long as this handle.
+            let _ = right.changed().await;
         }
     }
 
@@ -185,11 +177,8 @@ impl Tenure {
     pub fn held_by_thread(&self) -> Result<(), Ended> {
         let Some(inner) = &self.0 else { return Ok(()) };
         loop {
-            if let Some(ended) = inner.over.borrow().clone() {
-                return Err(ended);
-            }
-            if inner.is_held() {
-                return Ok(());
+            if let Some(known) = inner.is_held() {
+                return known;
             }
             std::thread::sleep(LOOK_LEAST);
         }
@@ -198,19 +187,21 @@ impl Tenure {
     /// Waits until the right is gone for good, and says why.
     pub async fn over(&self) -> Ended {
         let Some(inner) = &self.0 else { return std::future::pending().await };
-        let mut over = inner.over.subscribe();
-        let ended = over.wait_for(Option::is_some).await.map(|ended| ended.clone());
-        match ended {
-            Ok(Some(ended)) => ended,
+        let mut right = inner.right.subscribe();
+        loop {
+            right.mark_unchanged();
+            if let Some(ended) = inner.over() {
+                return ended;
+            }
             // The sender lives as long as this handle.
-            _ => std::future::pending().await,
+            let _ = right.changed().await;
         }
     }
 
     /// This service says nothing any more.
     pub fn give_up(&self) {
         if let Some(inner) = &self.0 {
-            inner.end(Ended("this service has ended".to_owned()));
+            inner.set(Right::Over(Ended("this service has ended".to_owned())));
         }
     }
 
@@ -226,16 +217,24 @@ impl Tenure {
 }
 
 impl Inner {
-    fn is_held(&self) -> bool {
-        now_ms() < self.until.load(Ordering::Acquire)
+    /// Whether it may be used now; none: that is in doubt.
+    fn is_held(&self) -> Option<Result<(), Ended>> {
+        match &*self.right.borrow() {
+            Right::Over(ended) => Some(Err(ended.clone())),
+            Right::Until(until) => (now_ms() < *until).then_some(Ok(())),
+        }
     }
 
-    fn end(&self, why: Ended) {
-        self.until.store(0, Ordering::Release);
-        self.over.send_if_modified(|over| match over {
-            Some(_) => false,
-            None => {
-                *over = Some(why);
+    fn over(&self) -> Option<Ended> {
+        self.is_held()?.err()
+    }
+
+    /// Changes the right, unless it is over.
+    fn set(&self, new: Right) {
+        self.right.send_if_modified(|right| match right {
+            Right::Over(_) => false,
+            Right::Until(_) => {
+                *right = new;
                 true
             }
         });
@@ -247,26 +246,17 @@ impl Inner {
         let newest = Directory::open(&self.path)?.newest()?;
         match newest {
             Some(newest) if newest.number > self.term.number => {
-                self.end(Ended(format!(
+                self.set(Right::Over(Ended(format!(
                     "another metadata service has taken over: term {} at {} (this one had term {})",
                     newest.number, newest.address, self.term.number
-                )));
+                ))));
                 Ok(false)
             }
             Some(newest) if newest == self.term => {
-                if self.over.borrow().is_none() {
-                    self.until.store(began.saturating_add(ms(self.term.lease)), Ordering::Release);
-                    self.renewed.send_modify(|renewed| *renewed += 1);
-                }
+                self.set(Right::Until(began.saturating_add(ms(self.term.lease))));
                 Ok(true)
             }
-            _ => Err(CoordinatorError::Garbage {
-                path: self.path.clone(),
-                why: format!(
-                    "term {}, which this service has, is not there any more",
-                    self.term.number
-                ),
-            }),
+            _ => Err(CoordinatorError::Gone { path: self.path.clone(), number: self.term.number }),
         }
     }
 }
@@ -275,7 +265,7 @@ impl Inner {
 fn keep(inner: &Weak<Inner>) {
     let mut said = None;
     while let Some(inner) = inner.upgrade() {
-        if inner.over.borrow().is_some() {
+        if inner.over().is_some() {
             return;
         }
         match inner.look() {
@@ -443,9 +433,10 @@ mod tests {
             let inner = tenure.0.clone().expect("it has a term");
             let mut answered: Option<(u64, u64)> = None;
             let end = Instant::now() + Duration::from_millis(90 * (round % 4));
-            while Instant::now() < end && inner.over.borrow().is_none() {
+            while Instant::now() < end && inner.over().is_none() {
                 let now = now_ms();
-                if now < inner.until.load(Ordering::Acquire) {
+                // It is good at this moment, and so it was at `now`.
+                if inner.is_held() == Some(Ok(())) {
                     answered = Some((answered.map_or(now, |(first, _)| first), now));
                 }
                 std::thread::sleep(Duration::from_millis(1));

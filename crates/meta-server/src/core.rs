@@ -14,7 +14,7 @@ use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, Read, StateDir};
 use crate::leases::Desk;
-use crate::lineage::{Start, early_by, first_ino, until_the_next};
+use crate::lineage::{CLOCK_WAIT, Start, early_by, first_ino, until_the_next};
 use crate::ops::OpError;
 use crate::ops::copies::Appends;
 use crate::publishing::{Locked, Publishing};
@@ -524,9 +524,6 @@ fn as_of_now(state: &State, records: Vec<Record>) -> Vec<Record> {
 /// Starts of a service are told apart by when they were; the clock that told when the last one was, perhaps
 /// that of another machine, may be so much ahead.
 const AHEAD: Duration = Duration::from_secs(3600);
-
-/// For the clock it is waited no longer.
-const CLOCK_WAIT: Duration = Duration::from_secs(3);
 
 /// Random bits for a job or an instance.
 pub fn random() -> u64 {

@@ -74,11 +74,12 @@ impl Backing {
 
     /// Carries out one effect.
     pub fn effect(&self, effect: &Effect, known: &Known) -> Res<()> {
+        self.may_change()?;
         self.effect_by(effect, &mut Hands { known: known.clone(), lacks: Vec::new() })
     }
 
+    /// The caller has made sure that this service may.
     fn effect_by(&self, effect: &Effect, hands: &mut Hands) -> Res<()> {
-        self.may_change()?;
         #[cfg(test)]
         self.death.may_come().and_then(|()| self.death.may_fail())?;
         match effect {

@@ -119,6 +119,9 @@ pub fn first_ino(next: Ino, now: SystemTime, salt: u64) -> Ino {
     Ino((block.min(highest) << START_BITS | low).max(next.0))
 }
 
+/// For the clock a start waits no longer.
+pub const CLOCK_WAIT: Duration = Duration::from_secs(3);
+
 /// A start that goes on after `next` comes before each that is counted `ahead` of its clock from now on, once so much
 /// time has passed.
 #[must_use]
@@ -214,7 +217,9 @@ mod tests {
                     first
                 }
                 _ => {
-                    now += early_by(last, now, ahead);
+                    let early = early_by(last, now, ahead);
+                    assert!(early <= CLOCK_WAIT, "{early:?}");
+                    now += early;
                     first_ino(last, now, random(1 << 31))
                 }
             };

@@ -3,7 +3,7 @@
 
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts, random, skip_reason};
 use ebb_tests::content::{bytes, same};
-use ebb_tests::nodes::open;
+use ebb_tests::nodes::{open, requests};
 use rand::Rng;
 use rustix::process::Signal;
 use std::fs;
@@ -17,6 +17,13 @@ const REBUILD: [&str; 2] = ["--rebuild", "3"];
 fn builder(model: &str) -> Builder {
     let cluster = Cluster::builder().nodes(3).flush("end").coordinator().lease("2s");
     cluster.consistency(model).option("--request-timeout", "60s")
+}
+
+/// With what each node has made.
+fn begun(builder: Builder) -> Option<Cluster> {
+    let cluster = skip_reason().is_none().then(|| builder.start())?;
+    write_all(&cluster, 0);
+    Some(cluster)
 }
 
 fn content(stream: u64) -> Vec<u8> {
@@ -72,11 +79,7 @@ fn goes_on(cluster: &Cluster, rounds: u64, what: &str) {
 #[test]
 fn a_service_whose_machine_is_lost_begins_on_another_one() {
     for model in ["posix", "session"] {
-        if skip_reason().is_some() {
-            return;
-        }
-        let mut cluster = builder(model).start();
-        write_all(&cluster, 0);
+        let Some(mut cluster) = begun(builder(model)) else { return };
         let before = cluster.meta_address().expect("a service").to_owned();
         cluster.kill_meta();
         fs::remove_dir_all(cluster.meta_state()).expect("the state is lost");
@@ -89,11 +92,7 @@ fn a_service_whose_machine_is_lost_begins_on_another_one() {
 /// With its state, and under the supervisors of the nodes.
 #[test]
 fn a_service_takes_its_state_along() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let mut cluster = builder("posix").supervised().token().start();
-    write_all(&cluster, 0);
+    let Some(mut cluster) = begun(builder("posix").supervised().token()) else { return };
     let file = open(&cluster.node(0).path("d0/own0"));
     cluster.kill_meta();
     fs::rename(cluster.meta_state(), cluster.root().join("moved")).expect("rename");
@@ -108,11 +107,7 @@ fn a_service_takes_its_state_along() {
 /// It stands still, for as long as it takes another one to begin in its place; then it goes on.
 #[test]
 fn a_service_that_stood_still_says_nothing_any_more() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let mut cluster = builder("posix").start();
-    write_all(&cluster, 0);
+    let Some(mut cluster) = begun(builder("posix")) else { return };
     // A process of its own: what this one has open is closed by each program that it starts.
     let asks = format!("sleep 1; printf asked > {}", cluster.node(2).path("asked").display());
     let mut asks = Command::new("sh").args(["-c", &asks]).spawn().expect("sh");
@@ -140,11 +135,7 @@ fn a_service_that_stood_still_says_nothing_any_more() {
 
 #[test]
 fn a_service_that_answers_is_not_replaced_without_a_word() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let mut cluster = builder("session").start();
-    write_all(&cluster, 0);
+    let Some(mut cluster) = begun(builder("session")) else { return };
     let (terms, state) = (cluster.root().join("terms"), cluster.root().join("second"));
     let terms = format!("dir:{}", terms.display());
     let second = |extra: &[&str]| {
@@ -176,10 +167,7 @@ fn a_service_that_answers_is_not_replaced_without_a_word() {
 
 #[test]
 fn nobody_else_says_where_the_service_is() {
-    if skip_reason().is_some() {
-        return;
-    }
-    let cluster = builder("session").start();
+    let Some(cluster) = begun(builder("session")) else { return };
     let terms = cluster.root().join("terms");
     fs::set_permissions(&terms, PermissionsExt::from_mode(0o777)).expect("chmod");
     let point = cluster.root().join("m");
@@ -342,6 +330,11 @@ fn a_service_moves_again_and_again_under_load() {
     let last: Vec<u8> =
         (0..3).flat_map(|who| noted(format!("done{who}")).to_le_bytes().repeat(512)).collect();
     paths.iter().for_each(|path| same("read", &fs::read(path).expect("read"), &last));
+    for node in cluster.nodes() {
+        let (status, address) = (node.status(), cluster.meta_address().expect("a service"));
+        assert_eq!(status["meta"], address, "it has found all of them");
+        assert!(requests(node, "reassert") > 0 || moves < 4, "{status}");
+    }
     cluster.umount_all();
     same("flushed", &fs::read(cluster.backing().join("shared")).expect("read"), &last);
 }

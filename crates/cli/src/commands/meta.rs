@@ -5,11 +5,11 @@ use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::logging;
 use crate::service::{Service, Start, advertised};
-use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure};
+use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure, Term};
 use ebb_transport::Secure;
 use ebb_transport::auth::Token;
 use ebb_types::units::Span;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -114,9 +114,8 @@ impl Args {
             rebuild: self.rebuild,
             tenure: Tenure::default(),
         };
-        let terms = self.coordinator.as_deref().map(Place::parse).transpose()?;
-        let terms = terms.map(|place| Place { take_over: self.take_over, ..place });
-        let outcome = runtime.block_on(serve(start, &self.listen, terms));
+        let place = self.coordinator.as_deref().map(|text| Place::parse(text, self.take_over));
+        let outcome = runtime.block_on(serve(start, &self.listen, place.transpose()?));
         runtime.shutdown_background();
         outcome
     }
@@ -142,41 +141,42 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
     };
     let address = advertised(listen, listener.local_addr().or_failed("listening")?);
     start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
-    place.has_a_state(&start)?;
-    let taken = place.take(&address, start.lease).await?;
+    let taken = place.take(&address, &start).await?;
     let tenure = taken.tenure.clone();
-    let mut began = false;
-    let served = async {
-        let number = taken.number();
-        tokio::select! {
-            alone = taken.alone() => drop(alone.or_failed("metadata service")?),
-            () = &mut end => return Ok(()),
+    let number = taken.number();
+    tokio::select! {
+        alone = taken.alone() => if let Err(e) = alone {
+            tenure.end();
+            return Err(Failure::failed(format!("metadata service: {e}")));
+        },
+        () = &mut end => {
+            tenure.end();
+            return Ok(());
         }
-        let start = Start { tenure: tenure.clone(), ..start };
-        let service = Service::start(start, listener, listen).await?;
-        began = true;
-        println!("ebb meta: listening on {} (term {number})", service.address());
-        let mut over = None;
-        let until = async {
-            tokio::select! {
-                () = &mut end => {}
-                why = tenure.over() => over = Some(why),
-            }
-        };
-        let ended = service.until(until).await;
-        match over {
-            Some(why) => {
-                Err(Failure::failed(format!("metadata service: {why}; this one has ended")))
-            }
-            None => ended,
+    }
+    let start = Start { tenure: tenure.clone(), ..start };
+    let service = tokio::select! {
+        started = Service::start(start, listener, listen) => started.inspect_err(|_| tenure.end())?,
+        // It is not known what it was at: who comes next waits.
+        () = &mut end => {
+            tenure.give_up();
+            return Ok(());
         }
     };
-    let served = served.await;
-    if !began {
-        // A service says so itself, when nothing of it is under way any more.
-        tenure.end();
+    println!("ebb meta: listening on {} (term {number})", service.address());
+    // What it began may still be under way when it ends: it says itself when nobody need wait for that.
+    let mut over = None;
+    let until = async {
+        tokio::select! {
+            () = end => {}
+            why = tenure.over() => over = Some(why),
+        }
+    };
+    let ended = service.until(until).await;
+    match over {
+        Some(why) => Err(Failure::failed(format!("metadata service: {why}; this one has ended"))),
+        None => ended,
     }
-    served
 }
 
 /// Where this service says that it is the job's.
@@ -187,53 +187,38 @@ struct Place {
 }
 
 impl Place {
-    fn parse(text: &str) -> Result<Place, Failure> {
+    fn parse(text: &str, take_over: bool) -> Result<Place, Failure> {
         let dir = ebb_coordinator::directory_of(text).filter(|dir| dir.is_absolute());
         let dir = dir.ok_or_else(|| {
             Failure::usage(format!(
                 "--coordinator {text}: not dir:DIR with a DIR that begins with /"
             ))
         })?;
-        Ok(Place { dir: dir.to_owned(), take_over: false })
+        Ok(Place { dir: dir.to_owned(), take_over })
     }
 
-    /// A service that follows one which did not end goes on with its state, or rebuilds it.
-    fn has_a_state(&self, start: &Start<'_>) -> Result<(), Failure> {
+    /// Takes the next term. What follows a service that did not end goes on with its state, or rebuilds it; and one
+    /// that answers is not replaced without a word.
+    async fn take(&self, address: &str, start: &Start<'_>) -> Result<Taken, Failure> {
         let named = |e: CoordinatorError| Failure::usage(format!("--coordinator: {e}"));
-        let Some(newest) = ebb_coordinator::newest_in(&self.dir).map_err(named)? else {
-            return Ok(());
-        };
-        let is_new = start.rebuild.is_none() && !start.state.join("journal").exists();
-        if is_new && !has_ended(&self.dir, newest.number).map_err(named)? {
-            return Err(Failure::usage(format!(
-                "--state {}: nothing is there, and the service before ({}, term {} in {}) has not ended: name its \
-                 state, or rebuild it with --rebuild NODES (for another job another directory: --coordinator)",
-                start.state.display(),
-                newest.address,
-                newest.number,
-                self.dir.display()
-            )));
+        if let Some(before) = self.not_ended().map_err(named)? {
+            let (dir, term, at) = (self.dir.display(), before.number, &before.address);
+            if start.rebuild.is_none() && !start.state.join("journal").exists() {
+                return Err(Failure::usage(format!(
+                    "--state {}: nothing is there, and the service before ({at}, term {term} in {dir}) has not ended: \
+                     name its state, or rebuild it with --rebuild NODES (for another job another directory: \
+                     --coordinator)",
+                    start.state.display(),
+                )));
+            }
+            if !self.take_over && !before.holder.is_dead() && answers(at).await {
+                return Err(Failure::usage(format!(
+                    "--coordinator dir:{dir}: something answers at {at}, where the service of term {term} is: end it, or \
+                     say --take-over if this one is to take its place (also when it stands still)"
+                )));
+            }
         }
-        Ok(())
-    }
-
-    /// Takes the next term. A service that answers is not replaced without a word.
-    async fn take(&self, address: &str, lease: Duration) -> Result<Taken, Failure> {
-        let named = |e: CoordinatorError| Failure::usage(format!("--coordinator: {e}"));
-        let newest = ebb_coordinator::newest_in(&self.dir).map_err(named)?;
-        if let Some(newest) = newest.filter(|newest| !self.take_over && !newest.holder.is_dead())
-            && answers(&newest.address).await
-            && !has_ended(&self.dir, newest.number).map_err(named)?
-        {
-            return Err(Failure::usage(format!(
-                "--coordinator dir:{}: something answers at {}, where the service of term {} is: end it, or say \
-                 --take-over if this one is to take its place (also when it stands still)",
-                self.dir.display(),
-                newest.address,
-                newest.number
-            )));
-        }
-        let taken = ebb_coordinator::take(&self.dir, address, lease).map_err(named)?;
+        let taken = ebb_coordinator::take(&self.dir, address, start.lease).map_err(named)?;
         if let Some((before, most)) = taken.waits_for() {
             println!(
                 "ebb meta: waiting up to {} s until the service of term {} at {} can answer nothing any more",
@@ -244,10 +229,13 @@ impl Place {
         }
         Ok(taken)
     }
-}
 
-fn has_ended(dir: &Path, number: u64) -> Result<bool, CoordinatorError> {
-    Directory::open(dir)?.has_ended(number)
+    /// The service before, unless it has said that it ended.
+    fn not_ended(&self) -> Result<Option<Term>, CoordinatorError> {
+        let Some(newest) = ebb_coordinator::newest_in(&self.dir)? else { return Ok(None) };
+        let has_ended = Directory::open(&self.dir)?.has_ended(newest.number)?;
+        Ok((!has_ended).then_some(newest))
+    }
 }
 
 /// True when something can be connected to there.

@@ -108,17 +108,29 @@ async fn what_was_heard_later_than_now_is_refused_and_nothing_is_answered() {
     assert!(a.is_quiet(asked).await);
 }
 
+/// From where on the state would give out versions that is rebuilt in this second.
+fn first_version() -> u64 {
+    const BEGINNING_OF_2026: u64 = 1_767_225_600;
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    (now + 3600 - BEGINNING_OF_2026) << 34
+}
+
 #[tokio::test]
-async fn versions_that_are_newer_than_what_it_would_give_out_are_refused() {
+async fn versions_that_it_would_give_out_are_refused() {
+    let before = first_version();
     let s = nothing_left(1).await;
+    let after = first_version() - (1 << 34);
+    assert!(after >= before, "it has waited for the next second");
     let mut a = Node::join_as(s.address, of_before("a", 7), None).await.unwrap();
-    let newest = 1 << 63;
-    let asks = vec![pb::KnownFile { ino: 61, newest, ..pb::KnownFile::default() }];
-    let located = vec![pb::Located { ino: 61, as_of: newest, ..pb::Located::default() }];
-    for later in
-        [Reassert { asks, ..Reassert::default() }, Reassert { located, ..Reassert::default() }]
-    {
-        assert_eq!(a.ask(tell(later)).await.err(), Some(Errno::ESTALE));
+    for (version, refused) in [(after, true), (1 << 63, true), (before - 1, false)] {
+        let asks = vec![pb::KnownFile { ino: 61, newest: version, ..pb::KnownFile::default() }];
+        let located = vec![pb::Located { ino: 62, as_of: version, ..pb::Located::default() }];
+        for told in
+            [Reassert { asks, ..Reassert::default() }, Reassert { located, ..Reassert::default() }]
+        {
+            let error = refused.then_some(Errno::ESTALE);
+            assert_eq!(a.ask(tell(told)).await.err(), error, "{version}");
+        }
     }
     a.ask(named()).await.unwrap();
 }
