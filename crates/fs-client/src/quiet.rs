@@ -318,14 +318,20 @@ impl Node {
         }
     }
 
-    /// Everything is told that nobody is telling just now.
-    pub(crate) async fn tell_quiet_if_idle(&self) {
+    /// Everything is told, except of files whose turn somebody keeps for so long: these come back.
+    pub(crate) async fn tell_quiet_within(&self, patience: Duration) -> Vec<Arc<CachedFile>> {
+        let until = tokio::time::Instant::now() + patience;
+        let mut busy = Vec::new();
         for file in self.all_quiet() {
-            let Ok(_turn) = file.turn.try_lock() else { continue };
+            let Ok(_turn) = tokio::time::timeout_at(until, file.turn.lock()).await else {
+                busy.push(Arc::clone(&file));
+                continue;
+            };
             if let Err(e) = self.end_quiet_in_turn(&file).await {
                 tracing::warn!(ino = %file.ino, error = %e, "quiet writes are not told yet");
             }
         }
+        busy
     }
 
     /// Everything is told, for this node leaves.

@@ -10,7 +10,7 @@
 use crate::file::CachedFile;
 use crate::node::Node;
 use ebb_consistency::{Assertion, Claimed};
-use ebb_meta_client::{KnownFile, Located};
+use ebb_meta_client::{KnownFile, Located, SeatWish};
 use ebb_node_journal::{Found, Held, Kept, Note};
 use ebb_types::facts::Moment;
 use ebb_types::{ByteRange, Errno, Ino, Version};
@@ -23,6 +23,9 @@ const FILES: usize = 1 << 12;
 
 /// Before it is tried again to tell.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// So long is waited, before all is told, for who is at work at a file.
+const TURNS: Duration = Duration::from_secs(2);
 
 /// Ranges in one request.
 const CLAIMS: usize = 1 << 15;
@@ -78,9 +81,14 @@ impl Node {
             }
             unknown.extend(forgotten.unknown);
         }
-        self.tell_quiet_if_idle().await;
+        // Who keeps a turn for longer may be waiting for this.
+        let busy = self.tell_quiet_within(TURNS).await;
         for ino in self.meta.reasserted(to, Some(self.locks_now())).await? {
             self.file(ino).iter().for_each(|file| self.lose_locks_of(file));
+        }
+        for file in busy {
+            let _turn = file.turn.lock().await;
+            self.end_quiet_in_turn(&file).await?;
         }
         self.metrics.reasserted.fetch_add(told, Relaxed);
         for ino in unknown {
@@ -159,6 +167,8 @@ impl Node {
                     newest: published(note).map(|(_, v, _)| v).max().unwrap_or_default(),
                     owns: false,
                     open: false,
+                    // Nobody writes there any more.
+                    seat: None,
                 })
                 .collect();
             for (ino, after) in self.meta.forgotten_of(&asks).await?.news {
@@ -196,6 +206,7 @@ fn known(file: &Arc<CachedFile>) -> KnownFile {
         newest: state.view.newest_known(),
         owns: state.view.may_own(),
         open: state.opens > 0,
+        seat: state.seat().map(|seat| SeatWish { id: seat.id, asked: seat.asked }),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Telling a service that lost the end of its journal what this node knows
 //! ([`ebb_consistency::Assertion`]).
 
+use crate::bytes::SeatWish;
 use crate::client::MetaClient;
 use crate::locks::LockKind;
 use crate::names::expect_body;
@@ -25,6 +26,8 @@ pub struct KnownFile {
     pub owns: bool,
     /// Somebody here has it open.
     pub open: bool,
+    /// It sits here.
+    pub seat: Option<SeatWish>,
 }
 
 /// One life of the service.
@@ -158,6 +161,7 @@ impl MetaClient {
             newest: f.newest.0,
             owns: f.owns,
             open: f.open,
+            seat: f.seat.map(SeatWish::to_pb),
         });
         let asks = pb::Reassert { asks: asks.collect(), ..pb::Reassert::default() };
         let wanted = expect_body!(self.call(Op::Reassert(asks)).await?, Wanted);

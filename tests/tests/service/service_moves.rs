@@ -3,9 +3,10 @@
 
 use ebb_testkit::{Builder, Cluster, Node, describe, mounts, random, skip_reason};
 use ebb_tests::content::{bytes, same};
-use ebb_tests::nodes::{open, requests};
+use ebb_tests::nodes::{open, requests, went_past};
 use rand::Rng;
 use rustix::process::Signal;
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Child, Command, Stdio};
@@ -264,13 +265,24 @@ const LOAD: &str = r#"
 /// Under load, in each of the ways and at random points: nobody reads anything old, nothing is lost.
 #[test]
 fn a_service_moves_again_and_again_under_load() {
+    moves_under_load(builder("posix"), |_| true);
+}
+
+/// The file sits at one of the nodes, which writes it without asking anybody.
+#[test]
+fn a_service_moves_again_and_again_under_load_past_the_daemon() {
+    moves_under_load(builder("posix").option("--io-path", "auto"), went_past);
+}
+
+/// `way`: that some node went the way that is tried.
+fn moves_under_load(builder: Builder, way: impl Fn(&Value) -> bool) {
     if skip_reason().is_some() {
         return;
     }
     let moves = std::env::var("EBB_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(4_u64);
     let seed = random::seed();
     let mut dice = random::generator(seed);
-    let mut cluster = builder("posix").start();
+    let mut cluster = builder.start();
     let paths: Vec<_> = cluster.nodes().iter().map(|node| node.path("shared")).collect();
     fs::write(&paths[0], [0; 3 * 4096]).expect("write");
     let notes = cluster.root().join("notes");
@@ -330,11 +342,12 @@ fn a_service_moves_again_and_again_under_load() {
     let last: Vec<u8> =
         (0..3).flat_map(|who| noted(format!("done{who}")).to_le_bytes().repeat(512)).collect();
     paths.iter().for_each(|path| same("read", &fs::read(path).expect("read"), &last));
-    for node in cluster.nodes() {
-        let (status, address) = (node.status(), cluster.meta_address().expect("a service"));
-        assert_eq!(status["meta"], address, "it has found all of them");
+    let statuses: Vec<Value> = cluster.nodes().iter().map(Node::status).collect();
+    for (node, status) in cluster.nodes().iter().zip(&statuses) {
+        assert_eq!(status["meta"], cluster.meta_address().expect("a service"), "it has found it");
         assert!(requests(node, "reassert") > 0 || moves < 4, "{status}");
     }
+    assert!(statuses.iter().any(way), "nobody went that way");
     cluster.umount_all();
     same("flushed", &fs::read(cluster.backing().join("shared")).expect("read"), &last);
 }

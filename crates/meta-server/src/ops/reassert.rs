@@ -4,7 +4,7 @@ use super::{Call, OpError, OpResult, checked, locking, size};
 use crate::reassert::Holding;
 use crate::rebuild::{Located, Place, Rebuild};
 use crate::state::{Entry, FileOp, State};
-use ebb_consistency::{Assertion, Claimed};
+use ebb_consistency::{Assertion, Claimed, Seat};
 use ebb_namespace::locks::Kind;
 use ebb_namespace::{AttrChange, Home, Record};
 use ebb_types::{ByteRange, Errno, Ino, Name, NodeId, Version};
@@ -93,10 +93,11 @@ impl Call {
         Ok(Some(Body::Wanted(wanted)))
     }
 
-    /// What somebody has open there is open, whether that is known here or forgotten.
+    /// What somebody has open there is open, and what sits there sits there, whether that is known here or forgotten.
     fn open_again(&self, state: &mut State, asks: &[pb::KnownFile]) {
         let node = self.who.node;
-        if !state.owing.contains(&node) {
+        if state.floor() == Version::ZERO {
+            // Nothing is forgotten here.
             return;
         }
         let inos = asks.iter().filter(|ask| ask.open).map(|ask| Ino(ask.ino));
@@ -107,6 +108,15 @@ impl Call {
         if !open.is_empty() {
             self.core.commit_ns(state, open);
         }
+        // Where it sits it is written without a word: that must be known before others are told of it.
+        let free = |ino: &Ino| state.files.get(ino).is_some_and(|file| file.seat().is_none());
+        let seat = |ask: &pb::KnownFile| {
+            let (ino, told) = (Ino(ask.ino), ask.seat.filter(|told| told.id != 0 && ask.open)?);
+            let seat = Seat { node, id: told.id, asked: told.asked };
+            free(&ino).then_some(Entry::File(ino, FileOp::Seat(seat)))
+        };
+        let seats: Vec<Entry> = asks.iter().filter_map(seat).collect();
+        self.core.commit(state, &seats);
     }
 
     fn entries(

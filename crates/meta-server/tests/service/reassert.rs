@@ -112,8 +112,8 @@ async fn only_files_with_news_are_wanted() {
     let (s, ino) = two_nodes().await;
     let (mut a, mut b) = (back(&s, "a").await, back(&s, "b").await);
     let asks = |newest, owns| {
-        let known = pb::KnownFile { ino, newest, owns, open: false };
-        let unknown = pb::KnownFile { ino: 999, newest: 5, owns: true, open: false };
+        let known = pb::KnownFile { ino, newest, owns, ..Default::default() };
+        let unknown = pb::KnownFile { ino: 999, newest: 5, owns: true, ..Default::default() };
         Op::Reassert(Reassert { asks: vec![known, unknown], ..Reassert::default() })
     };
     let wanted = |body: Option<Body>| match body {

@@ -228,3 +228,37 @@ async fn a_restarted_service_knows_the_seat() {
     a.ask(Op::Goodbye(pb::Goodbye {})).await.expect("goodbye");
     b.query(ino).await;
 }
+
+/// A service that forgot where a file sits hears it, and asks there before others are told of the file.
+/// Whoever says it second, or without having the file open, has no seat.
+#[tokio::test]
+async fn a_seat_that_is_forgotten_is_told_again() {
+    let short = |c: &mut ebb_meta_server::Config| c.lease = Duration::from_secs(2);
+    let service = Service::start_with(short).await;
+    let mut a = service.node("a").await;
+    let _b = service.node("b").await;
+    let ino = a.create(ROOT, "f").await;
+    let journal = service.journal();
+    assert!(opened(&mut a, sit(ino, 7, true)).await.seated);
+    let service = service.restart_on(journal, short).await;
+    let join = |name| Node::join(service.address, name, 1, None);
+    let (mut a, mut b) = (join("a").await.expect("a"), join("b").await.expect("b"));
+    let knows = |open, id| {
+        let seat = Some(pb::Seat { id, asked: true });
+        let asks = vec![pb::KnownFile { ino, open, seat, ..Default::default() }];
+        Op::Reassert(pb::Reassert { asks, ..Default::default() })
+    };
+    let done = || Op::Reassert(pb::Reassert { done: true, ..Default::default() });
+    b.ask(knows(false, 5)).await.expect("told");
+    a.ask(knows(true, 7)).await.expect("told");
+    b.ask(knows(true, 6)).await.expect("told");
+    let all_told = b.send(done()).await;
+    a.ask(done()).await.expect("told");
+    assert_eq!(b.wait(all_told).await.errno, 0);
+    let id = b.send(query(ino)).await;
+    let publish = asked(&mut a).await;
+    assert_eq!((publish.ino, publish.seat), (ino, 7));
+    assert!(b.is_quiet(id).await, "it is told before the seat has answered");
+    published(&mut a, &publish, true).await.expect("it sits here");
+    assert_eq!(b.wait(id).await.errno, 0);
+}
