@@ -21,6 +21,7 @@ mod plot;
 mod progress;
 mod service;
 mod settings;
+mod standby;
 mod unmount;
 
 use clap::{Parser, Subcommand};

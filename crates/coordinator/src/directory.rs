@@ -1,5 +1,6 @@
 //! Terms as files of a directory: `service-NUMBER`, written whole before they have that name, and never changed;
-//! `service-NUMBER.ended` when that service says nothing any more.
+//! `service-NUMBER.ended` when that service says nothing any more. `service-NUMBER.beat` is a number that a service
+//! with a standby counts up as long as it may answer.
 
 use crate::term::{BYTES_MAX, Term};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawMode, fstat, linkat, openat, unlinkat};
@@ -9,10 +10,14 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::num::ParseIntError;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const TERM: &str = "service-";
 const ENDED: &str = ".ended";
+const BEAT: &str = ".beat";
+/// Digits of a beat.
+const BEAT_BYTES: usize = 20;
 const NEW: &str = ".new-";
 /// Files of so many terms before the newest one are kept, for people.
 const KEPT: u64 = 8;
@@ -178,7 +183,8 @@ impl Directory {
     /// Removes the files of terms long before this one.
     pub fn tidy(&self, newest: u64) -> Res<()> {
         for number in self.numbers()?.into_iter().filter(|n| n.saturating_add(KEPT) < newest) {
-            for name in [format!("{}{ENDED}", term_name(number)), term_name(number)] {
+            for what in [BEAT, ENDED, ""] {
+                let name = format!("{}{what}", term_name(number));
                 match unlinkat(&self.dir, name.as_str(), AtFlags::empty()) {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(e) => return Err(self.failed(&name, e.into())),
@@ -186,6 +192,37 @@ impl Directory {
             }
         }
         Ok(())
+    }
+
+    /// Says that the service of that term lives: another number than the last time.
+    pub fn beat(&self, number: u64, beat: u64) -> Res<()> {
+        let name = format!("{}{BEAT}", term_name(number));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.dir, name.as_str(), flags, Mode::from_raw_mode(0o644));
+        let file = file.map_err(|e| self.failed(&name, e.into()))?;
+        let stat = fstat(&file).map_err(|e| self.failed(&name, e.into()))?;
+        check_stat(&self.path.join(&name), &stat)?;
+        let written = File::from(file).write_all_at(format!("{beat:020}").as_bytes(), 0);
+        written.map_err(|e| self.failed(&name, e))
+    }
+
+    /// What it said last, as it stands there: whatever that is, it is another text when the service has beaten again.
+    /// None: it never has.
+    pub fn last_beat(&self, number: u64) -> Res<Option<String>> {
+        let name = format!("{}{BEAT}", term_name(number));
+        let path = self.path.join(&name);
+        // Opened each time: a network file system shows what is new at an open.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match openat(&self.dir, name.as_str(), flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(io_error(&path, e)),
+        };
+        check_stat(&path, &fstat(&file).map_err(|e| io_error(&path, e))?)?;
+        let mut bytes = Vec::new();
+        let read = File::from(file).take(BEAT_BYTES as u64).read_to_end(&mut bytes);
+        read.map_err(|source| CoordinatorError::Io { path, source })?;
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
     fn numbers(&self) -> Res<Vec<u64>> {

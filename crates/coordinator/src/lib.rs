@@ -21,7 +21,7 @@ pub mod tenure;
 pub mod term;
 
 pub use directory::{CoordinatorError, Directory};
-pub use tenure::{Ended, Taken, Tenure, take};
+pub use tenure::{Ended, Seen, Succession, Taken, Tenure, take};
 pub use term::{Holder, Term};
 
 /// The newest term in a directory; none: no service has come yet, not even to make the directory.

@@ -2,6 +2,11 @@
 //! Whoever takes the next term waits for that lease, counted from when his term could be seen, so that two
 //! services never answer at the same time, also when the older one stood still meanwhile.
 //!
+//! A service with a standby says at each look that it lives ([`Directory::beat`]), before it looks. A standby that sees no
+//! other beat for a lease takes the next term, and looks at the beat once more: when that is still the same, the
+//! service has made no look since that did not see the new term, and the lease of its last one is over
+//! ([`Succession`]). So who was silent for a lease need not be waited for again.
+//!
 //! The clock is that of the time since boot, which goes on while a machine sleeps. Two machines need not agree on
 //! the time, only on how long a second is, within an eighth.
 
@@ -9,6 +14,7 @@ use crate::directory::{CoordinatorError, Directory};
 use crate::term::{Holder, Term};
 use rustix::time::{ClockId, clock_gettime};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -34,6 +40,13 @@ struct Inner {
     path: PathBuf,
     term: Term,
     right: watch::Sender<Right>,
+    /// A standby wants to know that this service lives.
+    beats: AtomicBool,
+    /// The last beat.
+    beat: watch::Sender<u64>,
+    /// Stops a look between what it says and what it sees.
+    #[cfg(test)]
+    pause: std::sync::Mutex<()>,
 }
 
 /// How long it lasts.
@@ -59,28 +72,51 @@ pub struct Taken {
 /// Takes the next term for the service at `address`, as this process.
 pub fn take(path: &Path, address: &str, lease: Duration) -> Result<Taken, CoordinatorError> {
     let dir = Directory::make(path)?;
-    // What goes wrong goes wrong before the service that is there is replaced.
-    let (term, mut before) = loop {
+    let (term, before) = loop {
         let before = dir.terms()?;
-        let number = before.iter().map(|term| term.number).max().unwrap_or(0).checked_add(1);
-        let there = address.to_owned();
-        let term =
-            number.map(|number| Term { number, address: there, lease, holder: Holder::me() });
-        let Some(term) = term.filter(|t| Term::decode(&t.encode()).as_ref() == Ok(t)) else {
-            return Err(CoordinatorError::Absurd {
-                path: path.to_owned(),
-                address: address.to_owned(),
-                lease,
-            });
-        };
-        if dir.claim(&term)? {
+        let last = before.iter().map(|term| term.number).max().unwrap_or(0);
+        if let Some(term) = claim_after(&dir, last, address, lease)? {
             break (term, before);
         }
     };
+    begin(&dir, term, before)
+}
+
+/// Takes the term after that number; none: another one has it.
+fn claim_after(
+    dir: &Directory,
+    last: u64,
+    address: &str,
+    lease: Duration,
+) -> Result<Option<Term>, CoordinatorError> {
+    let there = address.to_owned();
+    let term = last.checked_add(1);
+    let term = term.map(|number| Term { number, address: there, lease, holder: Holder::me() });
+    // What goes wrong goes wrong before the service that is there is replaced.
+    let Some(term) = term.filter(|t| Term::decode(&t.encode()).as_ref() == Ok(t)) else {
+        return Err(CoordinatorError::Absurd {
+            path: dir.path().to_owned(),
+            address: address.to_owned(),
+            lease,
+        });
+    };
+    Ok(dir.claim(&term)?.then_some(term))
+}
+
+/// The term is this process's, which has to wait for those of `before`.
+fn begin(dir: &Directory, term: Term, mut before: Vec<Term>) -> Result<Taken, CoordinatorError> {
+    let path = dir.path();
     let since = now_ms();
-    before.retain(|other| !may_be_passed_over(&dir, other));
-    let inner =
-        Arc::new(Inner { path: path.to_owned(), term, right: watch::Sender::new(Right::Until(0)) });
+    before.retain(|other| !may_be_passed_over(dir, other));
+    let inner = Arc::new(Inner {
+        path: path.to_owned(),
+        term,
+        right: watch::Sender::new(Right::Until(0)),
+        beats: AtomicBool::new(false),
+        beat: watch::Sender::new(0),
+        #[cfg(test)]
+        pause: std::sync::Mutex::new(()),
+    });
     let watched = Arc::downgrade(&inner);
     std::thread::Builder::new()
         .name("term".to_owned())
@@ -198,6 +234,14 @@ impl Tenure {
         }
     }
 
+    /// From now on the directory shows that this service lives. Counts the beats; none without a directory.
+    #[must_use]
+    pub fn beats(&self) -> Option<watch::Receiver<u64>> {
+        let inner = self.0.as_ref()?;
+        inner.beats.store(true, Relaxed);
+        Some(inner.beat.subscribe())
+    }
+
     /// This service says nothing any more.
     pub fn give_up(&self) {
         if let Some(inner) = &self.0 {
@@ -243,7 +287,15 @@ impl Inner {
     /// Looks for a newer term. False when there is one.
     fn look(&self) -> Result<bool, CoordinatorError> {
         let began = now_ms();
-        let newest = Directory::open(&self.path)?.newest()?;
+        let dir = Directory::open(&self.path)?;
+        if self.beats.load(Relaxed) {
+            let beat = *self.beat.borrow() + 1;
+            dir.beat(self.term.number, beat)?;
+            self.beat.send_replace(beat);
+        }
+        #[cfg(test)]
+        drop(self.pause.lock());
+        let newest = dir.newest()?;
         match newest {
             Some(newest) if newest.number > self.term.number => {
                 self.set(Right::Over(Ended(format!(
@@ -258,6 +310,84 @@ impl Inner {
             }
             _ => Err(CoordinatorError::Gone { path: self.path.clone(), number: self.term.number }),
         }
+    }
+}
+
+/// A service that a standby follows, as the directory shows it.
+#[derive(Debug)]
+pub struct Succession {
+    dir: PathBuf,
+    term: Term,
+    beat: Option<String>,
+    /// Since then at the latest the beat stands there.
+    since: u64,
+}
+
+/// What a standby sees of the service that it follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// It may answer.
+    Lives,
+    /// It can answer nothing any more: it has said so, is dead for certain, or was silent for its lease.
+    Silent,
+    /// Another one has come after it.
+    Replaced,
+}
+
+impl Succession {
+    /// After the service of the newest term; none: there is none.
+    pub fn of(dir: &Path) -> Result<Option<Succession>, CoordinatorError> {
+        let Some(term) = crate::newest_in(dir)? else { return Ok(None) };
+        let beat = Directory::open(dir)?.last_beat(term.number)?;
+        Ok(Some(Succession { dir: dir.to_owned(), term, beat, since: now_ms() }))
+    }
+
+    /// The service.
+    #[must_use]
+    pub fn term(&self) -> &Term {
+        &self.term
+    }
+
+    /// Its last beat that was seen; 0: none. What is none counts as the last one of all.
+    #[must_use]
+    pub fn beat(&self) -> u64 {
+        self.beat.as_ref().map_or(0, |beat| beat.parse().unwrap_or(u64::MAX))
+    }
+
+    /// Looks at it once more.
+    pub fn look(&mut self) -> Result<Seen, CoordinatorError> {
+        let dir = Directory::open(&self.dir)?;
+        let newest = dir.newest()?.map(|newest| newest.number);
+        if newest != Some(self.term.number) {
+            return Ok(Seen::Replaced);
+        }
+        let beat = dir.last_beat(self.term.number)?;
+        if beat != self.beat {
+            (self.beat, self.since) = (beat, now_ms());
+        }
+        let silent = may_be_passed_over(&dir, &self.term) || self.is_over();
+        Ok(if silent { Seen::Silent } else { Seen::Lives })
+    }
+
+    /// It was silent for so long that it has no right any more, if it has seen all since.
+    fn is_over(&self) -> bool {
+        self.beat.is_some() && now_ms().saturating_sub(self.since) >= ms(quiet_after(&self.term))
+    }
+
+    /// Takes the term after it, for the service at `address`; none: another one has. It must have answered.
+    pub fn take(self, address: &str, lease: Duration) -> Result<Option<Taken>, CoordinatorError> {
+        let dir = Directory::open(&self.dir)?;
+        let mut before = dir.terms()?;
+        let Some(term) = claim_after(&dir, self.term.number, address, lease)? else {
+            return Ok(None);
+        };
+        // Those before it can say nothing: it answered.
+        before.retain(|other| other.number >= self.term.number);
+        // What it has not shown by now it shows only when it has seen the new term.
+        if self.is_over() && dir.last_beat(self.term.number)? == self.beat {
+            before.retain(|other| other.number > self.term.number);
+        }
+        begin(&dir, term, before).map(Some)
     }
 }
 
@@ -454,6 +584,154 @@ mod tests {
         });
         all.sort_unstable();
         assert!(all.len() >= 4, "hardly anybody got so far: {all:?}");
+        assert!(all.is_sorted_by(|a, b| a.1 < b.0), "two answered: {all:?}");
+    }
+
+    fn succession(path: &Path) -> Succession {
+        Succession::of(path).expect("terms").expect("a service")
+    }
+
+    /// The service is this process, so it is never dead for certain.
+    #[tokio::test]
+    async fn who_is_silent_for_a_lease_is_succeeded_and_not_waited_for_again() {
+        let (_root, path) = dir();
+        let first = alone(&path, "a:1").await;
+        let mut beats = first.beats().expect("a directory");
+        let seen = *beats.wait_for(|beat| *beat > 0).await.expect("it beats");
+        let mut heir = succession(&path);
+        assert!(heir.beat() >= seen && heir.term().address == "a:1");
+        for _ in 0..20 {
+            assert_eq!(heir.look().expect("a look"), Seen::Lives);
+            tokio::time::sleep(LEASE / 10).await;
+        }
+        let inner = first.0.clone().expect("it has a term");
+        let begun = Instant::now();
+        let paused = inner.pause.lock().expect("no panic");
+        while heir.look().expect("a look") == Seen::Lives {
+            tokio::time::sleep(LEASE / 20).await;
+        }
+        assert!(begun.elapsed() >= LEASE && inner.is_held().is_none(), "{:?}", begun.elapsed());
+        let taken = heir.take("b:1", LEASE).expect("terms").expect("nobody else");
+        assert!(taken.waits_for().is_none(), "it was silent for long enough");
+        let second = taken.alone().await.expect("alone");
+        drop(paused);
+        assert!(first.over().await.0.contains("term 2 at b:1"));
+        assert_eq!(second.held().await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn who_beats_again_at_the_last_moment_is_waited_for() {
+        let (_root, path) = dir();
+        let first = alone(&path, "a:1").await;
+        let mut beats = first.beats().expect("a directory");
+        beats.wait_for(|beat| *beat > 0).await.expect("it beats");
+        let mut heir = succession(&path);
+        let inner = first.0.clone().expect("it has a term");
+        let paused = inner.pause.lock().expect("no panic");
+        while heir.look().expect("a look") == Seen::Lives {
+            tokio::time::sleep(LEASE / 20).await;
+        }
+        Directory::open(&path).and_then(|dir| dir.beat(1, 1000)).expect("a beat");
+        let taken = heir.take("b:1", LEASE).expect("terms").expect("nobody else");
+        assert_eq!(taken.waits_for().map(|(term, _)| term.number), Some(1));
+        drop(paused);
+        let mut late = succession(&path);
+        assert_eq!(late.term().number, 2);
+        drop(taken.alone().await.expect("alone"));
+        assert!(take(&path, "c:1", LEASE).is_ok());
+        assert_eq!(late.look().expect("a look"), Seen::Replaced);
+        assert!(late.take("d:1", LEASE).expect("terms").is_none(), "it has a successor already");
+    }
+
+    #[tokio::test]
+    async fn who_has_ended_is_succeeded_at_once_and_who_never_beat_is_not() {
+        let (_root, path) = dir();
+        assert!(Succession::of(&path).expect("terms").is_none());
+        let first = alone(&path, "a:1").await;
+        let mut heir = succession(&path);
+        tokio::time::sleep(LEASE * 2).await;
+        assert_eq!(heir.look().expect("a look"), Seen::Lives, "nothing is known of it");
+        first.end();
+        assert_eq!(heir.look().expect("a look"), Seen::Silent);
+        let taken = heir.take("b:1", LEASE).expect("terms").expect("nobody else");
+        assert!(taken.waits_for().is_none());
+    }
+
+    /// Services that stand still at any point, and successors that come as early as they may.
+    #[test]
+    fn a_successor_never_answers_at_once_with_who_was_before() {
+        let (_root, path) = dir();
+        let lease = Duration::from_millis(60);
+        let runtime = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.expect("a runtime")
+        };
+        let answered = std::sync::Mutex::new(Vec::<(u64, u64)>::new());
+        let successions = std::sync::atomic::AtomicU64::new(0);
+        // Answers, and stands still now and then, until another one has come.
+        let serves = |tenure: Tenure, stalls: u64| {
+            let inner = tenure.0.clone().expect("it has a term");
+            tenure.beats().expect("a directory");
+            let (mut first, mut last, mut n) = (None, 0, 0_u64);
+            let end = Instant::now() + Duration::from_secs(7);
+            while inner.over().is_none() && Instant::now() < end {
+                let now = now_ms();
+                if inner.is_held() == Some(Ok(())) {
+                    first.get_or_insert(now);
+                    last = now;
+                }
+                n += 1;
+                if n.is_multiple_of(25) {
+                    let paused = inner.pause.lock();
+                    let stall = Duration::from_millis((stalls * 37 + n * 13) % 130);
+                    let until = Instant::now() + stall;
+                    while Instant::now() < until {
+                        let now = now_ms();
+                        if inner.is_held() == Some(Ok(())) {
+                            last = now;
+                        }
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    drop(paused);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let span = first.map(|first| (first, last));
+            answered.lock().expect("no panic").extend(span);
+        };
+        let first = take(&path, "a:1", lease).expect("taken");
+        let first = runtime().block_on(first.alone()).expect("alone");
+        std::thread::scope(|threads| {
+            threads.spawn(|| serves(first, 1));
+            for who in 0..3 {
+                let (path, serves, successions) = (&path, &serves, &successions);
+                threads.spawn(move || {
+                    let end = Instant::now() + Duration::from_secs(6);
+                    let mut heir = succession(path);
+                    while Instant::now() < end {
+                        match heir.look().expect("a look") {
+                            Seen::Lives => std::thread::sleep(Duration::from_millis(2)),
+                            Seen::Replaced => heir = succession(path),
+                            Seen::Silent => {
+                                let old = std::mem::replace(&mut heir, succession(path));
+                                let Some(taken) = old.take("a:1", lease).expect("terms") else {
+                                    continue;
+                                };
+                                let Ok(tenure) = runtime().block_on(taken.alone()) else {
+                                    continue;
+                                };
+                                let n = successions.fetch_add(1, Relaxed);
+                                serves(tenure, n * 3 + who);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let mut all = answered.into_inner().expect("no panic");
+        all.sort_unstable();
+        let count = successions.into_inner();
+        assert!(count >= 5, "hardly anybody was succeeded: {count}");
         assert!(all.is_sorted_by(|a, b| a.1 < b.0), "two answered: {all:?}");
     }
 }

@@ -365,6 +365,55 @@ impl MetaClient {
     }
 }
 
+/// What a standby hears of the service that it follows, and how it says what it has.
+pub struct Followed {
+    /// Copies of the journal, and signs of life.
+    pub heard: tonic::Streaming<pb::Followed>,
+    /// What is on stable storage here.
+    pub say: tokio::sync::mpsc::Sender<pb::Following>,
+}
+
+/// Follows the service at `address`, as the standby `name`.
+pub async fn follow(
+    address: &str,
+    name: &str,
+    token: Option<&Token>,
+    secure: Secure,
+    patience: Duration,
+) -> Result<Followed, ConnectError> {
+    let heard = Arc::new(Heard::default());
+    let asked = async {
+        let way =
+            session::channel(address, None, token, secure, &heard, Silence::default()).await?;
+        let mut client = session::client(way);
+        let (say, said) = tokio::sync::mpsc::channel(16);
+        let first = pb::Following { has: 0, name: name.to_owned() };
+        // There is room for it.
+        let _ = say.send(first).await;
+        let mut request = tonic::Request::new(tokio_stream::wrappers::ReceiverStream::new(said));
+        if let Some(token) = token {
+            let asked = pb::Following::default().encode_to_vec();
+            let call = admin::Call { name: "follow", request: &asked };
+            let proof = MetadataValue::from_bytes(&admin::proof(token, call));
+            request.metadata_mut().insert_bin(ADMIN_KEY, proof);
+        }
+        let followed = client.follow(request).await;
+        let followed = followed.map_err(|e| of_status(address, &e))?;
+        Ok(Followed { heard: followed.into_inner(), say })
+    };
+    let late = |_| Err(ConnectError::Unreachable(format!("{address}: no answer in time")));
+    let answered = timeout(patience, asked).await.unwrap_or_else(late);
+    answered.map_err(|e| heard.explain(address, e))
+}
+
+fn of_status(address: &str, e: &tonic::Status) -> ConnectError {
+    let text = format!("{address}: {}", e.message());
+    match e.code() {
+        Code::PermissionDenied => ConnectError::BadToken(text),
+        _ => ConnectError::Unreachable(text),
+    }
+}
+
 /// What the service at `address` (or where `dir:DIR` says) tells of itself, without joining the job. From another machine
 /// it wants to see the job's token.
 pub async fn service_status(
@@ -386,13 +435,8 @@ pub async fn service_status(
             let proof = MetadataValue::from_bytes(&admin::proof(token, call));
             request.metadata_mut().insert_bin(ADMIN_KEY, proof);
         }
-        client.status(request).await.map(tonic::Response::into_inner).map_err(|e| {
-            let text = format!("{address}: {}", e.message());
-            match e.code() {
-                Code::PermissionDenied => ConnectError::BadToken(text),
-                _ => ConnectError::Unreachable(text),
-            }
-        })
+        let answered = client.status(request).await;
+        answered.map(tonic::Response::into_inner).map_err(|e| of_status(address, &e))
     };
     let late = |_| Err(ConnectError::Unreachable(format!("{address}: no answer in time")));
     let answered = timeout(patience, asked).await.unwrap_or_else(late);

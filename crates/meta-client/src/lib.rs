@@ -36,7 +36,7 @@ pub use bytes::{
     AttachRequest, Attached, Backing, Changes, FlushDone, FlushGrant, Materialized, Opened, Place,
     QueryRequest, Quietly, SeatWish, detached_from_pb,
 };
-pub use client::{CallError, ClientStats, MetaClient, service_status};
+pub use client::{CallError, ClientStats, Followed, MetaClient, follow, service_status};
 pub use copies::{Adopted, Holding, Pairs};
 pub use driver::Event;
 pub use facts::NameNotes;

@@ -10,6 +10,7 @@ use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::copies::Copies;
 use crate::facts::Settling;
+use crate::following::Standbys;
 use crate::forgetting::Forgetting;
 use crate::grants::{ClaimId, Grants, Right};
 use crate::journal::{Journal, JournalError, Lsn, Read, StateDir};
@@ -120,6 +121,8 @@ pub struct Core {
     pub lease: Duration,
     /// Until when this service may answer.
     pub tenure: Tenure,
+    /// Who would take its place.
+    pub standbys: Standbys,
     /// Told apart from the service that was here before.
     pub instance: u64,
     /// Held while a node is given up, and while one is welcomed: neither sees half of the other.
@@ -198,6 +201,7 @@ impl Core {
             stats: Stats::default(),
             lease: config.lease,
             tenure: config.tenure.clone(),
+            standbys: Standbys::default(),
             instance,
             coming_and_going: Mutex::default(),
             job: job.into(),

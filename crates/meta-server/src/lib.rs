@@ -20,6 +20,7 @@ mod doors;
 mod effects;
 mod engine;
 mod facts;
+mod following;
 mod forgetting;
 #[cfg(test)]
 mod full_tests;
@@ -52,7 +53,8 @@ mod stream;
 mod striping;
 
 pub use config::{Config, StartError};
-pub use journal::JournalError;
+pub use following::BEATS;
+pub use journal::{Copy, JournalError};
 pub use peek::{Peek, Pending, judge};
 pub use remembered::Remembered;
 pub use server::Server;

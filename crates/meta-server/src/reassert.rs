@@ -123,8 +123,8 @@ impl Waiting {
         } else if on {
             tracing::warn!(
                 nodes = state.owing.len(),
-                "the machine was booted since the journal was written, and its end may be missing: the \
-                 nodes are asked what they know"
+                "the machine was booted since the journal was written, or it is a standby's copy, and its end may be \
+                 missing: the nodes are asked what they know"
             );
         }
         Waiting {

@@ -3,6 +3,7 @@
 use crate::config::{Config, StartError};
 use crate::core::Core;
 use crate::doors::{Doors, Visitor};
+use crate::following;
 use crate::stream;
 use ebb_locks::Mutex;
 use ebb_transport::secure::MUST_ENCRYPT;
@@ -110,6 +111,7 @@ impl Server {
         }
         stop.send_replace(true);
         self.core.sessions.end_all();
+        self.core.standbys.end();
         match tokio::time::timeout(GRACE, serving).await {
             Ok(result) => result.map_err(|e| failed(&e)),
             // Whoever does not hang up is hung up on.
@@ -170,6 +172,7 @@ impl Server {
             encrypted_sent_bytes: encrypted.sent_bytes,
             encrypted_received_bytes: encrypted.received_bytes,
             job: core.job(),
+            standbys: core.standbys.list(core.journal.tail()),
         }
     }
 
@@ -204,9 +207,19 @@ impl Server {
     }
 
     fn admit_admin<T: Message>(&self, name: &str, request: &Request<T>) -> Result<(), Status> {
+        self.admit_proven(name, request, request.get_ref())
+    }
+
+    /// `asked`: what the proof that came with the request is of.
+    fn admit_proven<T>(
+        &self,
+        name: &str,
+        request: &Request<T>,
+        asked: &impl Message,
+    ) -> Result<(), Status> {
         let visitor = self.admit(request)?;
         let proof = request.metadata().get_bin(ADMIN_KEY).and_then(|v| v.to_bytes().ok());
-        let call = admin::Call { name, request: &request.get_ref().encode_to_vec() };
+        let call = admin::Call { name, request: &asked.encode_to_vec() };
         let proven = match (&self.token, proof) {
             _ if visitor.is_ours => true,
             (Some(token), Some(proof)) => self.calls.admit(token, call, &proof),
@@ -240,6 +253,20 @@ impl Metadata for Service {
         let core = Arc::clone(&self.server.core);
         let token = self.server.token.clone();
         tokio::spawn(stream::serve(core, token, visitor, request.into_inner(), to_node));
+        Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
+    }
+
+    type FollowStream =
+        Pin<Box<dyn tokio_stream::Stream<Item = Result<pb::Followed, Status>> + Send>>;
+
+    async fn follow(
+        &self,
+        request: Request<Streaming<pb::Following>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        self.server.admit_proven("follow", &request, &pb::Following::default())?;
+        let (out, frames) = mpsc::channel(16);
+        let core = Arc::clone(&self.server.core);
+        tokio::spawn(following::serve(core, request.into_inner(), out));
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
 

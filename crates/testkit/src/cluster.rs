@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -445,6 +445,52 @@ impl Cluster {
         Stranger(before.expect("checked above").child)
     }
 
+    /// Starts a standby of the service, with its copy elsewhere.
+    ///
+    /// # Panics
+    /// When there is no separate service, or it does not start.
+    #[must_use]
+    pub fn start_standby(&self, state: &str) -> Standby {
+        let meta = self.meta.as_ref().expect("a cluster with a separate service");
+        let (mut command, state) = (meta.command.clone(), self.real.join(state));
+        let old = self.state.display().to_string();
+        for part in command.iter_mut().filter(|part| **part == old) {
+            *part = state.display().to_string();
+        }
+        command.retain(|part| part != "--listen" && *part != meta.address);
+        let listen = ["--listen".to_owned(), "127.0.0.1:0".to_owned()];
+        let mut starts = ebb_command(&self.real);
+        starts.args(command.iter().chain(&listen)).arg("--standby");
+        let log = meta_log(&self.real);
+        let starts = starts.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let mut child = starts.spawn().expect("ebb meta --standby can be started");
+        let stdout = BufReader::new(child.stdout.take().expect("it was piped"));
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                hears.lock().expect("no panic").push(line);
+            }
+        });
+        Standby { process: Stranger(child), said, state, command }
+    }
+
+    /// A standby that has taken over is the service from now on. Comes back with the one before.
+    ///
+    /// # Panics
+    /// When it has not.
+    pub fn is_succeeded_by(&mut self, standby: Standby, limit: Duration) -> Stranger {
+        let line = standby.says("listening on ", limit);
+        let address = line.split("listening on ").nth(1).and_then(|said| said.split(' ').next());
+        let address = address.expect("an address").to_owned();
+        let Standby { mut process, state, mut command, .. } = standby;
+        command.extend(["--listen".to_owned(), address.clone()]);
+        let meta = self.meta.as_mut().expect("a cluster with a separate service");
+        std::mem::swap(&mut meta.child, &mut process.0);
+        (meta.address, meta.command, self.state) = (address, command, state);
+        process
+    }
+
     fn start_meta(
         &mut self,
         options: &[String],
@@ -517,6 +563,41 @@ impl Drop for Stranger {
     }
 }
 
+/// A service that waits for the cluster's to fall silent. Ends when it is dropped.
+#[derive(Debug)]
+pub struct Standby {
+    /// The process.
+    pub process: Stranger,
+    said: Arc<Mutex<Vec<String>>>,
+    state: PathBuf,
+    command: Vec<String>,
+}
+
+impl Standby {
+    /// Waits until it has said something with `text` in it, and returns that line.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn says(&self, text: &str, limit: Duration) -> String {
+        let find = || {
+            let said = self.said.lock().expect("no panic");
+            said.iter().find(|line| line.contains(text)).cloned()
+        };
+        mounts::wait_until(limit, || find().is_some());
+        find().unwrap_or_else(|| panic!("no '{text}' in {:?}", self.has_said()))
+    }
+
+    /// All that it has said.
+    ///
+    /// # Panics
+    /// Never.
+    #[must_use]
+    pub fn has_said(&self) -> Vec<String> {
+        self.said.lock().expect("no panic").clone()
+    }
+}
+
 /// A port that is free, as the one after it, where the service will listen.
 fn free_port() -> u16 {
     loop {
@@ -533,12 +614,13 @@ fn free_port() -> u16 {
 }
 
 /// Starts `ebb meta` and reads the address that it prints.
+fn meta_log(root: &Path) -> std::fs::File {
+    let log = std::fs::File::options().create(true).append(true).open(root.join("meta.log"));
+    log.expect("the service's log")
+}
+
 fn spawn_meta(root: &Path, mut command: Command) -> (Child, String) {
-    let log = std::fs::File::options()
-        .create(true)
-        .append(true)
-        .open(root.join("meta.log"))
-        .expect("the service's log");
+    let log = meta_log(root);
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -16,7 +16,7 @@ pub mod random;
 pub mod relay;
 pub mod steps;
 
-pub use cluster::{Builder, Cluster, Stranger, number};
+pub use cluster::{Builder, Cluster, Standby, Stranger, number};
 pub use disk::Disk;
 pub use ebb_links::{Network, Port};
 pub use environment::{ebb_binary, skip_reason};

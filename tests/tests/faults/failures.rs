@@ -392,6 +392,30 @@ fn a_full_backing_is_told_by_drain_and_made_good_later() {
     node.umount();
 }
 
+/// The backing has another name for a file, and no room for its bytes: the name that is known stays, and who wants to
+/// take it away hears why.
+#[test]
+fn a_name_that_cannot_go_before_its_bytes_are_on_a_full_backing_says_so() {
+    let Some(small) = Small::new("8m") else { return };
+    let cluster = on_small_backing(&small);
+    let (node, backing) = (cluster.node(0), cluster.backing());
+    fs::write(backing.join("a"), "old").expect("write");
+    fs::hard_link(backing.join("a"), backing.join("b")).expect("link");
+    let large = bytes(1, 1, 0, 20_000_000);
+    fs::write(node.path("a"), &large).expect("the buffer takes it");
+    fs::write(node.path("new"), "new").expect("write");
+    let refused = fs::remove_file(node.path("a")).expect_err("its bytes are needed");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{refused}");
+    let refused = fs::rename(node.path("new"), node.path("a")).expect_err("the same");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{refused}");
+    same("still there", &read_fresh(&node.path("a")).expect("read"), &large);
+    small.remount("size=64m");
+    fs::rename(node.path("new"), node.path("a")).expect("there is room now");
+    same("the other name", &fs::read(backing.join("b")).expect("read"), &large);
+    node.umount();
+    assert_eq!(fs::read(backing.join("a")).expect("read"), b"new");
+}
+
 #[test]
 fn a_read_only_backing_is_told_by_drain_and_made_good_later() {
     let Some(small) = Small::new("64m") else { return };

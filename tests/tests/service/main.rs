@@ -6,4 +6,5 @@ mod service_kill;
 mod service_moves;
 mod service_power_loss;
 mod service_rebuild;
+mod service_standby;
 mod uninvited;

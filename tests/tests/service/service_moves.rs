@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 const LEN: u64 = 200_000;
 const REBUILD: [&str; 2] = ["--rebuild", "3"];
 
-fn builder(model: &str) -> Builder {
+pub fn builder(model: &str) -> Builder {
     let cluster = Cluster::builder().nodes(3).flush("end").coordinator().lease("2s");
     cluster.consistency(model).option("--request-timeout", "60s")
 }
 
 /// With what each node has made.
-fn begun(builder: Builder) -> Option<Cluster> {
+pub fn begun(builder: Builder) -> Option<Cluster> {
     let cluster = skip_reason().is_none().then(|| builder.start())?;
     write_all(&cluster, 0);
     Some(cluster)
 }
 
-fn content(stream: u64) -> Vec<u8> {
+pub fn content(stream: u64) -> Vec<u8> {
     bytes(13, stream, 0, LEN)
 }
 
@@ -36,7 +36,7 @@ fn sync(node: &Node) {
 }
 
 /// Each node makes a file that the others have read, and one that only it knows.
-fn write_all(cluster: &Cluster, round: u64) {
+pub fn write_all(cluster: &Cluster, round: u64) {
     for (n, node) in (0..).zip(cluster.nodes()) {
         fs::create_dir_all(node.path(format!("d{round}"))).expect("mkdir");
         for (what, stream) in [("seen", 10 * round + n), ("own", 100 + 10 * round + n)] {
@@ -64,7 +64,7 @@ fn all_is_there(dir: impl Fn(String) -> std::path::PathBuf, round: u64, what: &s
 }
 
 /// What was written before is there on all nodes, and what is written now gets to the others and the backing.
-fn goes_on(cluster: &Cluster, rounds: u64, what: &str) {
+pub fn goes_on(cluster: &Cluster, rounds: u64, what: &str) {
     for node in cluster.nodes() {
         (0..rounds).for_each(|round| all_is_there(|name| node.path(name), round, what));
     }
@@ -276,29 +276,8 @@ fn a_service_moves_again_and_again_under_load_past_the_daemon() {
 
 /// `way`: that some node went the way that is tried.
 fn moves_under_load(builder: Builder, way: impl Fn(&Value) -> bool) {
-    if skip_reason().is_some() {
-        return;
-    }
     let moves = std::env::var("EBB_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(4_u64);
-    let seed = random::seed();
-    let mut dice = random::generator(seed);
-    let mut cluster = builder.start();
-    let paths: Vec<_> = cluster.nodes().iter().map(|node| node.path("shared")).collect();
-    fs::write(&paths[0], [0; 3 * 4096]).expect("write");
-    let notes = cluster.root().join("notes");
-    fs::create_dir(&notes).expect("mkdir");
-    let noted = |name: String| {
-        let text = fs::read_to_string(notes.join(name)).unwrap_or_default();
-        text.parse::<u64>().unwrap_or(0)
-    };
-    let programs = (0..).zip(&paths).map(|(who, path)| {
-        let mut perl = Command::new("perl");
-        perl.args(["-e", LOAD]).arg(path).arg(&notes).arg(format!("{who}"));
-        perl.stderr(Stdio::piped()).spawn().expect("perl")
-    });
-    let programs: Vec<Child> = programs.collect();
-    for n in 0..moves {
-        std::thread::sleep(Duration::from_millis(dice.random_range(200..1500)));
+    let moves_on = |cluster: &mut Cluster, seed: u64, n: u64| {
         let (way, state) = ((n + seed) % 4, format!("state{n}"));
         let take_over = [&REBUILD[..], &["--take-over"]].concat();
         match way {
@@ -322,6 +301,41 @@ fn moves_under_load(builder: Builder, way: impl Fn(&Value) -> bool) {
                 assert_eq!(old.ends_within(Duration::from_secs(10)).code(), Some(1));
             }
         }
+        format!("way {way}")
+    };
+    under_load(builder, moves, moves_on, way);
+}
+
+/// Programs that check each other, while the service moves on as `moves_on` does it, which says how.
+pub fn under_load(
+    builder: Builder,
+    moves: u64,
+    mut moves_on: impl FnMut(&mut Cluster, u64, u64) -> String,
+    way: impl Fn(&Value) -> bool,
+) {
+    if skip_reason().is_some() {
+        return;
+    }
+    let seed = random::seed();
+    let mut dice = random::generator(seed);
+    let mut cluster = builder.start();
+    let paths: Vec<_> = cluster.nodes().iter().map(|node| node.path("shared")).collect();
+    fs::write(&paths[0], [0; 3 * 4096]).expect("write");
+    let notes = cluster.root().join("notes");
+    fs::create_dir(&notes).expect("mkdir");
+    let noted = |name: String| {
+        let text = fs::read_to_string(notes.join(name)).unwrap_or_default();
+        text.parse::<u64>().unwrap_or(0)
+    };
+    let programs = (0..).zip(&paths).map(|(who, path)| {
+        let mut perl = Command::new("perl");
+        perl.args(["-e", LOAD]).arg(path).arg(&notes).arg(format!("{who}"));
+        perl.stderr(Stdio::piped()).spawn().expect("perl")
+    });
+    let programs: Vec<Child> = programs.collect();
+    for n in 0..moves {
+        std::thread::sleep(Duration::from_millis(dice.random_range(200..1500)));
+        let how = moves_on(&mut cluster, seed, n);
         // Everybody goes on.
         let now: Vec<u64> = (0..3).map(|who| noted(format!("done{who}"))).collect();
         let on = || (0..3).all(|who| noted(format!("done{who}")) > now[who] + 10);
@@ -331,7 +345,7 @@ fn moves_under_load(builder: Builder, way: impl Fn(&Value) -> bool) {
             for program in programs {
                 eprintln!("{}", describe(&program.wait_with_output().expect("wait")));
             }
-            panic!("seed {seed}: move {n}, way {way}: not everybody goes on");
+            panic!("seed {seed}: move {n}, {how}: not everybody goes on");
         }
     }
     fs::write(notes.join("stop"), "").expect("write");

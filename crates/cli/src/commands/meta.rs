@@ -5,6 +5,7 @@ use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::logging;
 use crate::service::{Service, Start, advertised};
+use crate::standby::Standby;
 use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure, Term};
 use ebb_transport::Secure;
 use ebb_transport::auth::Token;
@@ -27,7 +28,9 @@ When its state is lost and the 4 nodes of the job are still there:
   ebb meta --rebuild 4 --listen $(hostname):7400 --state /local/ebb-meta --token-file ~/job.token /lustre/proj/run7
 So that it can begin again on any machine, say where it is in a directory that all of them reach:
   ebb meta --coordinator dir:/lustre/proj/run7.ebb --listen $(hostname):7400 --state /local/ebb-meta ... /lustre/proj/run7
-  ebb mount --meta dir:/lustre/proj/run7.ebb ...")]
+  ebb mount --meta dir:/lustre/proj/run7.ebb ...
+and, on another machine, one that takes over by itself when that one is silent:
+  ebb meta --standby --coordinator dir:/lustre/proj/run7.ebb --listen $(hostname):7400 --state /local/ebb-standby ...")]
 pub struct Args {
     /// Where nodes reach it; port 0 takes a free one and says which
     #[arg(long, value_name = "HOST:PORT")]
@@ -70,6 +73,10 @@ pub struct Args {
     /// Take the place of a service that still answers
     #[arg(long, requires = "coordinator")]
     take_over: bool,
+    /// Keep a copy of the journal of the service that there is, on stable storage, and take its place when it
+    /// ends or is silent for its lease (5 s at most)
+    #[arg(long, requires = "coordinator", conflicts_with_all = ["rebuild", "take_over"])]
+    standby: bool,
     /// What is logged: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -114,7 +121,12 @@ impl Args {
             rebuild: self.rebuild,
             tenure: Tenure::default(),
         };
-        let place = self.coordinator.as_deref().map(|text| Place::parse(text, self.take_over));
+        let way = match (self.standby, self.take_over) {
+            (true, _) => Way::StandBy,
+            (false, true) => Way::TakeOver,
+            (false, false) => Way::Follow,
+        };
+        let place = self.coordinator.as_deref().map(|text| Place::parse(text, way));
         let outcome = runtime.block_on(serve(start, &self.listen, place.transpose()?));
         runtime.shutdown_background();
         outcome
@@ -140,8 +152,19 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
         return service.until(end).await;
     };
     let address = advertised(listen, listener.local_addr().or_failed("listening")?);
-    start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
-    let taken = place.take(&address, &start).await?;
+    let token = start.token_file.map(Token::load).transpose().or_usage("--token-file")?;
+    let taken = match place.way {
+        Way::StandBy => {
+            let lease = term_lease(&start);
+            let (dir, state, secure) = (&place.dir, &start.state, start.secure);
+            let standby = Standby { dir, state, address: &address, token, secure, lease };
+            tokio::select! {
+                taken = standby.succeed() => taken?,
+                () = &mut end => return Ok(()),
+            }
+        }
+        _ => place.take(&address, &start).await?,
+    };
     let tenure = taken.tenure.clone();
     let number = taken.number();
     tokio::select! {
@@ -183,18 +206,34 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
 #[derive(Debug)]
 struct Place {
     dir: PathBuf,
-    take_over: bool,
+    way: Way,
+}
+
+/// What it does about the service that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// It begins when that one has ended, or does not answer.
+    Follow,
+    TakeOver,
+    StandBy,
+}
+
+/// A directory of terms that cannot be read for longer makes a service stand still; a standby waits for as long.
+const TERM_LEASE_MAX: Duration = Duration::from_secs(5);
+
+fn term_lease(start: &Start<'_>) -> Duration {
+    start.lease.min(TERM_LEASE_MAX)
 }
 
 impl Place {
-    fn parse(text: &str, take_over: bool) -> Result<Place, Failure> {
+    fn parse(text: &str, way: Way) -> Result<Place, Failure> {
         let dir = ebb_coordinator::directory_of(text).filter(|dir| dir.is_absolute());
         let dir = dir.ok_or_else(|| {
             Failure::usage(format!(
                 "--coordinator {text}: not dir:DIR with a DIR that begins with /"
             ))
         })?;
-        Ok(Place { dir: dir.to_owned(), take_over })
+        Ok(Place { dir: dir.to_owned(), way })
     }
 
     /// Takes the next term. What follows a service that did not end goes on with its state, or rebuilds it; and one
@@ -211,14 +250,14 @@ impl Place {
                     start.state.display(),
                 )));
             }
-            if !self.take_over && !before.holder.is_dead() && answers(at).await {
+            if self.way != Way::TakeOver && !before.holder.is_dead() && answers(at).await {
                 return Err(Failure::usage(format!(
                     "--coordinator dir:{dir}: something answers at {at}, where the service of term {term} is: end it, or \
                      say --take-over if this one is to take its place (also when it stands still)"
                 )));
             }
         }
-        let taken = ebb_coordinator::take(&self.dir, address, start.lease).map_err(named)?;
+        let taken = ebb_coordinator::take(&self.dir, address, term_lease(start)).map_err(named)?;
         if let Some((before, most)) = taken.waits_for() {
             println!(
                 "ebb meta: waiting up to {} s until the service of term {} at {} can answer nothing any more",

@@ -62,6 +62,9 @@ impl Args {
 
 /// `HOST:PORT` and not a path.
 fn is_address(target: &str) -> bool {
+    if ebb_coordinator::directory_of(target).is_some() {
+        return true;
+    }
     let port = target.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     port && !target.contains('/') && !Path::new(target).exists()
 }
@@ -90,6 +93,8 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
             "dirty_bytes": n.dirty_bytes,
         })
     };
+    let standby =
+        |s: pb::Standby| json!({"name": s.name, "in_step": s.in_step, "behind": s.behind});
     let failure = |f: pb::Failure| {
         json!({
             "path": String::from_utf8_lossy(&f.path), "operation": f.operation, "errno": f.errno,
@@ -105,6 +110,7 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "inodes_max": reply.inodes_max,
         "forgotten": reply.forgotten,
         "places": reply.places,
+        "standbys": reply.standbys.into_iter().map(standby).collect::<Vec<_>>(),
         "owned_ranges": reply.owned_ranges,
         "unflushed_bytes": reply.unflushed_bytes,
         "journal_bytes": reply.journal_bytes,
@@ -234,8 +240,17 @@ fn service_screen(status: &Value) -> String {
     let quiet = text(status, "quiet");
     row("leases", format!("{held} held, {recalls} called back, {quiet} of quiet writes"));
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
+    section(&mut out, "standbys", list(status, "standbys"), standby_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
+}
+
+fn standby_line(standby: &Value) -> String {
+    let name = text(standby, "name");
+    match standby["in_step"].as_bool() {
+        Some(true) => format!("{name}: in step, {} changes behind", text(standby, "behind")),
+        _ => format!("{name}: not in step yet"),
+    }
 }
 
 /// What is encrypted on the network, and what went so.

@@ -200,7 +200,8 @@ impl Node {
     /// Takes a name away.
     pub async fn unlink(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
         match self.unlink_now(parent, name, dir).await {
-            Err(Errno::EBUSY) if self.bring_for_other_names(parent, name).await => {
+            Err(Errno::EBUSY) => {
+                self.bring_for_other_names(parent, name).await?;
                 self.unlink_now(parent, name, dir).await
             }
             done => done,
@@ -208,11 +209,15 @@ impl Node {
     }
 
     /// The last name that is known of a file may not go as long as bytes of it are here alone: the backing
-    /// has names of it that nobody has looked at yet, and they would have to show those bytes. True when
-    /// the backing has the bytes now.
-    async fn bring_for_other_names(&self, parent: Ino, name: &Name) -> bool {
-        let Ok(attr) = self.lookup(parent, name).await else { return false };
-        self.file(attr.ino).is_some() && self.drain_file(attr.ino).await.is_ok()
+    /// has names of it that nobody has looked at yet, and they would have to show those bytes. The backing has them
+    /// afterwards, or it is said why not.
+    async fn bring_for_other_names(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
+        let attr = self.lookup(parent, name).await?;
+        match self.file(attr.ino) {
+            Some(_) => self.drain_file(attr.ino).await,
+            // They are another node's.
+            None => Err(Errno::EBUSY),
+        }
     }
 
     async fn unlink_now(&self, parent: Ino, name: &Name, dir: bool) -> Result<(), Errno> {
@@ -256,7 +261,8 @@ impl Node {
         }
         let (from, to) = ((parent, name), (new_parent, new_name));
         match self.rename_now(from, to, flags).await {
-            Err(Errno::EBUSY) if self.bring_for_other_names(new_parent, new_name).await => {
+            Err(Errno::EBUSY) => {
+                self.bring_for_other_names(new_parent, new_name).await?;
                 self.rename_now(from, to, flags).await
             }
             done => done,

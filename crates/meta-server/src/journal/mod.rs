@@ -16,9 +16,13 @@
 //! ([`Journal::finish_compaction`], in the thread of whoever does it) goes to the old file, and is kept until it is
 //! put behind the snapshot.
 
+mod copy;
 mod format;
+mod taps;
 
+pub use copy::Copy;
 pub use format::{Read, frame};
+pub use taps::{Keeper, Keepers, Records, Tap};
 
 use ebb_journal::{Directory, MARK_BYTES, Storage, Stored, put_mark};
 use ebb_locks::{Condvar, Mutex};
@@ -28,13 +32,15 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 const NAME: &str = "journal";
+/// Beside it, until it takes its place.
+const COMING: &str = "journal.new";
 
 /// What fsync nobody asked for is done this often.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
@@ -159,6 +165,8 @@ struct Queue {
     appended: Lsn,
     /// What was appended since the moment of a snapshot that is being made.
     since: Option<Vec<u8>>,
+    /// Whoever follows.
+    taps: Vec<Weak<Tap>>,
     rotate: Option<Rotation>,
     stop: bool,
     sync_wanted: Lsn,
@@ -200,6 +208,7 @@ struct Shared {
     mark: Mutex<Option<(u64, u64)>>,
     written: watch::Sender<Progress>,
     synced: watch::Sender<Progress>,
+    keepers: Arc<Keepers>,
     bytes: AtomicU64,
     snapshot_bytes: AtomicU64,
 }
@@ -237,6 +246,7 @@ impl Journal {
             mark: Mutex::new(None),
             written: watch::Sender::new(Progress::default()),
             synced: watch::Sender::new(Progress::default()),
+            keepers: Arc::default(),
             bytes: AtomicU64::new(bytes),
             snapshot_bytes: AtomicU64::new(bytes),
         });
@@ -254,15 +264,34 @@ impl Journal {
         let mut queue = self.shared.queue.lock();
         let begin = queue.bytes.len();
         frame(&mut queue.bytes, body);
-        let Queue { bytes, since, .. } = &mut *queue;
+        queue.appended += 1;
+        let lsn = queue.appended;
+        let Queue { bytes, since, taps, .. } = &mut *queue;
         if let Some(since) = since {
             since.extend_from_slice(&bytes[begin..]);
         }
-        queue.appended += 1;
-        let lsn = queue.appended;
+        if !taps.is_empty() {
+            taps.retain(|tap| tap.upgrade().is_some_and(|tap| tap.put(&bytes[begin..], lsn)));
+        }
         drop(queue);
         self.shared.work.notify_one();
         lsn
+    }
+
+    /// Whatever is appended from now on; what is there is in a snapshot that is taken under the same lock, the one
+    /// that orders appends.
+    #[must_use]
+    pub fn follow(&self) -> Arc<Tap> {
+        let mut queue = self.shared.queue.lock();
+        let tap = Arc::new(Tap::from(queue.appended));
+        queue.taps.push(Arc::downgrade(&tap));
+        tap
+    }
+
+    /// Who keeps it as well.
+    #[must_use]
+    pub fn keepers(&self) -> &Arc<Keepers> {
+        &self.shared.keepers
     }
 
     /// The last record appended.
@@ -283,7 +312,7 @@ impl Journal {
         wait(self.shared.written.subscribe(), lsn).await
     }
 
-    /// Waits until a record is on stable storage.
+    /// Waits until a record is on stable storage, with all who keep it.
     pub async fn synced(&self, lsn: Lsn) -> Result<(), Errno> {
         self.written(lsn).await?;
         {
@@ -291,15 +320,23 @@ impl Journal {
             queue.sync_wanted = queue.sync_wanted.max(lsn);
         }
         self.shared.sync.notify_one();
-        wait(self.shared.synced.subscribe(), lsn).await
+        wait(self.shared.synced.subscribe(), lsn).await?;
+        if self.shared.keepers.least() >= lsn {
+            return Ok(());
+        }
+        let mut least = self.shared.keepers.watch();
+        match tokio::time::timeout(WAIT_MAX, least.wait_for(|least| *least >= lsn)).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(Errno::EIO),
+        }
     }
 
-    /// Everything up to this record is on stable storage.
+    /// Everything up to this record is on stable storage, with all who keep it.
     #[must_use]
     pub fn synced_so_far(&self) -> Lsn {
         let synced = *self.shared.synced.borrow();
         // After a failed sync nobody knows.
-        if synced.failed { 0 } else { synced.lsn }
+        if synced.failed { 0 } else { synced.lsn.min(self.shared.keepers.least()) }
     }
 
     /// From here on everything that waits for the journal fails.
@@ -396,15 +433,19 @@ impl Out {
 /// Writes a whole new journal beside the old one.
 fn prepare(storage: &dyn Storage, job: u64, snapshot: &[u8]) -> io::Result<(Arc<dyn Stored>, u64)> {
     let bytes = fresh(job, Boot::now(), snapshot);
-    let file = storage.create("journal.new")?;
-    file.write_at(&bytes, 0)?;
+    Ok((written_whole(storage, &bytes)?, bytes.len() as u64))
+}
+
+fn written_whole(storage: &dyn Storage, bytes: &[u8]) -> io::Result<Arc<dyn Stored>> {
+    let file = storage.create(COMING)?;
+    file.write_at(bytes, 0)?;
     file.sync()?;
-    Ok((file, bytes.len() as u64))
+    Ok(file)
 }
 
 /// Puts it in the place of the old one.
 fn install(storage: &dyn Storage) -> io::Result<()> {
-    storage.rename("journal.new", NAME)?;
+    storage.rename(COMING, NAME)?;
     storage.sync_names()
 }
 
