@@ -22,6 +22,7 @@ const SAYS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Before it is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
+const AGAIN_MOST: Duration = Duration::from_secs(30);
 
 /// Between two looks at the terms.
 const LOOK_LEAST: Duration = Duration::from_millis(20);
@@ -29,6 +30,13 @@ const LOOK_MOST: Duration = Duration::from_millis(250);
 
 /// One of them.
 pub struct Standby<'a> {
+    wish: Wish<'a>,
+    copy: Copy,
+    said: Said,
+}
+
+/// What it is to be.
+pub struct Wish<'a> {
     /// The directory of terms.
     pub dir: &'a Path,
     /// Where its copy is.
@@ -54,49 +62,75 @@ struct Knows {
 impl Knows {
     /// True when the service cannot have gone on without it.
     fn all_of(&self, heir: &Succession) -> bool {
-        self.in_step && heir.beat() < self.beat + BEATS
+        self.in_step && heir.beat() < self.most()
+    }
+
+    /// When it has beaten so often it has gone on.
+    fn most(&self) -> u64 {
+        self.beat.saturating_add(BEATS)
     }
 }
 
-impl Standby<'_> {
-    /// Follows one service after the other until it can take the place of one.
-    pub async fn succeed(&self) -> Result<Taken, Failure> {
-        let mut copy = block_in_place(|| Copy::take(self.state)).map_err(|e| match e {
+/// A service whose place can be taken, and how often it may have beaten.
+pub struct Ready(Succession, u64);
+
+impl<'a> Standby<'a> {
+    /// With its copy in `state`.
+    pub fn new(wish: Wish<'a>) -> Result<Standby<'a>, Failure> {
+        let copy = block_in_place(|| Copy::take(wish.state)).map_err(|e| match e {
             JournalError::Locked { .. } => Failure::usage(format!("--state: {e}")),
             e => Failure::failed(format!("--state: {e}")),
         })?;
-        let said = Said::default();
+        Ok(Standby { wish, copy, said: Said::default() })
+    }
+
+    /// Follows one service after the other until it can take the place of one. Can be given up at any point.
+    pub async fn ready(&mut self) -> Result<Ready, Failure> {
         loop {
-            match self.succeed_one(&mut copy, &said).await {
-                Ok(Some(taken)) => return Ok(taken),
-                Ok(None) => {}
-                Err(e) => said.say(format!("--coordinator: {e}")),
+            let dir = self.wish.dir.to_owned();
+            match blocking(move || Succession::of(&dir)).await {
+                Ok(Some(heir)) => {
+                    let failed = || "a term was taken and cannot be used (see the log)";
+                    if heir.end_if_mine() {
+                        return Err(Failure::failed(format!("--coordinator: {}", failed())));
+                    }
+                    if let Some(ready) = self.wish.silence(heir, &mut self.copy, &self.said).await {
+                        return Ok(ready);
+                    }
+                }
+                Ok(None) => {
+                    let dir = self.wish.dir.display();
+                    self.said.say(format!("waits for the first service in {dir}"));
+                }
+                Err(e) => self.said.say(format!("--coordinator: {e}")),
             }
             tokio::time::sleep(AGAIN).await;
         }
     }
 
-    /// Follows the service of the newest term until it takes its place, or another one has come.
-    async fn succeed_one(
-        &self,
-        copy: &mut Copy,
-        said: &Said,
-    ) -> Result<Option<Taken>, CoordinatorError> {
-        let dir = self.dir.to_owned();
-        let Some(heir) = blocking(move || Succession::of(&dir)).await? else {
-            said.say(format!("waits for the first service in {}", self.dir.display()));
-            return Ok(None);
-        };
+    /// Takes its place, unless it lives after all, or another one has taken it.
+    pub async fn take(&self, Ready(heir, most): Ready) -> Option<Taken> {
+        let number = heir.term().number;
+        self.said.say(format!("the service of term {number} is silent: takes over"));
+        let (address, lease) = (self.wish.address.to_owned(), self.wish.lease);
+        let taken = blocking(move || heir.take(&address, lease, most)).await;
+        taken.unwrap_or_else(|e| {
+            self.said.say(format!("--coordinator: {e}"));
+            None
+        })
+    }
+}
+
+impl Wish<'_> {
+    /// Follows a service until its place can be taken; none: another one has come.
+    async fn silence(&self, heir: Succession, copy: &mut Copy, said: &Said) -> Option<Ready> {
         let term = heir.term().clone();
         let knows = Cell::new(Knows::default());
         let heir = tokio::select! {
             never = self.keep_following(&term, copy, &knows, said) => match never {},
-            silent = self.silence_of(heir, &knows, said) => silent?,
+            silent = self.silence_of(heir, &knows, said) => silent,
         };
-        let Some(heir) = heir else { return Ok(None) };
-        said.say(format!("the service of term {} is silent: takes over", term.number));
-        let (address, lease) = (self.address.to_owned(), self.lease);
-        blocking(move || heir.take(&address, lease)).await
+        heir.map(|heir| Ready(heir, knows.get().most()))
     }
 
     /// Follows it again and again.
@@ -108,15 +142,26 @@ impl Standby<'_> {
         said: &Said,
     ) -> Infallible {
         let (at, name) = (&term.address, self.address);
-        let mut failed = String::new();
+        let (mut failed, mut pause) = (String::new(), AGAIN);
         loop {
-            match follow(at, name, self.token.as_ref(), self.secure, SAYS_WITHIN).await {
+            match follow((at, term.number), name, self.token.as_ref(), self.secure, SAYS_WITHIN)
+                .await
+            {
                 Ok(followed) => {
                     said.say(format!("follows the service of term {} at {at}", term.number));
                     failed.clear();
                     knows.set(Knows::default());
-                    let why = self.keep(copy, followed, knows, said).await;
-                    said.say(format!("does not hear of the service any more: {why}"));
+                    match self.keep(copy, followed, knows, said).await {
+                        Ok(why) => {
+                            said.say(format!("does not hear of the service any more: {why}"));
+                            pause = AGAIN;
+                        }
+                        Err(e) => {
+                            said.say(format!("what the service says cannot be kept: {e}"));
+                            // Each time costs the service a snapshot.
+                            pause = (pause * 2).min(AGAIN_MOST);
+                        }
+                    }
                 }
                 Err(e) => {
                     let why = e.to_string();
@@ -126,26 +171,26 @@ impl Standby<'_> {
                     }
                 }
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
-    /// Keeps what the service says, until it says nothing more.
+    /// Keeps what the service says, until it says nothing more, and why that is so.
     async fn keep(
         &self,
         copy: &mut Copy,
         mut followed: Followed,
         knows: &Cell<Knows>,
         said: &Said,
-    ) -> String {
+    ) -> Result<String, JournalError> {
         copy.begin();
         loop {
             let heard = tokio::time::timeout(SAYS_WITHIN, followed.heard.message()).await;
             let heard = match heard {
                 Ok(Ok(Some(heard))) => heard,
-                Ok(Ok(None)) => return "it has ended".to_owned(),
-                Ok(Err(e)) => return e.message().to_owned(),
-                Err(_) => return "it says nothing".to_owned(),
+                Ok(Ok(None)) => return Ok("it has ended".to_owned()),
+                Ok(Err(e)) => return Ok(e.message().to_owned()),
+                Err(_) => return Ok("it says nothing".to_owned()),
             };
             let before = knows.get();
             match block_in_place(|| take_in(copy, &heard)) {
@@ -158,11 +203,13 @@ impl Standby<'_> {
                 Err(e) => {
                     // It has something that cannot be gone on with.
                     knows.set(Knows::default());
-                    return format!("what it says cannot be kept: {e}");
+                    return Err(e);
                 }
             }
             let in_step = before.in_step || heard.in_step;
-            knows.set(Knows { in_step, beat: before.beat.max(heard.beat) });
+            // After its last word it says nothing to anybody.
+            let beat = if heard.last { u64::MAX } else { heard.beat };
+            knows.set(Knows { in_step, beat: before.beat.max(beat) });
             if in_step && !before.in_step {
                 said.say("in step: takes over when that service is silent".to_owned());
             }
@@ -175,26 +222,27 @@ impl Standby<'_> {
         mut heir: Succession,
         knows: &Cell<Knows>,
         said: &Said,
-    ) -> Result<Option<Succession>, CoordinatorError> {
+    ) -> Option<Succession> {
         let mut told = false;
         let pause = (heir.term().lease / 20).clamp(LOOK_LEAST, LOOK_MOST);
         loop {
-            let (back, seen) = blocking(move || {
+            let looks = spawn_blocking(move || {
                 let seen = heir.look();
-                Ok((heir, seen))
-            })
-            .await?;
-            heir = back;
-            match seen? {
-                Seen::Silent if knows.get().all_of(&heir) => return Ok(Some(heir)),
-                Seen::Replaced => return Ok(None),
-                Seen::Silent if !std::mem::replace(&mut told, true) => said.say(format!(
+                (heir, seen)
+            });
+            let seen;
+            (heir, seen) = looked(looks.await);
+            match seen {
+                Err(e) => said.say(format!("--coordinator: {e}")),
+                Ok(Seen::Silent) if knows.get().all_of(&heir) => return Some(heir),
+                Ok(Seen::Replaced) => return None,
+                Ok(Seen::Silent) if !std::mem::replace(&mut told, true) => said.say(format!(
                     "the service of term {} is silent, and may have known more than this standby: begin one on its \
                      state, or with --rebuild NODES",
                     heir.term().number
                 )),
-                Seen::Silent => {}
-                Seen::Lives => told = false,
+                Ok(Seen::Silent) => {}
+                Ok(Seen::Lives) => told = false,
             }
             tokio::time::sleep(pause).await;
         }
@@ -220,10 +268,11 @@ fn take_in(copy: &mut Copy, heard: &pb::Followed) -> Result<bool, JournalError> 
 async fn blocking<T: Send + 'static>(
     look: impl FnOnce() -> Result<T, CoordinatorError> + Send + 'static,
 ) -> Result<T, CoordinatorError> {
-    match spawn_blocking(look).await {
-        Ok(looked) => looked,
-        Err(e) => std::panic::resume_unwind(e.into_panic()),
-    }
+    looked(spawn_blocking(look).await)
+}
+
+fn looked<T>(done: Result<T, tokio::task::JoinError>) -> T {
+    done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))
 }
 
 /// What was said last is not said again.

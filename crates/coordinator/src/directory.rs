@@ -153,7 +153,13 @@ impl Directory {
         let _ = unlinkat(&self.dir, new.as_str(), AtFlags::empty());
         let synced = rustix::fs::fsync(&self.dir);
         let taken = linked?;
-        synced.map_err(|e| self.failed(&name, e.into()))?;
+        if let Err(e) = synced {
+            if taken {
+                // Nobody waits for who does not know that he has it.
+                let _ = self.end(term.number);
+            }
+            return Err(self.failed(&name, e.into()));
+        }
         Ok(taken)
     }
 
@@ -202,8 +208,9 @@ impl Directory {
         let file = file.map_err(|e| self.failed(&name, e.into()))?;
         let stat = fstat(&file).map_err(|e| self.failed(&name, e.into()))?;
         check_stat(&self.path.join(&name), &stat)?;
-        let written = File::from(file).write_all_at(format!("{beat:020}").as_bytes(), 0);
-        written.map_err(|e| self.failed(&name, e))
+        let file = File::from(file);
+        let written = file.write_all_at(format!("{beat:020}").as_bytes(), 0);
+        written.and_then(|()| file.sync_data()).map_err(|e| self.failed(&name, e))
     }
 
     /// What it said last, as it stands there: whatever that is, it is another text when the service has beaten again.

@@ -6,6 +6,7 @@
 //! * [`directory`]: terms as files. Taking one is a compare-and-set: `link(2)` gives a number to one only.
 //! * [`tenure`]: a service's right to answer. It lasts for a lease after each look that has found no newer term;
 //!   whoever takes the next term waits for as long.
+//! * [`succession`]: when a standby may take the next term by itself.
 //!
 //! ```text
 //!             claim                      a newer term is seen
@@ -17,11 +18,13 @@
 //! Nothing here knows what a service answers.
 
 pub mod directory;
+pub mod succession;
 pub mod tenure;
 pub mod term;
 
 pub use directory::{CoordinatorError, Directory};
-pub use tenure::{Ended, Seen, Succession, Taken, Tenure, take};
+pub use succession::{Seen, Succession};
+pub use tenure::{Ended, Taken, Tenure, take};
 pub use term::{Holder, Term};
 
 /// The newest term in a directory; none: no service has come yet, not even to make the directory.

@@ -2,11 +2,6 @@
 //! Whoever takes the next term waits for that lease, counted from when his term could be seen, so that two
 //! services never answer at the same time, also when the older one stood still meanwhile.
 //!
-//! A service with a standby says at each look that it lives ([`Directory::beat`]), before it looks. A standby that sees no
-//! other beat for a lease takes the next term, and looks at the beat once more: when that is still the same, the
-//! service has made no look since that did not see the new term, and the lease of its last one is over
-//! ([`Succession`]). So who was silent for a lease need not be waited for again.
-//!
 //! The clock is that of the time since boot, which goes on while a machine sleeps. Two machines need not agree on
 //! the time, only on how long a second is, within an eighth.
 
@@ -33,10 +28,10 @@ pub struct Ended(pub String);
 
 /// A service's right to answer. Of a service without a directory of terms (the default) it never ends.
 #[derive(Clone, Debug, Default)]
-pub struct Tenure(Option<Arc<Inner>>);
+pub struct Tenure(pub(crate) Option<Arc<Inner>>);
 
 #[derive(Debug)]
-struct Inner {
+pub(crate) struct Inner {
     path: PathBuf,
     term: Term,
     right: watch::Sender<Right>,
@@ -46,7 +41,7 @@ struct Inner {
     beat: watch::Sender<u64>,
     /// Stops a look between what it says and what it sees.
     #[cfg(test)]
-    pause: std::sync::Mutex<()>,
+    pub(crate) pause: tokio::sync::Mutex<()>,
 }
 
 /// How long it lasts.
@@ -83,7 +78,7 @@ pub fn take(path: &Path, address: &str, lease: Duration) -> Result<Taken, Coordi
 }
 
 /// Takes the term after that number; none: another one has it.
-fn claim_after(
+pub(crate) fn claim_after(
     dir: &Directory,
     last: u64,
     address: &str,
@@ -104,7 +99,11 @@ fn claim_after(
 }
 
 /// The term is this process's, which has to wait for those of `before`.
-fn begin(dir: &Directory, term: Term, mut before: Vec<Term>) -> Result<Taken, CoordinatorError> {
+pub(crate) fn begin(
+    dir: &Directory,
+    term: Term,
+    mut before: Vec<Term>,
+) -> Result<Taken, CoordinatorError> {
     let path = dir.path();
     let since = now_ms();
     before.retain(|other| !may_be_passed_over(dir, other));
@@ -115,7 +114,7 @@ fn begin(dir: &Directory, term: Term, mut before: Vec<Term>) -> Result<Taken, Co
         beats: AtomicBool::new(false),
         beat: watch::Sender::new(0),
         #[cfg(test)]
-        pause: std::sync::Mutex::new(()),
+        pause: tokio::sync::Mutex::new(()),
     });
     let watched = Arc::downgrade(&inner);
     std::thread::Builder::new()
@@ -126,17 +125,17 @@ fn begin(dir: &Directory, term: Term, mut before: Vec<Term>) -> Result<Taken, Co
 }
 
 /// True when a service can say nothing any more.
-fn may_be_passed_over(dir: &Directory, term: &Term) -> bool {
+pub(crate) fn may_be_passed_over(dir: &Directory, term: &Term) -> bool {
     dir.has_ended(term.number).unwrap_or(false) || term.holder.is_dead()
 }
 
 /// Milliseconds since this machine was started, those in which it slept included.
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-fn ms(time: Duration) -> u64 {
+pub(crate) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -144,7 +143,7 @@ impl Taken {
     /// The number of the term.
     #[must_use]
     pub fn number(&self) -> u64 {
-        self.tenure.0.as_ref().map_or(0, |inner| inner.term.number)
+        self.tenure.number()
     }
 
     /// The service before, if it may still answer, and how long that can take.
@@ -186,7 +185,7 @@ impl Taken {
 }
 
 /// When a service whose term is over says nothing any more.
-fn quiet_after(term: &Term) -> Duration {
+pub(crate) fn quiet_after(term: &Term) -> Duration {
     term.lease + term.lease / 8
 }
 
@@ -234,6 +233,12 @@ impl Tenure {
         }
     }
 
+    /// The number of its term; 0: there is no directory.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.as_ref().map_or(0, |inner| inner.term.number)
+    }
+
     /// From now on the directory shows that this service lives. Counts the beats; none without a directory.
     #[must_use]
     pub fn beats(&self) -> Option<watch::Receiver<u64>> {
@@ -262,14 +267,14 @@ impl Tenure {
 
 impl Inner {
     /// Whether it may be used now; none: that is in doubt.
-    fn is_held(&self) -> Option<Result<(), Ended>> {
+    pub(crate) fn is_held(&self) -> Option<Result<(), Ended>> {
         match &*self.right.borrow() {
             Right::Over(ended) => Some(Err(ended.clone())),
             Right::Until(until) => (now_ms() < *until).then_some(Ok(())),
         }
     }
 
-    fn over(&self) -> Option<Ended> {
+    pub(crate) fn over(&self) -> Option<Ended> {
         self.is_held()?.err()
     }
 
@@ -287,15 +292,15 @@ impl Inner {
     /// Looks for a newer term. False when there is one.
     fn look(&self) -> Result<bool, CoordinatorError> {
         let began = now_ms();
-        let dir = Directory::open(&self.path)?;
         if self.beats.load(Relaxed) {
             let beat = *self.beat.borrow() + 1;
-            dir.beat(self.term.number, beat)?;
+            Directory::open(&self.path)?.beat(self.term.number, beat)?;
             self.beat.send_replace(beat);
         }
         #[cfg(test)]
-        drop(self.pause.lock());
-        let newest = dir.newest()?;
+        drop(self.pause.blocking_lock());
+        // Opened after that: a network file system shows what is new at an open.
+        let newest = Directory::open(&self.path)?.newest()?;
         match newest {
             Some(newest) if newest.number > self.term.number => {
                 self.set(Right::Over(Ended(format!(
@@ -310,84 +315,6 @@ impl Inner {
             }
             _ => Err(CoordinatorError::Gone { path: self.path.clone(), number: self.term.number }),
         }
-    }
-}
-
-/// A service that a standby follows, as the directory shows it.
-#[derive(Debug)]
-pub struct Succession {
-    dir: PathBuf,
-    term: Term,
-    beat: Option<String>,
-    /// Since then at the latest the beat stands there.
-    since: u64,
-}
-
-/// What a standby sees of the service that it follows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// It may answer.
-    Lives,
-    /// It can answer nothing any more: it has said so, is dead for certain, or was silent for its lease.
-    Silent,
-    /// Another one has come after it.
-    Replaced,
-}
-
-impl Succession {
-    /// After the service of the newest term; none: there is none.
-    pub fn of(dir: &Path) -> Result<Option<Succession>, CoordinatorError> {
-        let Some(term) = crate::newest_in(dir)? else { return Ok(None) };
-        let beat = Directory::open(dir)?.last_beat(term.number)?;
-        Ok(Some(Succession { dir: dir.to_owned(), term, beat, since: now_ms() }))
-    }
-
-    /// The service.
-    #[must_use]
-    pub fn term(&self) -> &Term {
-        &self.term
-    }
-
-    /// Its last beat that was seen; 0: none. What is none counts as the last one of all.
-    #[must_use]
-    pub fn beat(&self) -> u64 {
-        self.beat.as_ref().map_or(0, |beat| beat.parse().unwrap_or(u64::MAX))
-    }
-
-    /// Looks at it once more.
-    pub fn look(&mut self) -> Result<Seen, CoordinatorError> {
-        let dir = Directory::open(&self.dir)?;
-        let newest = dir.newest()?.map(|newest| newest.number);
-        if newest != Some(self.term.number) {
-            return Ok(Seen::Replaced);
-        }
-        let beat = dir.last_beat(self.term.number)?;
-        if beat != self.beat {
-            (self.beat, self.since) = (beat, now_ms());
-        }
-        let silent = may_be_passed_over(&dir, &self.term) || self.is_over();
-        Ok(if silent { Seen::Silent } else { Seen::Lives })
-    }
-
-    /// It was silent for so long that it has no right any more, if it has seen all since.
-    fn is_over(&self) -> bool {
-        self.beat.is_some() && now_ms().saturating_sub(self.since) >= ms(quiet_after(&self.term))
-    }
-
-    /// Takes the term after it, for the service at `address`; none: another one has. It must have answered.
-    pub fn take(self, address: &str, lease: Duration) -> Result<Option<Taken>, CoordinatorError> {
-        let dir = Directory::open(&self.dir)?;
-        let mut before = dir.terms()?;
-        let Some(term) = claim_after(&dir, self.term.number, address, lease)? else {
-            return Ok(None);
-        };
-        // Those before it can say nothing: it answered.
-        before.retain(|other| other.number >= self.term.number);
-        // What it has not shown by now it shows only when it has seen the new term.
-        if self.is_over() && dir.last_beat(self.term.number)? == self.beat {
-            before.retain(|other| other.number > self.term.number);
-        }
-        begin(&dir, term, before).map(Some)
     }
 }
 
@@ -584,154 +511,6 @@ mod tests {
         });
         all.sort_unstable();
         assert!(all.len() >= 4, "hardly anybody got so far: {all:?}");
-        assert!(all.is_sorted_by(|a, b| a.1 < b.0), "two answered: {all:?}");
-    }
-
-    fn succession(path: &Path) -> Succession {
-        Succession::of(path).expect("terms").expect("a service")
-    }
-
-    /// The service is this process, so it is never dead for certain.
-    #[tokio::test]
-    async fn who_is_silent_for_a_lease_is_succeeded_and_not_waited_for_again() {
-        let (_root, path) = dir();
-        let first = alone(&path, "a:1").await;
-        let mut beats = first.beats().expect("a directory");
-        let seen = *beats.wait_for(|beat| *beat > 0).await.expect("it beats");
-        let mut heir = succession(&path);
-        assert!(heir.beat() >= seen && heir.term().address == "a:1");
-        for _ in 0..20 {
-            assert_eq!(heir.look().expect("a look"), Seen::Lives);
-            tokio::time::sleep(LEASE / 10).await;
-        }
-        let inner = first.0.clone().expect("it has a term");
-        let begun = Instant::now();
-        let paused = inner.pause.lock().expect("no panic");
-        while heir.look().expect("a look") == Seen::Lives {
-            tokio::time::sleep(LEASE / 20).await;
-        }
-        assert!(begun.elapsed() >= LEASE && inner.is_held().is_none(), "{:?}", begun.elapsed());
-        let taken = heir.take("b:1", LEASE).expect("terms").expect("nobody else");
-        assert!(taken.waits_for().is_none(), "it was silent for long enough");
-        let second = taken.alone().await.expect("alone");
-        drop(paused);
-        assert!(first.over().await.0.contains("term 2 at b:1"));
-        assert_eq!(second.held().await, Ok(()));
-    }
-
-    #[tokio::test]
-    async fn who_beats_again_at_the_last_moment_is_waited_for() {
-        let (_root, path) = dir();
-        let first = alone(&path, "a:1").await;
-        let mut beats = first.beats().expect("a directory");
-        beats.wait_for(|beat| *beat > 0).await.expect("it beats");
-        let mut heir = succession(&path);
-        let inner = first.0.clone().expect("it has a term");
-        let paused = inner.pause.lock().expect("no panic");
-        while heir.look().expect("a look") == Seen::Lives {
-            tokio::time::sleep(LEASE / 20).await;
-        }
-        Directory::open(&path).and_then(|dir| dir.beat(1, 1000)).expect("a beat");
-        let taken = heir.take("b:1", LEASE).expect("terms").expect("nobody else");
-        assert_eq!(taken.waits_for().map(|(term, _)| term.number), Some(1));
-        drop(paused);
-        let mut late = succession(&path);
-        assert_eq!(late.term().number, 2);
-        drop(taken.alone().await.expect("alone"));
-        assert!(take(&path, "c:1", LEASE).is_ok());
-        assert_eq!(late.look().expect("a look"), Seen::Replaced);
-        assert!(late.take("d:1", LEASE).expect("terms").is_none(), "it has a successor already");
-    }
-
-    #[tokio::test]
-    async fn who_has_ended_is_succeeded_at_once_and_who_never_beat_is_not() {
-        let (_root, path) = dir();
-        assert!(Succession::of(&path).expect("terms").is_none());
-        let first = alone(&path, "a:1").await;
-        let mut heir = succession(&path);
-        tokio::time::sleep(LEASE * 2).await;
-        assert_eq!(heir.look().expect("a look"), Seen::Lives, "nothing is known of it");
-        first.end();
-        assert_eq!(heir.look().expect("a look"), Seen::Silent);
-        let taken = heir.take("b:1", LEASE).expect("terms").expect("nobody else");
-        assert!(taken.waits_for().is_none());
-    }
-
-    /// Services that stand still at any point, and successors that come as early as they may.
-    #[test]
-    fn a_successor_never_answers_at_once_with_who_was_before() {
-        let (_root, path) = dir();
-        let lease = Duration::from_millis(60);
-        let runtime = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-            runtime.expect("a runtime")
-        };
-        let answered = std::sync::Mutex::new(Vec::<(u64, u64)>::new());
-        let successions = std::sync::atomic::AtomicU64::new(0);
-        // Answers, and stands still now and then, until another one has come.
-        let serves = |tenure: Tenure, stalls: u64| {
-            let inner = tenure.0.clone().expect("it has a term");
-            tenure.beats().expect("a directory");
-            let (mut first, mut last, mut n) = (None, 0, 0_u64);
-            let end = Instant::now() + Duration::from_secs(7);
-            while inner.over().is_none() && Instant::now() < end {
-                let now = now_ms();
-                if inner.is_held() == Some(Ok(())) {
-                    first.get_or_insert(now);
-                    last = now;
-                }
-                n += 1;
-                if n.is_multiple_of(25) {
-                    let paused = inner.pause.lock();
-                    let stall = Duration::from_millis((stalls * 37 + n * 13) % 130);
-                    let until = Instant::now() + stall;
-                    while Instant::now() < until {
-                        let now = now_ms();
-                        if inner.is_held() == Some(Ok(())) {
-                            last = now;
-                        }
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                    drop(paused);
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let span = first.map(|first| (first, last));
-            answered.lock().expect("no panic").extend(span);
-        };
-        let first = take(&path, "a:1", lease).expect("taken");
-        let first = runtime().block_on(first.alone()).expect("alone");
-        std::thread::scope(|threads| {
-            threads.spawn(|| serves(first, 1));
-            for who in 0..3 {
-                let (path, serves, successions) = (&path, &serves, &successions);
-                threads.spawn(move || {
-                    let end = Instant::now() + Duration::from_secs(6);
-                    let mut heir = succession(path);
-                    while Instant::now() < end {
-                        match heir.look().expect("a look") {
-                            Seen::Lives => std::thread::sleep(Duration::from_millis(2)),
-                            Seen::Replaced => heir = succession(path),
-                            Seen::Silent => {
-                                let old = std::mem::replace(&mut heir, succession(path));
-                                let Some(taken) = old.take("a:1", lease).expect("terms") else {
-                                    continue;
-                                };
-                                let Ok(tenure) = runtime().block_on(taken.alone()) else {
-                                    continue;
-                                };
-                                let n = successions.fetch_add(1, Relaxed);
-                                serves(tenure, n * 3 + who);
-                            }
-                        }
-                    }
-                });
-            }
-        });
-        let mut all = answered.into_inner().expect("no panic");
-        all.sort_unstable();
-        let count = successions.into_inner();
-        assert!(count >= 5, "hardly anybody was succeeded: {count}");
         assert!(all.is_sorted_by(|a, b| a.1 < b.0), "two answered: {all:?}");
     }
 }

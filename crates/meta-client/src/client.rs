@@ -373,9 +373,9 @@ pub struct Followed {
     pub say: tokio::sync::mpsc::Sender<pb::Following>,
 }
 
-/// Follows the service at `address`, as the standby `name`.
+/// Follows the service at `address`, which must have this term, as the standby `name`.
 pub async fn follow(
-    address: &str,
+    (address, term): (&str, u64),
     name: &str,
     token: Option<&Token>,
     secure: Secure,
@@ -387,7 +387,7 @@ pub async fn follow(
             session::channel(address, None, token, secure, &heard, Silence::default()).await?;
         let mut client = session::client(way);
         let (say, said) = tokio::sync::mpsc::channel(16);
-        let first = pb::Following { has: 0, name: name.to_owned() };
+        let first = pb::Following { has: 0, name: name.to_owned(), term };
         // There is room for it.
         let _ = say.send(first).await;
         let mut request = tonic::Request::new(tokio_stream::wrappers::ReceiverStream::new(said));

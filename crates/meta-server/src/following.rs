@@ -8,7 +8,8 @@
 //! in step has not. A standby whose stream has ended can see by the beats in the directory of terms whether this
 //! service has gone on ([`BEATS`]): then it is not counted on any more, and must not take over.
 //! Retries: a standby that comes again gets a new snapshot.
-//! Completion: one that says nothing for [`PATIENCE`] is not waited for.
+//! Completion: one that says nothing for [`PATIENCE`] is not waited for; while it takes in a snapshot, for as long as
+//! that may take ([`TAKES_IN`]).
 
 use crate::core::Core;
 use crate::journal::{Keeper, Tap};
@@ -32,6 +33,9 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// One that has something to say, and does not, is not waited for any longer.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// So many bytes of a snapshot it takes in at least in a second.
+const TAKES_IN: u64 = 10 << 20;
 
 /// So long a service that ends waits for them.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -111,8 +115,9 @@ struct Follower {
     /// Up to where it was sent everything.
     sent: u64,
     has: u64,
-    /// It has said something that was asked for, or nothing is.
+    /// It has said something that was asked for, or nothing is; and may then be silent for so long.
     heard: Instant,
+    patience: Duration,
     /// What must be there before it is in step; none: nothing is counted on yet.
     counted: Option<(Keeper, u64)>,
     in_step: bool,
@@ -136,9 +141,13 @@ pub async fn serve(
         return refused(Status::unavailable("the service is being rebuilt")).await;
     }
     let first = tokio::time::timeout(PATIENCE, heard.message()).await;
-    let Ok(Ok(Some(pb::Following { name, .. }))) = first else { return };
+    let Ok(Ok(Some(pb::Following { name, term, .. }))) = first else { return };
     if name.is_empty() || name.len() > NAME_MAX {
         return refused(Status::invalid_argument("a standby needs a name")).await;
+    }
+    if term != core.tenure.number() {
+        let why = format!("this is the service of term {}", core.tenure.number());
+        return refused(Status::failed_precondition(why)).await;
     }
     let standby = match core.standbys.add(name) {
         Ok(standby) => standby,
@@ -161,6 +170,7 @@ pub async fn serve(
         records_bytes: 0,
         has: 0,
         heard: Instant::now(),
+        patience: PATIENCE,
         counted: None,
         in_step: false,
     };
@@ -180,8 +190,8 @@ impl Follower {
         let mut ends = core.standbys.ends.subscribe();
         let mut until = None;
         loop {
-            if until.is_some() && self.has >= core.journal.tail() {
-                return Ok(());
+            if until.is_some() && self.in_step && self.has >= core.journal.tail() {
+                return self.say_the_last().await;
             }
             let tap = Arc::clone(&self.tap);
             tokio::select! {
@@ -206,8 +216,22 @@ impl Follower {
         sent.map_err(|_| "it takes nothing")?.map_err(|_| "the connection is broken")
     }
 
+    /// It has all that there is, and nothing more will be: it is counted on for ever.
+    async fn say_the_last(&mut self) -> Step {
+        let last = pb::Followed { in_step: true, last: true, ..pb::Followed::default() };
+        self.send(last).await?;
+        if let Some((keeper, _)) = self.counted.take() {
+            std::mem::forget(keeper);
+        }
+        Ok(())
+    }
+
     /// The records up to a moment, and the state of that moment.
     async fn begin_snapshot(&mut self) -> Step {
+        if self.core.journal.has_failed() {
+            // What is in memory is not in it.
+            return Err("the journal has failed");
+        }
         let (copied, records) = {
             let state = self.core.state();
             (state.copy(), self.tap.take())
@@ -238,6 +262,7 @@ impl Follower {
         if snapshot_ends {
             // It has something to say from now on.
             self.heard = Instant::now();
+            self.patience = PATIENCE + Duration::from_secs(self.snapshot_bytes / TAKES_IN);
         }
         let upto = if snapshot_ends { self.sent } else { 0 };
         self.send(pb::Followed { snapshot, snapshot_ends, upto, ..pb::Followed::default() }).await
@@ -273,15 +298,20 @@ impl Follower {
         if self.coming.is_some() && self.counted.is_none() {
             return Err("it says that it has what it cannot have");
         }
-        self.heard = Instant::now();
+        (self.heard, self.patience) = (Instant::now(), PATIENCE);
         self.has = has.max(self.has);
-        let (keeper, least) = self.counted.get_or_insert_with(|| {
+        let (keeper, _) = self.counted.get_or_insert_with(|| {
             let keepers = self.core.journal.keepers();
             let keeper = keepers.count_on(self.has);
             // So far nodes may have been told without it.
             (keeper, self.core.journal.tail())
         });
         keeper.has(self.has);
+        self.look_whether_in_step().await
+    }
+
+    async fn look_whether_in_step(&mut self) -> Step {
+        let Some((_, least)) = &self.counted else { return Ok(()) };
         // By the next beats it will know that this service lives.
         let beat = *self.beats.borrow();
         if !self.in_step && self.has >= *least && beat > 0 {
@@ -295,14 +325,16 @@ impl Follower {
     }
 
     async fn tell_beat(&mut self, beat: u64) -> Step {
+        if self.core.journal.has_failed() {
+            return Err("the journal has failed");
+        }
         let waits_for_it = self.coming.is_none() && self.has < self.sent;
-        if waits_for_it && self.heard.elapsed() > PATIENCE {
+        let first = self.coming.is_none() && self.counted.is_none();
+        if (waits_for_it || first) && self.heard.elapsed() > self.patience {
             return Err("it does not answer");
         }
         self.send(pb::Followed { beat, ..pb::Followed::default() }).await?;
-        if self.counted.is_some() && !self.in_step {
-            self.hear(self.has).await?;
-        }
+        self.look_whether_in_step().await?;
         let grown = self.records_bytes > GROWS.max(self.snapshot_bytes.saturating_mul(4));
         match grown && self.coming.is_none() {
             true => self.begin_snapshot().await,
@@ -311,17 +343,16 @@ impl Follower {
     }
 
     /// It is counted on until it can know that this service goes on without it.
-    async fn part(mut self) {
-        drop(self.out);
-        if self.counted.is_none() {
-            return;
-        }
-        let last = *self.beats.borrow();
-        let beats = async { self.beats.wait_for(|beat| *beat >= last + BEATS).await.map(drop) };
+    async fn part(self) {
+        let Follower { core, mut beats, counted, .. } = self;
+        // The rest goes now.
+        let Some(_counted) = counted else { return };
+        let last = *beats.borrow();
+        let beats = async { beats.wait_for(|beat| *beat >= last + BEATS).await.map(drop) };
         tokio::select! {
             _ = beats => {}
             // Nobody is told anything any more.
-            _ = self.core.tenure.over() => {}
+            _ = core.tenure.over() => {}
         }
     }
 }

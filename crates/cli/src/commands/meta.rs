@@ -5,7 +5,7 @@ use crate::checks;
 use crate::exit::{Context, Failure};
 use crate::logging;
 use crate::service::{Service, Start, advertised};
-use crate::standby::Standby;
+use crate::standby::{Standby, Wish};
 use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure, Term};
 use ebb_transport::Secure;
 use ebb_transport::auth::Token;
@@ -157,10 +157,16 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
         Way::StandBy => {
             let lease = term_lease(&start);
             let (dir, state, secure) = (&place.dir, &start.state, start.secure);
-            let standby = Standby { dir, state, address: &address, token, secure, lease };
-            tokio::select! {
-                taken = standby.succeed() => taken?,
-                () = &mut end => return Ok(()),
+            let wish = Wish { dir, state, address: &address, token, secure, lease };
+            let mut standby = Standby::new(wish)?;
+            loop {
+                let ready = tokio::select! {
+                    ready = standby.ready() => ready?,
+                    () = &mut end => return Ok(()),
+                };
+                if let Some(taken) = standby.take(ready).await {
+                    break taken;
+                }
             }
         }
         _ => place.take(&address, &start).await?,

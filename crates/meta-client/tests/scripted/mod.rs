@@ -31,6 +31,15 @@ impl metadata_server::Metadata for Scripted {
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
 
+    type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::Followed, Status>> + Send>>;
+
+    async fn follow(
+        &self,
+        _: Request<Streaming<pb::Following>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        Err(Status::unimplemented("a standby"))
+    }
+
     async fn status(
         &self,
         _: Request<pb::StatusRequest>,

@@ -19,8 +19,8 @@ pub struct Copy {
     /// It has a snapshot.
     now: Option<Kept>,
     coming: Option<Coming>,
-    /// What is there is of another time.
-    strange: bool,
+    /// What is there is of another time, unless it is of this job.
+    job: u64,
 }
 
 struct Kept {
@@ -41,7 +41,7 @@ impl Copy {
     pub fn take(path: &std::path::Path) -> Result<Copy, JournalError> {
         let dir = StateDir::take(path)?;
         let storage = Directory::new(&dir.path);
-        Ok(Copy { dir, storage, now: None, coming: None, strange: true })
+        Ok(Copy { dir, storage, now: None, coming: None, job: 0 })
     }
 
     /// What was kept of a service that is followed no longer stays, and nothing is added to it.
@@ -71,8 +71,11 @@ impl Copy {
         drop(snapshot);
         bytes.extend_from_slice(&since);
         let what = |what| JournalError::Header { path: self.dir.journal(), what };
+        if job == 0 {
+            return Err(what("it is of no job".to_owned()));
+        }
         state::replay(&super::judge(&bytes)?.bodies).map_err(what)?;
-        if std::mem::take(&mut self.strange)
+        if std::mem::replace(&mut self.job, job) != job
             && let Some(aside) = self.dir.set_aside()?
         {
             tracing::warn!(journal = %aside.display(), "the journal that was here is kept there");
@@ -134,6 +137,10 @@ mod tests {
     enum Act {
         Append,
         Take,
+        /// A record can come in pieces.
+        TakeInPieces(usize),
+        /// The connection was broken.
+        Anew,
         Begin,
         Piece(usize),
         End,
@@ -144,6 +151,8 @@ mod tests {
         prop_oneof![
             6 => Just(Act::Append),
             4 => Just(Act::Take),
+            2 => (0_usize..40).prop_map(Act::TakeInPieces),
+            1 => Just(Act::Anew),
             1 => Just(Act::Begin),
             3 => (1_usize..40).prop_map(Act::Piece),
             1 => Just(Act::End),
@@ -174,6 +183,7 @@ mod tests {
             let (mut last, mut sent) = (1, 1);
             let mut coming: Option<(u32, Vec<u8>)> = None;
             let mut there_is: Option<u32> = None;
+            let mut stays = None;
             for act in acts {
                 match act {
                     Act::Append => {
@@ -185,6 +195,22 @@ mod tests {
                         prop_assert!(!records.lost);
                         copy.records(&records.bytes).unwrap();
                         sent = last;
+                    }
+                    Act::TakeInPieces(at) => {
+                        let records = tap.take();
+                        let (one, two) = records.bytes.split_at(at.min(records.bytes.len()));
+                        copy.records(one).unwrap();
+                        copy.records(two).unwrap();
+                        sent = last;
+                    }
+                    Act::Anew => {
+                        copy.begin();
+                        coming = None;
+                        // What is there stays as it is.
+                        if let Some(of) = there_is.take() {
+                            stays = Some((of..=sent).map(body).collect::<Vec<_>>());
+                        }
+                        prop_assert!(!copy.sync().unwrap());
                     }
                     Act::Begin => {
                         copy.records(&tap.take().bytes).unwrap();
@@ -207,7 +233,7 @@ mod tests {
                     Act::Sync => prop_assert_eq!(copy.sync().unwrap(), there_is.is_some()),
                 }
                 let want = there_is.map(|of| (of..=sent).map(body).collect::<Vec<_>>());
-                prop_assert_eq!(kept(there.path()), want);
+                prop_assert_eq!(kept(there.path()), want.or_else(|| stays.clone()));
             }
             journal.stop();
         }

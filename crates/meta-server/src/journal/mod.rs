@@ -339,6 +339,12 @@ impl Journal {
         if synced.failed { 0 } else { synced.lsn.min(self.shared.keepers.least()) }
     }
 
+    /// Nobody knows what is in it.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.shared.written.borrow().failed || self.shared.synced.borrow().failed
+    }
+
     /// From here on everything that waits for the journal fails.
     pub fn fail(&self) {
         self.shared.written.send_modify(|p| p.failed = true);
