@@ -7,7 +7,7 @@
 use crate::exit::Failure;
 use ebb_coordinator::{CoordinatorError, Seen, Succession, Taken, Term};
 use ebb_meta_client::{Followed, follow};
-use ebb_meta_server::{BEATS, Copy, JournalError};
+use ebb_meta_server::{BEATS, Copy, Fits, JournalError};
 use ebb_transport::Secure;
 use ebb_transport::auth::Token;
 use ebb_wire::pb;
@@ -41,6 +41,8 @@ pub struct Wish<'a> {
     pub dir: &'a Path,
     /// Where its copy is.
     pub state: &'a Path,
+    /// What it will be told when it begins.
+    pub fits: Fits,
     /// Where it will be reached.
     pub address: &'a str,
     /// The job's secret.
@@ -77,7 +79,8 @@ pub struct Ready(Succession, u64);
 impl<'a> Standby<'a> {
     /// With its copy in `state`.
     pub fn new(wish: Wish<'a>) -> Result<Standby<'a>, Failure> {
-        let copy = block_in_place(|| Copy::take(wish.state)).map_err(|e| match e {
+        let fits = Some(wish.fits.clone());
+        let copy = block_in_place(|| Copy::take(wish.state, fits)).map_err(|e| match e {
             JournalError::Locked { .. } => Failure::usage(format!("--state: {e}")),
             e => Failure::failed(format!("--state: {e}")),
         })?;

@@ -54,7 +54,7 @@ mod striping;
 
 pub use config::{Config, StartError};
 pub use following::BEATS;
-pub use journal::{Copy, JournalError};
+pub use journal::{Copy, Fits, JournalError};
 pub use peek::{Peek, Pending, judge};
 pub use remembered::Remembered;
 pub use server::Server;

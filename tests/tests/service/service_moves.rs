@@ -155,7 +155,7 @@ fn a_service_that_answers_is_not_replaced_without_a_word() {
     assert_eq!(refused.status.code(), Some(2), "{}", describe(&refused));
     let said = describe(&refused);
     assert!(said.contains("answers at") && said.contains("--take-over"), "{said}");
-    let refused = second(&["--rebuild", "3", "--take-over", "--lease", "2h"]);
+    let refused = second(&["--rebuild", "3", "--take-over", "--lease", "0s"]);
     assert_eq!(refused.status.code(), Some(2), "no such term: {}", describe(&refused));
     write_all(&cluster, 1);
     let extra = [&REBUILD[..], &["--take-over"]].concat();

@@ -204,3 +204,32 @@ fn a_state_is_one_standbys_and_a_term_too() {
     same("seen", &fs::read(cluster.node(0).path("d2/seen1")).expect("read"), &content(21));
     goes_on(&cluster, 3, "the second one");
 }
+
+/// What would be wrong with it as a service is said before it takes anybody's place.
+#[test]
+fn a_standby_of_another_backing_or_model_is_never_in_step() {
+    let Some(cluster) = begun(builder("posix")) else { return };
+    let at = |name: &str| cluster.root().join(name).display().to_string();
+    fs::create_dir(at("other")).expect("mkdir");
+    let terms = format!("dir:{}", at("terms"));
+    let backing = cluster.backing().display().to_string();
+    let other = at("other");
+    for (backing, model, why) in [
+        (&other, "posix", "it is of another backing than"),
+        (&backing, "commit", "the job's consistency is '"),
+    ] {
+        let said = cluster.root().join(format!("said-{model}"));
+        let mut standby = cluster.ebb();
+        standby.args(["meta", "--standby", "--coordinator", &terms, "--listen", "127.0.0.1:0"]);
+        standby.args(["--state", &at(model), "--consistency", model, backing.as_str()]);
+        standby
+            .stdout(fs::File::create(&said).expect("a file"))
+            .stderr(std::process::Stdio::null());
+        let mut standby = standby.spawn().expect("ebb meta --standby");
+        let says = || fs::read_to_string(&said).expect("what it says");
+        assert!(mounts::wait_until(SOON, || says().contains(why)), "{}", says());
+        standby.kill().and_then(|()| standby.wait()).expect("kill");
+        assert!(!says().contains("in step"), "{}", says());
+    }
+    goes_on(&cluster, 1, "none took over");
+}

@@ -7,6 +7,7 @@ use crate::logging;
 use crate::service::{Service, Start, advertised};
 use crate::standby::{Standby, Wish};
 use ebb_coordinator::{CoordinatorError, Directory, Taken, Tenure, Term};
+use ebb_meta_server::Fits;
 use ebb_transport::Secure;
 use ebb_transport::auth::Token;
 use ebb_types::units::Span;
@@ -157,7 +158,9 @@ async fn serve(start: Start<'_>, listen: &str, place: Option<Place>) -> Result<(
         Way::StandBy => {
             let lease = term_lease(&start);
             let (dir, state, secure) = (&place.dir, &start.state, start.secure);
-            let wish = Wish { dir, state, address: &address, token, secure, lease };
+            let (backing, consistency) = (start.backing.clone(), start.consistency.clone());
+            let fits = Fits { backing, consistency };
+            let wish = Wish { dir, state, fits, address: &address, token, secure, lease };
             let mut standby = Standby::new(wish)?;
             loop {
                 let ready = tokio::select! {

@@ -6,15 +6,47 @@
 
 use super::format::{Boot, fresh};
 use super::{JournalError, StateDir, install, written_whole};
-use crate::state;
+use crate::backing::Backing;
+use crate::state::{self, State};
 use ebb_journal::{Directory, Stored};
+use ebb_namespace::BackingPath;
+use ebb_types::Ino;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// What a service that begins on a copy will be told.
+#[derive(Clone, Debug)]
+pub struct Fits {
+    /// The backing directory.
+    pub backing: PathBuf,
+    /// The job's model and rules, if they are named.
+    pub consistency: Option<String>,
+}
+
+impl Fits {
+    /// Why it cannot begin on this state.
+    fn misfit(&self, state: &State) -> Option<String> {
+        let backing = self.backing.display();
+        let root = Backing::open(&self.backing).and_then(|b| Ok(b.stat(&BackingPath::ROOT)?));
+        let root = match root {
+            Ok(root) => root.seen.key.ino,
+            Err(e) => return Some(format!("backing {backing}: {e}")),
+        };
+        let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|seen| seen.key.ino);
+        if had != Some(root) {
+            return Some(format!("it is of another backing than {backing}"));
+        }
+        let wanted = self.consistency.as_ref();
+        let other = state.consistency.as_ref().filter(|had| wanted.is_some_and(|w| w != *had))?;
+        Some(format!("the job's consistency is '{other}'"))
+    }
+}
+
 /// Kept of another service.
 pub struct Copy {
     dir: StateDir,
+    fits: Option<Fits>,
     storage: Directory,
     /// It has a snapshot.
     now: Option<Kept>,
@@ -38,10 +70,10 @@ struct Coming {
 
 impl Copy {
     /// In a state directory that this process has to itself from now on.
-    pub fn take(path: &std::path::Path) -> Result<Copy, JournalError> {
+    pub fn take(path: &std::path::Path, fits: Option<Fits>) -> Result<Copy, JournalError> {
         let dir = StateDir::take(path)?;
         let storage = Directory::new(&dir.path);
-        Ok(Copy { dir, storage, now: None, coming: None, job: 0 })
+        Ok(Copy { dir, fits, storage, now: None, coming: None, job: 0 })
     }
 
     /// What was kept of a service that is followed no longer stays, and nothing is added to it.
@@ -74,7 +106,11 @@ impl Copy {
         if job == 0 {
             return Err(what("it is of no job".to_owned()));
         }
-        state::replay(&super::judge(&bytes)?.bodies).map_err(what)?;
+        let state = state::replay(&super::judge(&bytes)?.bodies).map_err(what)?;
+        if let Some(misfit) = self.fits.as_ref().and_then(|fits| fits.misfit(&state)) {
+            return Err(what(misfit));
+        }
+        drop(state);
         if std::mem::replace(&mut self.job, job) != job
             && let Some(aside) = self.dir.set_aside()?
         {
@@ -177,7 +213,7 @@ mod tests {
             let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             let dir = StateDir::take(here.path()).unwrap();
             let journal = Journal::start(dir, 7, &framed(1)).unwrap();
-            let mut copy = Copy::take(there.path()).unwrap();
+            let mut copy = Copy::take(there.path(), None).unwrap();
             let tap = journal.follow();
             // The last one that was appended, and sent; that of the snapshot that is coming, and of the one there is.
             let (mut last, mut sent) = (1, 1);
@@ -244,8 +280,8 @@ mod tests {
     fn nonsense_takes_nobodys_place() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("journal"), "of before").unwrap();
-        let mut copy = Copy::take(dir.path()).unwrap();
-        assert!(Copy::take(dir.path()).is_err(), "it is this one's");
+        let mut copy = Copy::take(dir.path(), None).unwrap();
+        assert!(Copy::take(dir.path(), None).is_err(), "it is this one's");
         assert!(copy.snapshot(b"x").is_err(), "none has begun");
         copy.snapshot_begins(7);
         let mut wrong = Vec::new();

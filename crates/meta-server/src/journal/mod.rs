@@ -20,7 +20,7 @@ mod copy;
 mod format;
 mod taps;
 
-pub use copy::Copy;
+pub use copy::{Copy, Fits};
 pub use format::{Read, frame};
 pub use taps::{Keeper, Keepers, Records, Tap};
 
