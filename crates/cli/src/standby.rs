@@ -93,9 +93,9 @@ impl<'a> Standby<'a> {
             let dir = self.wish.dir.to_owned();
             match blocking(move || Succession::of(&dir)).await {
                 Ok(Some(heir)) => {
-                    let failed = || "a term was taken and cannot be used (see the log)";
                     if heir.end_if_mine() {
-                        return Err(Failure::failed(format!("--coordinator: {}", failed())));
+                        let why = "a term was taken and cannot be used (see what was said before)";
+                        return Err(Failure::failed(format!("--coordinator: {why}")));
                     }
                     if let Some(ready) = self.wish.silence(heir, &mut self.copy, &self.said).await {
                         return Ok(ready);

@@ -1,8 +1,9 @@
 //! Who may take the place of a service that says nothing any more.
 //!
-//! A service with a standby says at each look that it lives ([`Directory::beat`]), before it looks. A standby that sees no
-//! other beat for a lease takes the next term, and looks at the beat once more: when that is still the same, the
-//! service has made no look since that did not see the new term, and the lease of its last one is over. So who was silent for a lease need not be waited for again.
+//! A service with a standby says that it lives ([`Directory::beat`]) before each look for a newer term. A standby that
+//! sees no other beat for a lease takes the next term, and looks at the beat once more: when that is still the same, the
+//! service has made no look since that did not see the new term, and the lease of its last one is over. So who was
+//! silent for a lease need not be waited for again.
 
 use crate::directory::{CoordinatorError, Directory};
 use crate::tenure::{Taken, begin, claim_after, may_be_passed_over, ms, now_ms, quiet_after};
@@ -129,21 +130,10 @@ fn number_of(beat: Option<&str>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenure::tests::{LEASE, alone, dir};
     use crate::tenure::{Tenure, take};
     use std::sync::atomic::Ordering::Relaxed;
     use std::time::Instant;
-
-    const LEASE: Duration = Duration::from_millis(1000);
-
-    fn dir() -> (tempfile::TempDir, PathBuf) {
-        let root = tempfile::tempdir().expect("tempdir");
-        let path = root.path().join("terms");
-        (root, path)
-    }
-
-    async fn alone(path: &Path, address: &str) -> Tenure {
-        take(path, address, LEASE).expect("taken").alone().await.expect("alone")
-    }
 
     fn succession(path: &Path) -> Succession {
         Succession::of(path).expect("terms").expect("a service")
@@ -219,7 +209,30 @@ mod tests {
         assert!(taken.waits_for().is_none());
     }
 
-    /// Services that stand still at any point, and successors that come as early as they may.
+    /// A directory without room for it: the service goes on, and nobody may take it for silent.
+    #[tokio::test]
+    async fn who_cannot_begin_to_beat_goes_on_without_a_successor() {
+        let (_root, path) = dir();
+        let first = alone(&path, "a:1").await;
+        let beat = path.join("service-00000000000000000001.beat");
+        let mut heir = succession(&path);
+        std::fs::create_dir(&beat).expect("in the way");
+        let mut beats = first.beats().expect("a directory");
+        for _ in 0..20 {
+            tokio::time::sleep(LEASE / 10).await;
+            assert_eq!(first.0.as_ref().and_then(|inner| inner.is_held()), Some(Ok(())));
+            assert!(heir.look().is_err());
+        }
+        assert_eq!(*beats.borrow_and_update(), 0);
+        // Once it has begun it must go on.
+        std::fs::remove_dir(&beat).expect("rmdir");
+        beats.wait_for(|beat| *beat > 0).await.expect("it beats");
+        std::fs::remove_file(&beat).and_then(|()| std::fs::create_dir(&beat)).expect("in the way");
+        tokio::time::sleep(LEASE * 2).await;
+        assert!(tokio::time::timeout(LEASE / 2, first.held()).await.is_err(), "it answers");
+    }
+
+    /// Services that stand still between what they say and what they see, and successors that come as early as they may.
     #[test]
     fn a_successor_never_answers_at_once_with_who_was_before() {
         let (_root, path) = dir();

@@ -289,13 +289,28 @@ impl Inner {
         });
     }
 
+    /// Once it has beaten it must go on: a standby takes it for dead. One that cannot begin, because the directory is
+    /// full, has no standby that could take over.
+    fn say_that_it_lives(&self) -> Result<(), CoordinatorError> {
+        let last = *self.beat.borrow();
+        match Directory::open(&self.path)?.beat(self.term.number, last + 1) {
+            Ok(()) => {
+                self.beat.send_replace(last + 1);
+                Ok(())
+            }
+            Err(e) if last == 0 => {
+                tracing::debug!(error = %e, "no standby can be in step");
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
     /// Looks for a newer term. False when there is one.
     fn look(&self) -> Result<bool, CoordinatorError> {
         let began = now_ms();
         if self.beats.load(Relaxed) {
-            let beat = *self.beat.borrow() + 1;
-            Directory::open(&self.path)?.beat(self.term.number, beat)?;
-            self.beat.send_replace(beat);
+            self.say_that_it_lives()?;
         }
         #[cfg(test)]
         drop(self.pause.blocking_lock());
@@ -351,19 +366,19 @@ fn keep(inner: &Weak<Inner>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::time::Instant;
 
-    const LEASE: Duration = Duration::from_millis(1000);
+    pub const LEASE: Duration = Duration::from_millis(1000);
 
-    fn dir() -> (tempfile::TempDir, PathBuf) {
+    pub fn dir() -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().expect("tempdir");
         let path = root.path().join("terms");
         (root, path)
     }
 
-    async fn alone(path: &Path, address: &str) -> Tenure {
+    pub async fn alone(path: &Path, address: &str) -> Tenure {
         take(path, address, LEASE).expect("taken").alone().await.expect("alone")
     }
 

@@ -144,18 +144,12 @@ impl Core {
             .within(config.tenure.clone());
         let dir = StateDir::take(&config.state_dir)?;
         let (job, mut state, rebooted) = restore(&dir, config, &backing)?;
-        if let Some(wanted) = &config.consistency {
-            match &state.consistency {
-                None => state.consistency = Some(wanted.clone()),
-                Some(had) if had == wanted => {}
-                Some(had) => {
-                    return Err(StartError::Consistency {
-                        had: had.clone(),
-                        wanted: wanted.clone(),
-                    });
-                }
-            }
+        let wanted = config.consistency.clone();
+        if let Some(had) = state.other_consistency(wanted.as_ref()) {
+            let (had, wanted) = (had.clone(), wanted.unwrap_or_default());
+            return Err(StartError::Consistency { had, wanted });
         }
+        state.consistency = state.consistency.take().or(wanted);
         name_parts(&mut state)?;
         let instance = random();
         let last = crate::facts::moment(&state.lineage);
@@ -603,12 +597,9 @@ fn restore(
     let path = config.state_dir.join("journal");
     let state = state::replay(&bodies)
         .map_err(|what| StartError::Journal(JournalError::Header { path, what }))?;
-    let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|s| s.key.ino);
-    match had {
-        Some(had) if had == root.seen.key.ino => Ok((state.job.unwrap_or(job), state, rebooted)),
-        _ => Err(StartError::OtherBacking {
-            state_dir: config.state_dir.clone(),
-            backing: config.backing.clone(),
-        }),
+    if !state.is_of_backing(&root) {
+        let (state_dir, backing) = (config.state_dir.clone(), config.backing.clone());
+        return Err(StartError::OtherBacking { state_dir, backing });
     }
+    Ok((state.job.unwrap_or(job), state, rebooted))
 }

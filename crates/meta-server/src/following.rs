@@ -154,13 +154,9 @@ pub async fn serve(
         Err(why) => return refused(why).await,
     };
     tracing::info!(name = standby.name, "a standby begins to follow");
-    let (tap, sent) = {
-        let _state = core.state();
-        (core.journal.follow(), core.journal.tail())
-    };
     let mut follower = Follower {
-        tap,
-        sent,
+        tap: core.journal.follow(),
+        sent: 0,
         core: Arc::clone(&core),
         standby: Arc::clone(&standby),
         beats,

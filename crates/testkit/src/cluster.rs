@@ -2,6 +2,7 @@
 
 use crate::environment::{ebb_command, entered};
 use crate::node::{MetaAddress, Node, signal_process};
+use crate::service::{Standby, Stranger};
 use crate::{describe, mounts};
 use ebb_links::{Network, Port};
 use rustix::process::Signal;
@@ -10,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -428,13 +429,7 @@ impl Cluster {
     /// # Panics
     /// When there is no separate service, or it does not start.
     pub fn begin_meta_elsewhere(&mut self, state: &str, extra: &[&str]) -> Stranger {
-        let before = self.meta.as_ref().expect("a cluster with a separate service");
-        let mut command = before.command.clone();
-        let (old, state) = (self.state.display().to_string(), self.real.join(state));
-        for part in command.iter_mut().filter(|part| **part == old) {
-            *part = state.display().to_string();
-        }
-        command.retain(|part| part != "--listen" && *part != before.address);
+        let (mut command, state) = self.meta_command_elsewhere(state);
         self.state = state;
         let listen = ["--listen".to_owned(), "127.0.0.1:0".to_owned()];
         let extra = extra.iter().map(|part| (*part).to_owned());
@@ -445,34 +440,28 @@ impl Cluster {
         Stranger(before.expect("checked above").child)
     }
 
+    /// The command of the service with its state elsewhere, and without its address.
+    fn meta_command_elsewhere(&self, state: &str) -> (Vec<String>, PathBuf) {
+        let before = self.meta.as_ref().expect("a cluster with a separate service");
+        let (old, state) = (self.state.display().to_string(), self.real.join(state));
+        let mut command = before.command.clone();
+        for part in command.iter_mut().filter(|part| **part == old) {
+            *part = state.display().to_string();
+        }
+        command.retain(|part| part != "--listen" && *part != before.address);
+        (command, state)
+    }
+
     /// Starts a standby of the service, with its copy elsewhere.
     ///
     /// # Panics
     /// When there is no separate service, or it does not start.
     #[must_use]
     pub fn start_standby(&self, state: &str) -> Standby {
-        let meta = self.meta.as_ref().expect("a cluster with a separate service");
-        let (mut command, state) = (meta.command.clone(), self.real.join(state));
-        let old = self.state.display().to_string();
-        for part in command.iter_mut().filter(|part| **part == old) {
-            *part = state.display().to_string();
-        }
-        command.retain(|part| part != "--listen" && *part != meta.address);
-        let listen = ["--listen".to_owned(), "127.0.0.1:0".to_owned()];
-        let mut starts = ebb_command(&self.real);
-        starts.args(command.iter().chain(&listen)).arg("--standby");
-        let log = meta_log(&self.real);
-        let starts = starts.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        let mut child = starts.spawn().expect("ebb meta --standby can be started");
-        let stdout = BufReader::new(child.stdout.take().expect("it was piped"));
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let hears = Arc::clone(&said);
-        std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                hears.lock().expect("no panic").push(line);
-            }
-        });
-        Standby { process: Stranger(child), said, state, command }
+        let (command, state) = self.meta_command_elsewhere(state);
+        let more = ["--listen", "127.0.0.1:0", "--standby"].map(str::to_owned);
+        let child = start(&self.real, self.meta_command(&[&command[..], &more].concat()));
+        Standby::heard(child, state, command)
     }
 
     /// A standby that has taken over is the service from now on. Comes back with the one before.
@@ -481,8 +470,7 @@ impl Cluster {
     /// When it has not.
     pub fn is_succeeded_by(&mut self, standby: Standby, limit: Duration) -> Stranger {
         let line = standby.says("listening on ", limit);
-        let address = line.split("listening on ").nth(1).and_then(|said| said.split(' ').next());
-        let address = address.expect("an address").to_owned();
+        let address = address_in(&line).expect("an address");
         let Standby { mut process, state, mut command, .. } = standby;
         command.extend(["--listen".to_owned(), address.clone()]);
         let meta = self.meta.as_mut().expect("a cluster with a separate service");
@@ -522,79 +510,16 @@ impl Cluster {
     }
 
     fn spawn_meta(&self, arguments: &[String]) -> (Child, String) {
+        spawn_meta(&self.real, self.meta_command(arguments))
+    }
+
+    fn meta_command(&self, arguments: &[String]) -> Command {
         let mut command = ebb_command(&self.real);
         command.args(arguments);
-        let command = match &self.network {
+        match &self.network {
             Some(network) => entered(&command, network, Port::Service),
             None => command,
-        };
-        spawn_meta(&self.real, command)
-    }
-}
-
-/// A service of another job, or one that was replaced. Ends when it is dropped.
-#[derive(Debug)]
-pub struct Stranger(Child);
-
-impl Stranger {
-    /// Sends it a signal; after one that stops it, it stands still.
-    pub fn signal(&self, signal: Signal) {
-        signal_process(self.0.id(), signal);
-    }
-
-    /// Its status, once it has ended by itself.
-    ///
-    /// # Panics
-    /// When it does not.
-    pub fn ends_within(&mut self, limit: Duration) -> std::process::ExitStatus {
-        let mut status = None;
-        mounts::wait_until(limit, || {
-            status = self.0.try_wait().expect("its status");
-            status.is_some()
-        });
-        status.expect("it has not ended")
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A service that waits for the cluster's to fall silent. Ends when it is dropped.
-#[derive(Debug)]
-pub struct Standby {
-    /// The process.
-    pub process: Stranger,
-    said: Arc<Mutex<Vec<String>>>,
-    state: PathBuf,
-    command: Vec<String>,
-}
-
-impl Standby {
-    /// Waits until it has said something with `text` in it, and returns that line.
-    ///
-    /// # Panics
-    /// When it does not.
-    #[must_use]
-    pub fn says(&self, text: &str, limit: Duration) -> String {
-        let find = || {
-            let said = self.said.lock().expect("no panic");
-            said.iter().find(|line| line.contains(text)).cloned()
-        };
-        mounts::wait_until(limit, || find().is_some());
-        find().unwrap_or_else(|| panic!("no '{text}' in {:?}", self.has_said()))
-    }
-
-    /// All that it has said.
-    ///
-    /// # Panics
-    /// Never.
-    #[must_use]
-    pub fn has_said(&self) -> Vec<String> {
-        self.said.lock().expect("no panic").clone()
+        }
     }
 }
 
@@ -614,19 +539,22 @@ fn free_port() -> u16 {
 }
 
 /// Starts `ebb meta` and reads the address that it prints.
-fn meta_log(root: &Path) -> std::fs::File {
-    let log = std::fs::File::options().create(true).append(true).open(root.join("meta.log"));
-    log.expect("the service's log")
+/// Where a service says that it listens.
+fn address_in(line: &str) -> Option<String> {
+    let said = line.trim().strip_prefix("ebb meta: listening on ")?;
+    said.split(' ').next().map(str::to_owned)
 }
 
-fn spawn_meta(root: &Path, mut command: Command) -> (Child, String) {
-    let log = meta_log(root);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        .spawn()
-        .expect("ebb meta can be started");
+/// A service, with its standard output in a pipe and the rest in a log.
+fn start(root: &Path, mut command: Command) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(root.join("meta.log"));
+    let log = log.expect("the service's log");
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    command.spawn().expect("ebb meta can be started")
+}
+
+fn spawn_meta(root: &Path, command: Command) -> (Child, String) {
+    let mut child = start(root, command);
     let stdout = BufReader::new(child.stdout.take().expect("it was piped"));
     let mut line = String::new();
     for said in stdout.lines().map_while(Result::ok) {
@@ -635,9 +563,7 @@ fn spawn_meta(root: &Path, mut command: Command) -> (Child, String) {
             break;
         }
     }
-    let address = line.trim().strip_prefix("ebb meta: listening on ");
-    let address = address.and_then(|said| said.split(' ').next()).map(str::to_owned);
-    let address = address.unwrap_or_else(|| {
+    let address = address_in(&line).unwrap_or_else(|| {
         let log = std::fs::read_to_string(root.join("meta.log")).unwrap_or_default();
         panic!("ebb meta said {line:?}; its log:\n{log}")
     });

@@ -14,9 +14,10 @@ pub mod node;
 pub mod power;
 pub mod random;
 pub mod relay;
+pub mod service;
 pub mod steps;
 
-pub use cluster::{Builder, Cluster, Standby, Stranger, number};
+pub use cluster::{Builder, Cluster, number};
 pub use disk::Disk;
 pub use ebb_links::{Network, Port};
 pub use environment::{ebb_binary, skip_reason};
@@ -24,6 +25,7 @@ pub use locks::record_lock;
 pub use node::Node;
 pub use power::PowerDisk;
 pub use relay::{Change, Relay, Towards};
+pub use service::{Standby, Stranger};
 pub use steps::Steps;
 
 use std::process::Output;

@@ -1,8 +1,10 @@
 //! A standby keeps a copy of the service's journal and takes its place when it falls silent, by itself: nobody says
 //! so. What was on stable storage is there, and never do two of them answer.
 
-use super::service_moves::{begun, builder, content, goes_on, under_load, write_all};
-use ebb_testkit::{Cluster, Standby, mounts};
+use super::service_moves::{
+    begun, builder, content, goes_on, has_told_again, under_load, write_all,
+};
+use ebb_testkit::{Builder, Cluster, Standby, mounts};
 use ebb_tests::content::same;
 use ebb_tests::nodes::{open, went_past};
 use rustix::process::Signal;
@@ -169,18 +171,30 @@ fn losses(cluster: &mut Cluster, seed: u64, n: u64) -> String {
     format!("way {way}")
 }
 
-fn how_many() -> u64 {
-    std::env::var("EBB_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
+fn lost_under_load(builder: Builder, way: impl Fn(&Value) -> bool) {
+    let losses_of_run = std::env::var("EBB_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
+    under_load(builder, losses_of_run, losses, |statuses| {
+        assert!(statuses.iter().any(way), "nobody went that way: {statuses:?}");
+        assert!(statuses.iter().all(has_told_again), "on a copy: {statuses:?}");
+    });
 }
 
 #[test]
 fn services_are_lost_again_and_again_under_load() {
-    under_load(builder("posix"), how_many(), losses, |_| true);
+    lost_under_load(builder("posix"), |_| true);
 }
 
 #[test]
 fn services_are_lost_again_and_again_past_the_daemon() {
-    under_load(builder("posix").option("--io-path", "auto"), how_many(), losses, went_past);
+    lost_under_load(builder("posix").option("--io-path", "auto"), went_past);
+}
+
+/// And with a small buffer, under supervisors.
+#[test]
+fn services_are_lost_again_and_again_with_copies() {
+    let builder = builder("posix").supervised().option("--replicas", "2");
+    let copied = |status: &Value| status["copies"]["copied_bytes"].as_u64() > Some(0);
+    lost_under_load(builder.option("--cache-size", "8MiB"), copied);
 }
 
 /// Two at once, each with a state of its own: one takes over, and the other one follows it.

@@ -212,10 +212,10 @@ impl Node {
     /// has names of it that nobody has looked at yet, and they would have to show those bytes. The backing has them
     /// afterwards, or it is said why not.
     async fn bring_for_other_names(&self, parent: Ino, name: &Name) -> Result<(), Errno> {
-        let attr = self.lookup(parent, name).await?;
-        match self.file(attr.ino) {
-            Some(_) => self.drain_file(attr.ino).await,
-            // They are another node's.
+        let known = self.lookup(parent, name).await.ok().and_then(|attr| self.file(attr.ino));
+        match known {
+            Some(file) => self.drain_file(file.ino).await,
+            // They are another node's, or the backing is busy for a reason of its own.
             None => Err(Errno::EBUSY),
         }
     }

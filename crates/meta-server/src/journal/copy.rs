@@ -10,7 +10,6 @@ use crate::backing::Backing;
 use crate::state::{self, State};
 use ebb_journal::{Directory, Stored};
 use ebb_namespace::BackingPath;
-use ebb_types::Ino;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,17 +28,16 @@ impl Fits {
     fn misfit(&self, state: &State) -> Option<String> {
         let backing = self.backing.display();
         let root = Backing::open(&self.backing).and_then(|b| Ok(b.stat(&BackingPath::ROOT)?));
-        let root = match root {
-            Ok(root) => root.seen.key.ino,
-            Err(e) => return Some(format!("backing {backing}: {e}")),
-        };
-        let had = state.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|seen| seen.key.ino);
-        if had != Some(root) {
-            return Some(format!("it is of another backing than {backing}"));
+        match root {
+            Err(e) => Some(format!("backing {backing}: {e}")),
+            Ok(root) if !state.is_of_backing(&root) => {
+                Some(format!("it is of another backing than {backing}"))
+            }
+            Ok(_) => {
+                let other = state.other_consistency(self.consistency.as_ref())?;
+                Some(format!("the job's consistency is '{other}'"))
+            }
         }
-        let wanted = self.consistency.as_ref();
-        let other = state.consistency.as_ref().filter(|had| wanted.is_some_and(|w| w != *had))?;
-        Some(format!("the job's consistency is '{other}'"))
     }
 }
 

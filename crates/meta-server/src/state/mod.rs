@@ -16,7 +16,7 @@ use crate::lineage::Lineage;
 use crate::rebuild::Rebuild;
 use ebb_consistency::FileState;
 use ebb_namespace::locks::LockTable;
-use ebb_namespace::{Home, Namespace, Record};
+use ebb_namespace::{Found, Home, Namespace, Record};
 use ebb_types::facts::Moment;
 use ebb_types::{Errno, FileKind, Ino, NodeId, Version, lives};
 use holders::Holders;
@@ -155,6 +155,17 @@ impl State {
         }
         self.numbers.insert(node.name.clone(), node.id);
         old
+    }
+
+    /// True when this is of the job whose backing directory looks so.
+    pub fn is_of_backing(&self, root: &Found) -> bool {
+        let had = self.ns.get(Ino::ROOT).and_then(|r| r.seen).map(|seen| seen.key.ino);
+        had == Some(root.seen.key.ino)
+    }
+
+    /// The job's model and rules, when they are others than those.
+    pub fn other_consistency(&self, wanted: Option<&String>) -> Option<&String> {
+        self.consistency.as_ref().filter(|had| wanted.is_some_and(|wanted| wanted != *had))
     }
 
     /// The bytes of a regular file, or the errno of what is not one.
