@@ -24,7 +24,8 @@ const SHOWN: usize = 10;
 #[command(after_help = "Examples:
   ebb status /local/run7
   ebb status /local/run7 --json | jq .dirty_bytes
-  ebb status node001:7400                   asks a metadata service about the whole job")]
+  ebb status node001:7400                   asks a metadata service about the whole job
+  ebb status dir:/lustre/proj/run7.ebb      the same, wherever it is now (ebb meta --coordinator)")]
 pub struct Args {
     /// As one JSON object
     #[arg(long)]
@@ -37,8 +38,8 @@ pub struct Args {
     /// `ebb mount` finds it]
     #[arg(long, value_name = "WHICH")]
     secure: Option<String>,
-    /// Mount point, or HOST:PORT of a metadata service
-    #[arg(value_name = "MOUNTPOINT|HOST:PORT")]
+    /// Mount point, or a metadata service: HOST:PORT, or the directory that says where it is
+    #[arg(value_name = "MOUNTPOINT|HOST:PORT|dir:DIR")]
     target: String,
 }
 
@@ -60,7 +61,7 @@ impl Args {
     }
 }
 
-/// `HOST:PORT` and not a path.
+/// `HOST:PORT` or `dir:DIR`, and not a path.
 fn is_address(target: &str) -> bool {
     if ebb_coordinator::directory_of(target).is_some() {
         return true;
