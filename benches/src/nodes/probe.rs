@@ -153,6 +153,7 @@ pub async fn make_file(client: &MetaClient, name: &Name, open: bool) -> Result<I
         open,
         lease: Wish::No,
         seat: None,
+        handle: 0,
     };
     match client.make(&wanted).await? {
         Made::Made(attr, _) | Made::Opened(Opened { attr, .. }, _) => Ok(attr.ino),

@@ -11,7 +11,7 @@
 //!
 //! In every policy reaching the high watermark starts a run as in the `watermark` row: a full
 //! buffer would stop the application. A drain asks nobody. *Settled* files are all except those
-//! that are written without the daemon seeing where. The wait interval is fixed, or learned (see
+//! that are written without the daemon seeing where, and those that other programs are to read first. The wait interval is fixed, or learned (see
 //! `adaptive`); then a run of `idle` also stops when the next burst is due.
 
 use crate::adaptive::Waiting;
@@ -68,7 +68,7 @@ impl Scope {
     pub fn takes(self, in_use: FileUse) -> bool {
         match self {
             Scope::Closed => in_use == FileUse::Closed,
-            Scope::Settled => in_use != FileUse::Untracked,
+            Scope::Settled => !matches!(in_use, FileUse::Untracked | FileUse::Coupled),
             Scope::All => true,
         }
     }

@@ -16,6 +16,8 @@ pub enum FileUse {
     /// It is open and written past the daemon, which learns the ranges later. Flushed only
     /// under pressure or on request.
     Untracked,
+    /// Others are to read it before it goes to the backing, if it goes there at all. As well.
+    Coupled,
 }
 
 /// A file with bytes that are not on the backing.

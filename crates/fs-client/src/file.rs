@@ -59,6 +59,10 @@ pub struct State {
     pub cuts: Vec<(u64, Version)>,
     /// It has no name any more: its bytes never go to the backing.
     pub orphan: bool,
+    /// Opens and closes of it count (`ops::coupling`).
+    pub coupled: bool,
+    /// It is flushed only under pressure or on request.
+    pub held: bool,
     /// What need not be asked.
     pub lease: FileLease,
     /// What need not be told.
@@ -227,6 +231,8 @@ impl CachedFile {
                 append_unheard: None,
                 cuts: Vec::new(),
                 orphan: false,
+                coupled: false,
+                held: false,
                 lease: FileLease::default(),
                 quiet: QuietWrites::default(),
                 published: Published::default(),

@@ -101,6 +101,7 @@ impl Node {
                 continue;
             }
             let in_use = match state.opens {
+                _ if state.held => FileUse::Coupled,
                 0 => FileUse::Closed,
                 _ if tracked => FileUse::Untracked,
                 _ => FileUse::Open,

@@ -7,7 +7,7 @@ use ebb_handover::Heirloom;
 use ebb_locks::{Mutex, RwLock};
 use ebb_types::{Access, Attr, Ino};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// One `open` of a file.
@@ -24,6 +24,11 @@ pub struct OpenFile {
     pub mappable: Option<Arc<()>>,
     /// Where a sequential reader would go on.
     pub read_ahead: Mutex<ReadAhead>,
+    /// The number under which it counts as an open of a coupled file; 0: it does not.
+    pub couple: u64,
+    /// Somebody has closed it who was not being killed, and nobody since who was. Who is killed while the open
+    /// is under way never closes it.
+    pub closed_well: AtomicBool,
 }
 
 /// One entry of a listed directory.

@@ -5,6 +5,7 @@
 //! until what the answer tells is taken in.
 
 use crate::node::Node;
+use crate::ops::coupling::Looked;
 use ebb_consistency::{Asked, Change, Grant, Known, LeaseSeq, Model, Outcome, Told};
 use ebb_locks::Mutex;
 use ebb_meta_client::{Wish, now_ms};
@@ -204,7 +205,7 @@ impl Node {
     }
 
     /// Asks the service for a name.
-    pub(crate) async fn ask_name(&self, dir: Ino, name: &Name) -> Result<Attr, Errno> {
+    pub(crate) async fn ask_name(&self, dir: Ino, name: &Name) -> Result<Looked, Errno> {
         let asked = self.asking();
         let wish = self.wish(asked, None);
         let looked = self.meta.look_up(dir, name, wish).await?;
@@ -215,7 +216,11 @@ impl Node {
         {
             self.runtime.spawn(async move { node.learn_names(dir).await });
         }
-        looked.attr.ok_or(Errno::ENOENT)
+        Ok(match (looked.attr, looked.awaits) {
+            (Some(attr), _) => Looked::There(attr),
+            (None, Some(wait)) => Looked::Awaited(wait),
+            (None, None) => Looked::Missing,
+        })
     }
 
     /// Learns all names of a directory, unless there are many: then it is known of others that they

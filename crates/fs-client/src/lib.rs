@@ -6,6 +6,7 @@
 
 mod alone;
 mod aside;
+mod awaited;
 mod busy;
 mod cache;
 pub mod carrier;

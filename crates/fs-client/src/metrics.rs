@@ -55,6 +55,8 @@ pub struct Metrics {
     pub overtaken: AtomicU64,
     /// Files of which a service that lost the end of its journal was told what it may have forgotten.
     pub reasserted: AtomicU64,
+    /// Waits for coupled files.
+    pub awaited: AtomicU64,
     /// Ends of flushes, and deletions, of synced files.
     pub kept_until_stable: AtomicU64,
     /// How often pages that the kernel kept of a file were dropped.
@@ -79,6 +81,7 @@ impl Default for Metrics {
             staged_files: AtomicU64::new(0),
             overtaken: AtomicU64::new(0),
             reasserted: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
             kept_until_stable: AtomicU64::new(0),
             pages_dropped: AtomicU64::new(0),
             locks_lost: AtomicU64::new(0),
@@ -98,7 +101,7 @@ impl Metrics {
         histogram.sum_us.fetch_add(us, Relaxed);
     }
 
-    fn totals(&self) -> [(&'static str, &'static str, u64); 10] {
+    fn totals(&self) -> [(&'static str, &'static str, u64); 11] {
         [
             ("bytes_written", "Bytes written by applications", self.bytes_written.load(Relaxed)),
             ("bytes_read", "Bytes read by applications", self.bytes_read.load(Relaxed)),
@@ -110,6 +113,7 @@ impl Metrics {
                 "Files told again to a service that lost the end of its journal",
                 self.reasserted.load(Relaxed),
             ),
+            ("awaited_files", "Waits for coupled files", self.awaited.load(Relaxed)),
             (
                 "kept_until_stable",
                 "Flushes and deletions of synced bytes that waited for the service's stable storage",

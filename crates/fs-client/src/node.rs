@@ -1,5 +1,6 @@
 //! One node of the job: everything the operations of its mount share.
 
+use crate::awaited::AwaitedNames;
 use crate::cache::CacheDir;
 use crate::config::{Durability, MountConfig};
 use crate::daemon::Daemon;
@@ -83,6 +84,8 @@ pub struct Node {
     pub known: KnownNames,
     /// What is no more and still known to the kernel.
     pub gone: Gone,
+    /// Names that somebody waits for.
+    pub(crate) awaited: AwaitedNames,
     /// What is forgotten when the service has it on stable storage.
     pub(crate) unforgotten: Unforgotten,
     /// Where waiting work runs.
@@ -202,6 +205,7 @@ impl Node {
             references: OnceLock::new(),
             seats: Seats::default(),
             begun: watch::Sender::new(false),
+            awaited: AwaitedNames::default(),
             is_out: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             mount_moments: OnceLock::new(),
@@ -220,6 +224,12 @@ impl Node {
         node.meta.on_given_up(Box::new(move || {
             if let Some(node) = this.upgrade() {
                 node.given_up();
+            }
+        }));
+        let this = Arc::downgrade(&node);
+        node.meta.on_deleted(Box::new(move |ino| {
+            if let Some(node) = this.upgrade() {
+                node.consumed(ino);
             }
         }));
         node.meta.keep_notes(Box::new(InJournal(Arc::downgrade(&node))));

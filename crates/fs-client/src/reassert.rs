@@ -83,7 +83,8 @@ impl Node {
         }
         // Who keeps a turn for longer may be waiting for this.
         let busy = self.tell_quiet_within(TURNS).await;
-        for ino in self.meta.reasserted(to, Some(self.locks_now())).await? {
+        let coupled = self.coupled_now();
+        for ino in self.meta.reasserted(to, Some(self.locks_now()), Some(&coupled)).await? {
             self.file(ino).iter().for_each(|file| self.lose_locks_of(file));
         }
         for file in busy {

@@ -84,7 +84,7 @@ pub(crate) fn take_over(
                 return Ok(());
             }
             // Of what is locked through handles that go on nothing is known here.
-            match node.meta.reasserted(to, None).await {
+            match node.meta.reasserted(to, None, None).await {
                 // The service has begun again meanwhile.
                 Err(Errno::ESTALE) if node.meta.listener() != to => {}
                 told => return told.map(drop),

@@ -1,6 +1,7 @@
 //! Calls about the bytes of files, flushes, and the node itself.
 
 use crate::client::{CallError, MetaClient};
+use crate::coupling::OpenAnswer;
 use crate::driver::LEFT;
 use crate::map::{Base, Mapped, grant_from_pb, map_from_pb, owned_from_pb};
 use crate::names::{Wish, attr_for, attr_of, expect_body, told_attr};
@@ -34,6 +35,8 @@ pub struct Place {
     pub path: Vec<u8>,
     /// The model that the nearest directory above asks for; empty: none does.
     pub model: String,
+    /// How the nearest directory above couples its files; of a coupled file: where it stands. Or empty.
+    pub couple: String,
 }
 
 /// What [`MetaClient::open`] gives.
@@ -53,6 +56,10 @@ pub struct Opened {
     pub seated: bool,
     /// It was opened, and not truncated: it sits at that node.
     pub seat: Option<NodeId>,
+    /// Opens and closes of it count.
+    pub coupled: bool,
+    /// And it is not to be flushed without need.
+    pub held: bool,
 }
 
 /// A seat that a node would like to have.
@@ -259,6 +266,8 @@ pub(crate) fn opened_from_pb(opened: pb::Opened) -> Result<Opened, Errno> {
         sole: opened.sole,
         seated: opened.seated,
         seat: node_from_pb(opened.seat),
+        coupled: opened.coupled,
+        held: opened.held,
     })
 }
 
@@ -268,7 +277,7 @@ pub(crate) fn node_from_pb(node: u32) -> Option<NodeId> {
 }
 
 fn place_from_pb(d: pb::Description) -> Place {
-    Place { path: d.path, model: d.model }
+    Place { path: d.path, model: d.model, couple: d.couple }
 }
 
 fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno> {
@@ -331,11 +340,32 @@ impl MetaClient {
         lease: Wish,
         seat: Option<SeatWish>,
     ) -> Result<Opened, Errno> {
+        match self.open_counted(ino, (write, truncate), known, lease, seat, 0).await? {
+            OpenAnswer::Opened(opened) => Ok(*opened),
+            // Only opens that count wait.
+            OpenAnswer::Awaits(_) => Err(Errno::EPROTO),
+        }
+    }
+
+    /// The same; `handle`: it counts under this number, if the file is coupled.
+    pub async fn open_counted(
+        &self,
+        ino: Ino,
+        (write, truncate): (bool, bool),
+        known: Version,
+        lease: Wish,
+        seat: Option<SeatWish>,
+        handle: u64,
+    ) -> Result<OpenAnswer, Errno> {
         let (known_version, lease, seat) = (known.0, lease.to_pb(), seat.map(SeatWish::to_pb));
-        let op = Op::Open(pb::Open { ino: ino.0, write, truncate, known_version, lease, seat });
-        let opened = expect_body!(self.call(op).await?, Opened);
+        let ino_ = ino.0;
+        let open = pb::Open { ino: ino_, write, truncate, known_version, lease, seat, handle };
+        let opened = expect_body!(self.call(Op::Open(open)).await?, Opened);
+        if opened.await_ms > 0 {
+            return Ok(OpenAnswer::Awaits(Duration::from_millis(opened.await_ms)));
+        }
         attr_for(ino, opened.attr)?;
-        opened_from_pb(opened)
+        opened_from_pb(opened).map(|opened| OpenAnswer::Opened(Box::new(opened)))
     }
 
     /// Where an inode is in the mount.

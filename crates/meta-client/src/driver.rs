@@ -15,7 +15,7 @@ use crate::session::{self, Acquaintance, ConnectError, Session};
 use crate::silence::Silence;
 use crate::trust;
 use ebb_transport::auth;
-use ebb_types::Errno;
+use ebb_types::{Errno, Ino};
 use ebb_wire::pb::{self, notice::What, request::Op};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -181,6 +181,7 @@ fn receive(inner: &Arc<Inner>, mut frame: pb::ServerFrame) -> Result<(), String>
             Some(What::Ping(ping)) => inner.heartbeat(ping.number),
             Some(What::Recall(recall)) => inner.recalled(&recall),
             Some(What::Publish(asked)) => inner.asked_to_publish(&asked),
+            Some(What::Deleted(gone)) => inner.is_deleted(Ino(gone.ino)),
             // From a newer service; nothing that this node must know.
             None => {}
         }

@@ -16,6 +16,7 @@
 mod bytes;
 mod client;
 mod copies;
+mod coupling;
 mod driver;
 mod exchange;
 mod facts;
@@ -38,6 +39,7 @@ pub use bytes::{
 };
 pub use client::{CallError, ClientStats, Followed, MetaClient, follow, service_status};
 pub use copies::{Adopted, Holding, Pairs};
+pub use coupling::{Awaited, CoupledHandle, OpenAnswer};
 pub use driver::Event;
 pub use facts::NameNotes;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};
@@ -49,4 +51,4 @@ pub use names::{
 pub use once::{Caller, caller, on_behalf_of, on_behalf_of_now};
 pub use reassert::{Forgotten, KnownFile, Listener, Located, OwnedLocks};
 pub use session::{ConnectError, ConnectOptions};
-pub use trust::{OnGivenUp, OnPublish, OnRecall, PublishFor, now_ms};
+pub use trust::{OnDeleted, OnGivenUp, OnPublish, OnRecall, PublishFor, now_ms};

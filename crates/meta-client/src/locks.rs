@@ -78,8 +78,8 @@ pub struct LockHolder {
     pub node: NodeId,
 }
 
-/// A change of locks under way. Dropping it before its answer cancels it, and takes the lock
-/// away again if it was granted at that moment.
+/// A change of locks, or a wait for a coupled file, under way. Dropping it before its answer cancels it, and
+/// takes the lock away again if it was granted at that moment.
 #[must_use = "dropping it cancels the lock"]
 pub struct LockCall {
     inner: Arc<Inner>,
@@ -170,7 +170,11 @@ impl MetaClient {
             wait: lock.wait,
             publish: lock.publish,
         });
-        let waits = lock.wait && lock.kind != LockKind::Unlock;
+        self.waiting_call(op, lock.wait && lock.kind != LockKind::Unlock)
+    }
+
+    /// A call that may wait for somebody else.
+    pub(crate) fn waiting_call(&self, op: Op, waits: bool) -> LockCall {
         let patience = if waits { Patience::Granted } else { self.patience() };
         let state = match self.inner.submit(op.clone(), patience) {
             Ok((id, answer)) => CallState::Waiting { id, answer },

@@ -86,6 +86,8 @@ pub struct MakeRequest {
     pub lease: Wish,
     /// It should sit at this node.
     pub seat: Option<SeatWish>,
+    /// With `open`: a number of the open, if the file is coupled; 0: it does not count.
+    pub handle: u64,
 }
 
 /// What lease a request asks for.
@@ -117,6 +119,8 @@ pub struct LookedUp {
     pub attr: Option<Attr>,
     /// Everything that was told under a lease.
     pub told: Vec<Told>,
+    /// It is not there, and who opens it to read waits so long.
+    pub awaits: Option<Duration>,
 }
 
 /// What a change of names gives.
@@ -226,22 +230,32 @@ impl MetaClient {
         let op = Op::Lookup(pb::Lookup { parent: parent.0, name: name_, lease, tell: false });
         let entry = expect_body!(self.call(op).await?, Entry);
         let dir = told_dir(parent, name, true, entry.dir)?;
+        if entry.attr.is_none() && entry.await_ms > 0 {
+            let awaits = Some(Duration::from_millis(entry.await_ms));
+            return Ok(LookedUp { attr: None, told: Vec::new(), awaits });
+        }
         let Some(attr) = entry.attr else {
             let absent =
                 dir.as_ref().and_then(|d| d.found.as_ref()).is_some_and(|f| f.ino.is_none());
             let told = dir.into_iter().collect();
-            return if absent { Ok(LookedUp { attr: None, told }) } else { Err(Errno::EPROTO) };
+            let looked = LookedUp { attr: None, told, awaits: None };
+            return if absent { Ok(looked) } else { Err(Errno::EPROTO) };
         };
         let attr = attr_of(Some(attr))?;
         let child = told_attr(attr, entry.lease.map(grant_from_pb));
-        Ok(LookedUp { attr: Some(attr), told: child.into_iter().chain(dir).collect() })
+        let told = child.into_iter().chain(dir).collect();
+        Ok(LookedUp { attr: Some(attr), told, awaits: None })
     }
 
     /// The inode that `name` means in `parent`.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
         let name = name_pb(name);
         let op = Op::Lookup(pb::Lookup { parent: parent.0, name, lease: 0, tell: false });
-        attr_of(expect_body!(self.call(op).await?, Entry).attr)
+        let entry = expect_body!(self.call(op).await?, Entry);
+        match entry.attr {
+            None if entry.await_ms > 0 => Err(Errno::ENOENT),
+            attr => attr_of(attr),
+        }
     }
 
     /// Its attributes, with the published size.
@@ -305,6 +319,7 @@ impl MetaClient {
             open: make.open,
             lease: make.lease.to_pb(),
             seat: make.seat.map(SeatWish::to_pb),
+            handle: make.handle,
         });
         let told = |attr, lease, dir| {
             let dir = told_dir(make.parent, &make.name, false, dir)?;

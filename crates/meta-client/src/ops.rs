@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 46] = [
+pub(crate) const NAMES: [&str; 48] = [
     "hello",
     "prove",
     "heartbeat",
@@ -51,6 +51,8 @@ pub(crate) const NAMES: [&str; 46] = [
     "published",
     "exists",
     "reassert",
+    "await",
+    "leave",
 ];
 
 /// Index into [`NAMES`].
@@ -99,6 +101,8 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Published(_) => 43,
         Op::Exists(_) => 44,
         Op::Reassert(_) => 45,
+        Op::Await(_) => 46,
+        Op::Leave(_) => 47,
     }
 }
 

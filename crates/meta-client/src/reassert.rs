@@ -3,6 +3,7 @@
 
 use crate::bytes::SeatWish;
 use crate::client::MetaClient;
+use crate::coupling::CoupledHandle;
 use crate::locks::LockKind;
 use crate::names::expect_body;
 use ebb_consistency::{Assertion, Claimed};
@@ -186,18 +187,26 @@ impl MetaClient {
         Ok(wanted.unflushed.contains(&ino.0))
     }
 
-    /// This node has told everything, with these locks. Comes back when requests go on, with the files
+    /// This node has told everything, with these locks and opens of coupled files. Comes back when requests go on, with the files
     /// whose locks are lost. `None`: of locks it knows nothing.
     /// ESTALE: another service than `to`, which must hear all of it, has begun since.
     pub async fn reasserted(
         &self,
         to: Listener,
         locks: Option<Vec<OwnedLocks>>,
+        coupled: Option<&[CoupledHandle]>,
     ) -> Result<Vec<Ino>, Errno> {
         let all_locks = locks.as_ref().is_some_and(|locks| locks.len() <= OWNERS_MAX);
         let owners = locks.filter(|_| all_locks).unwrap_or_default();
         let owners = owners.iter().map(owner_to_pb).collect();
-        let done = pb::Reassert { done: true, owners, all_locks, ..to.step() };
+        let handle = |c: &CoupledHandle| {
+            let CoupledHandle { ino, handle, write } = *c;
+            pb::CoupledHandle { ino: ino.0, handle, write }
+        };
+        let all_coupled = coupled.is_some();
+        let coupled = coupled.unwrap_or_default().iter().map(handle).collect();
+        let locks = pb::Reassert { owners, all_locks, ..to.step() };
+        let done = pb::Reassert { done: true, coupled, all_coupled, ..locks };
         let done = self.within(OTHERS).call(Op::Reassert(done)).await?;
         let wanted = expect_body!(done, Wanted);
         Ok(wanted.lost.iter().map(|lost| Ino(lost.ino)).collect())

@@ -38,6 +38,9 @@ pub struct PublishFor {
 /// not wait.
 pub type OnGivenUp = Box<dyn Fn() + Send + Sync>;
 
+/// Called when a coupled file that this node has used is no more. Must not block.
+pub type OnDeleted = Box<dyn Fn(Ino) + Send + Sync>;
+
 /// Milliseconds that pass also while the machine sleeps, and that leap when the time of day was set
 /// forward (see [`Leaps`]).
 #[must_use]
@@ -131,6 +134,7 @@ pub(crate) struct Trusting {
     on_recall: OnceLock<OnRecall>,
     on_publish: OnceLock<OnPublish>,
     on_given_up: OnceLock<OnGivenUp>,
+    on_deleted: OnceLock<OnDeleted>,
     /// What the service asked for before there was anybody to be told: between the welcome and the
     /// first lease. So it is no more than what the lives before this one have left to be told.
     early: Mutex<Vec<Early>>,
@@ -230,6 +234,11 @@ impl Inner {
         }
     }
 
+    /// Without a listener the node asks in its own time.
+    pub fn is_deleted(&self, ino: Ino) {
+        self.trusting.on_deleted.get().iter().for_each(|tell| tell(ino));
+    }
+
     fn give_back(&self, ino: Ino, seq: LeaseSeq) {
         let op = Op::Returned(pb::Returned { ino: ino.0, seq: seq.0 });
         self.post(op, self.on_this_connection());
@@ -251,6 +260,11 @@ impl MetaClient {
     }
 
     /// Whom to tell that this node was given up; only the first one is told.
+    pub fn on_deleted(&self, on_deleted: OnDeleted) {
+        let _ = self.inner.trusting.on_deleted.set(on_deleted);
+    }
+
+    /// See [`OnGivenUp`]. Once.
     pub fn on_given_up(&self, on_given_up: OnGivenUp) {
         let _ = self.inner.trusting.on_given_up.set(on_given_up);
     }

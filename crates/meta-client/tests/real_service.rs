@@ -99,6 +99,7 @@ fn make(at: &str, kind: FileKind, open: bool) -> MakeRequest {
         open,
         lease: Wish::No,
         seat: None,
+        handle: 0,
     }
 }
 

@@ -9,6 +9,7 @@ use crate::alive::SignsOfLife;
 use crate::backing::Backing;
 use crate::config::{Config, StartError};
 use crate::copies::Copies;
+use crate::coupling::Awaiting;
 use crate::facts::Settling;
 use crate::following::Standbys;
 use crate::forgetting::Forgetting;
@@ -94,6 +95,8 @@ pub struct Core {
     tickets: AtomicU64,
     /// Which request of which node waits with which ticket.
     pub waits: Mutex<HashMap<(NodeId, u64), Ticket>>,
+    /// Who waits for coupled files.
+    pub awaiting: Awaiting,
     /// The nodes that are there now.
     pub sessions: Sessions,
     /// That one of them gave the sign of life that it was asked for.
@@ -190,6 +193,7 @@ impl Core {
             waiting: Mutex::default(),
             tickets: AtomicU64::new(1),
             waits: Mutex::default(),
+            awaiting: Awaiting::default(),
             forgetting,
             settling,
             stats: Stats::default(),
@@ -229,6 +233,7 @@ impl Core {
             return;
         }
         self.call_back(state, entries);
+        let consumed = self.holders_of_consumed(state, entries);
         for entry in entries {
             if let Err(what) = state.apply(entry) {
                 // A rule of this program is wrong. What is in memory is not to be trusted, so
@@ -253,6 +258,8 @@ impl Core {
         }
         self.journal.append(&state::encode(entries));
         state.lineage.note_record();
+        self.look_who_awaits(state, entries);
+        consumed.into_iter().for_each(|(node, ino)| self.tell_deleted(node, ino));
     }
 
     /// So many records of this job are on stable storage.

@@ -336,6 +336,10 @@ impl Core {
             return None;
         }
         let inode = state.ns.get(ino)?;
+        if inode.is_dir() && crate::ops::awaits_names_in(state, ino) > 0 {
+            // Who asks for a name that is missing there may have to wait for it.
+            return None;
+        }
         if state.untold_writer(ino).is_some_and(|writer| writer != node) {
             return None;
         }
@@ -444,6 +448,8 @@ fn concerned(state: &State, entry: &Entry) -> (Vec<Ino>, bool) {
             | FileOp::DetachAnew(..) => (vec![*ino], true),
         },
         Entry::Ns(Record::Attr { ino, .. } | Record::Free { ino }) => (vec![*ino], true),
+        // From now on nobody may believe that a name is missing there.
+        Entry::Couples(ino, _) => (vec![*ino], false),
         // What comes to the backing is something that others can change from then on.
         Entry::Ns(Record::Home { ino, home }) => (vec![*ino], *home != Home::Own),
         Entry::Ns(Record::Base { ino, .. }) => (vec![*ino], false),

@@ -14,6 +14,7 @@ mod begun;
 mod config;
 mod copies;
 mod core;
+mod coupling;
 #[cfg(test)]
 mod death;
 mod doors;

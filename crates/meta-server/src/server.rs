@@ -49,6 +49,15 @@ pub struct Server {
     arrivals: Mutex<Option<Arrivals>>,
 }
 
+/// So many are named in a status.
+const LOST_MAX: usize = 16;
+
+fn lost_files(state: &crate::state::State) -> Vec<pb::LostFile> {
+    let path = |ino| state.ns.path(ino).map(|p| p.to_bytes()).unwrap_or_default();
+    let lost = state.couplings.lost().take(LOST_MAX);
+    lost.map(|(ino, node)| pb::LostFile { path: path(ino), node: node.0 }).collect()
+}
+
 impl Server {
     /// Opens backing and journal; what was known before is known again.
     pub fn open(config: Config) -> Result<Arc<Server>, StartError> {
@@ -123,6 +132,7 @@ impl Server {
         let mut tick = tokio::time::interval(HOUSEKEEPING.min(self.core.lease / 4));
         let mut lives = self.core.state().lives();
         let mut compacting: Option<tokio::task::JoinHandle<()>> = None;
+        let mut removing: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             tick.tick().await;
             // The others note soon that there is another one, for a recovery without this service.
@@ -131,6 +141,12 @@ impl Server {
                 self.core.sessions.ping_all();
             }
             self.core.check_leases();
+            // Beside the rest as well: the backing may hang.
+            let idle = removing.as_ref().is_none_or(tokio::task::JoinHandle::is_finished);
+            if idle && self.core.has_consumed() {
+                let core = Arc::clone(&self.core);
+                removing = Some(tokio::spawn(async move { core.remove_consumed().await }));
+            }
             for (stream, node) in self.core.desk.look_over() {
                 tracing::warn!(%node, "leases are not returned; its stream is ended");
                 self.core.sessions.end(node, stream);
@@ -173,6 +189,9 @@ impl Server {
             encrypted_received_bytes: encrypted.received_bytes,
             job: core.job(),
             standbys: core.standbys.list(core.journal.tail()),
+            coupled: state.couplings.len() as u64,
+            awaiting: core.awaiting.len() as u64,
+            lost: lost_files(&state),
         }
     }
 

@@ -31,7 +31,7 @@ operations! {
     Detach "detach" FlushBegin "flush_begin" FlushEnd "flush_end" Materialize "materialize"
     SyncMeta "sync_meta" SetLock "set_lock" GetLock "get_lock" ReleaseLocks "release_locks"
     Cancel "cancel" Describe "describe" Returned "returned" Share "share" Pair "pair" Exists "exists"
-    Copies "copies" Adopt "adopt" Published "published" Reassert "reassert"
+    Copies "copies" Adopt "adopt" Published "published" Await "await" Leave "leave" Reassert "reassert"
 }
 
 /// The name of an operation, for counters and logs.

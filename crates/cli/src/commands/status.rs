@@ -96,6 +96,7 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
     };
     let standby =
         |s: pb::Standby| json!({"name": s.name, "in_step": s.in_step, "behind": s.behind});
+    let lost = |l: pb::LostFile| json!({"path": String::from_utf8_lossy(&l.path), "node": l.node});
     let failure = |f: pb::Failure| {
         json!({
             "path": String::from_utf8_lossy(&f.path), "operation": f.operation, "errno": f.errno,
@@ -124,6 +125,11 @@ fn service_object(address: &str, reply: pb::StatusReply) -> Value {
         "encrypted": {
             "sent_bytes": reply.encrypted_sent_bytes,
             "received_bytes": reply.encrypted_received_bytes,
+        },
+        "coupled": {
+            "files": reply.coupled,
+            "awaiting": reply.awaiting,
+            "lost": reply.lost.into_iter().map(lost).collect::<Vec<_>>(),
         },
         "errors": reply.errors.into_iter().map(failure).collect::<Vec<_>>(),
     })
@@ -240,10 +246,22 @@ fn service_screen(status: &Value) -> String {
     let (held, recalls) = (text(status, "leases"), text(status, "recalls"));
     let quiet = text(status, "quiet");
     row("leases", format!("{held} held, {recalls} called back, {quiet} of quiet writes"));
+    let coupled = &status["coupled"];
+    if coupled["files"].as_u64().is_some_and(|n| n > 0) || coupled["awaiting"].as_u64() > Some(0) {
+        let (files, awaiting) = (text(coupled, "files"), text(coupled, "awaiting"));
+        row("coupled", format!("{files} file(s), {awaiting} open(s) that wait for one"));
+    }
+    section(&mut out, "lost", list(coupled, "lost"), lost_line);
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "standbys", list(status, "standbys"), standby_line);
     section(&mut out, "errors", list(status, "errors"), error_line);
     out
+}
+
+/// A coupled file that cannot be read.
+fn lost_line(lost: &Value) -> String {
+    let (path, node) = (text(lost, "path"), text(lost, "node"));
+    format!("{path}: a producer at node {node} died while it wrote; to be written anew (O_TRUNC)")
 }
 
 fn standby_line(standby: &Value) -> String {

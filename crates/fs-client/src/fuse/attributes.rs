@@ -4,6 +4,7 @@ use super::answers::{attributes, data};
 use super::convert::{self, attr, errno, ino};
 use super::names::inode_to_change;
 use super::{Adapter, TTL, checked};
+use crate::awaited;
 use crate::metrics::Operation;
 use crate::virtual_files;
 use ebb_fuse::{
@@ -18,6 +19,9 @@ impl Adapter {
         let inode = ino(asked.inode);
         if let Some(found) = virtual_files::getattr(inode) {
             return reply.attr(TTL, &attr(&found));
+        }
+        if awaited::is_awaited(inode) {
+            return reply.attr(TTL, &attr(&awaited::attr(inode)));
         }
         let start = Instant::now();
         if let Some(found) = self.node.leased_attr(inode) {

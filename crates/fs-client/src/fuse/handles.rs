@@ -4,15 +4,19 @@ use super::answers::empty;
 use super::convert::{errno, ino};
 use super::names::name_to_change;
 use super::{Adapter, caller, checked, passing};
+use crate::awaited;
 use crate::handles::OpenFile;
 use crate::metrics::Operation;
+use crate::ops::coupling::NotOpened;
 use crate::ops::names::MakeArgs;
 use crate::passing::Opening;
 use crate::virtual_files;
 use ebb_fuse::{
     Create, FileHandle, Flush, FopenFlags, Head, Open, Release, ReplyCreate, ReplyEmpty, ReplyOpen,
 };
+use ebb_meta_client::on_behalf_of;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 impl Adapter {
     /// The handle that a daemon before this one gave to a request that comes again.
@@ -30,16 +34,36 @@ impl Adapter {
                 Err(e) => reply.error(errno(e)),
             });
         }
-        let uid = head.uid;
+        let (uid, caller) = (head.uid, caller(head));
+        if awaited::is_awaited(inode) {
+            let waits = async move { reply.error(errno(node.open_awaited(inode).await)) };
+            self.node.runtime.spawn(on_behalf_of(caller, waits));
+            return;
+        }
         let given = self.given(head);
         let work = async move {
             let opened = match given {
                 Some((fh, file)) => Ok(Opening { fh, path: file.path, id: None }),
-                None => node.open(inode, flags, uid, &reply).await,
+                None => node.open_if_ready(inode, flags, uid, &reply).await,
             };
             Ok((opened, reply))
         };
-        self.spawn_once(Operation::Open, head, work, passing::answer_open);
+        let node = Arc::clone(&self.node);
+        self.spawn_once(Operation::Open, head, work, move |done| {
+            let Ok((opened, reply)) = done else { return };
+            let wait = match opened {
+                Ok(opening) => return passing::answer_open(Ok(opening), reply),
+                Err(NotOpened::Failed(e)) => return passing::answer_open(Err(e), reply),
+                Err(NotOpened::Awaits(wait)) => wait,
+            };
+            // Who waits for another program does nothing, and nothing is stuck.
+            let runtime = node.runtime.clone();
+            runtime.spawn(on_behalf_of(caller, async move {
+                let again = || node.open_if_ready(inode, flags, uid, &reply);
+                let opened = node.when_ready(inode, flags, wait, again).await;
+                passing::answer_open(opened, reply);
+            }));
+        });
     }
 
     pub(super) fn create(&self, head: &Head, asked: &Create<'_>, reply: ReplyCreate) {
@@ -67,12 +91,16 @@ impl Adapter {
         self.spawn_once(Operation::Create, head, work, passing::answer_create);
     }
 
-    pub(super) fn flush(&self, asked: &Flush, reply: ReplyEmpty) {
+    pub(super) fn flush(&self, head: &Head, asked: &Flush, reply: ReplyEmpty) {
         if self.node.handles.content(asked.handle.0).is_some() {
             return reply.ok();
         }
         let owner = asked.owner.0;
         let Some((handle, reply)) = checked(self.handle(asked.handle), reply) else { return };
+        if handle.couple != 0 {
+            // While it waits for this answer it is still there to be looked at.
+            handle.closed_well.store(!awaited::is_killed(head.pid), Relaxed);
+        }
         if self.node.nothing_to_do_at_close(&handle, owner) {
             return reply.ok();
         }

@@ -20,6 +20,7 @@ mod xattrs;
 pub use ebb_fuse::unmount;
 pub use mount::{Moment, MountError, Mounted, mount};
 
+use crate::awaited;
 use crate::handles::OpenFile;
 use crate::metrics::Operation;
 use crate::node::Node;
@@ -200,7 +201,10 @@ impl Filesystem for Adapter {
         self.node.interrupts.interrupt(unique.0);
     }
 
-    fn forget(&self, inode: INodeNo, _lookups: u64) {
+    fn forget(&self, inode: INodeNo, lookups: u64) {
+        if awaited::is_awaited(ino(inode)) {
+            return self.node.awaited().forget(ino(inode), lookups);
+        }
         self.places.forget(ino(inode));
         self.node.gone.forget(ino(inode));
         self.node.forget(ino(inode));
@@ -208,7 +212,7 @@ impl Filesystem for Adapter {
 
     fn serve(&self, head: &Head, call: Call<'_>) {
         match call {
-            Call::Lookup(asked, reply) => self.lookup(&asked, reply),
+            Call::Lookup(asked, reply) => self.lookup(head, &asked, reply),
             Call::MkNod(asked, reply) => self.mknod(head, &asked, reply),
             Call::MkDir(asked, reply) => self.mkdir(head, &asked, reply),
             Call::SymLink(asked, reply) => self.symlink(head, &asked, reply),
@@ -224,7 +228,7 @@ impl Filesystem for Adapter {
             Call::Access(_, reply) => reply.error(errno(Errno::ENOSYS)),
             Call::Open(asked, reply) => self.open(head, &asked, reply),
             Call::Create(asked, reply) => self.create(head, &asked, reply),
-            Call::Flush(asked, reply) => self.flush(&asked, reply),
+            Call::Flush(asked, reply) => self.flush(head, &asked, reply),
             Call::Release(asked, reply) => self.release(&asked, reply),
             Call::Read(asked, reply) => self.read(head, &asked, reply),
             Call::Write(asked, reply) => self.write(head, &asked, reply),

@@ -4,6 +4,7 @@ use super::answers::{empty, entry};
 use super::convert::{attr, ino};
 use super::{Adapter, TTL, checked};
 use crate::metrics::Operation;
+use crate::ops::coupling::Looked;
 use crate::ops::names::MakeArgs;
 use crate::virtual_files;
 use ebb_fuse::{Head, INodeNo, Link, MkDir, MkNod, Named, Rename, ReplyEmpty, ReplyEntry, SymLink};
@@ -24,7 +25,7 @@ pub(super) fn inode_to_change(inode: INodeNo) -> Result<Ino, Errno> {
 }
 
 impl Adapter {
-    pub(super) fn lookup(&self, asked: &Named<'_>, reply: ReplyEntry) {
+    pub(super) fn lookup(&self, head: &Head, asked: &Named<'_>, reply: ReplyEntry) {
         let parent = ino(asked.parent);
         if let Some(found) = virtual_files::lookup(parent, asked.name) {
             return reply.entry(TTL, &attr(&found));
@@ -43,8 +44,13 @@ impl Adapter {
             return entry(reply)(known);
         }
         let (node, places) = (Arc::clone(&self.node), Arc::clone(&self.places));
+        let thread = head.pid;
         let work = async move {
-            let found = node.lookup(parent, &name).await?;
+            let found = match node.look(parent, &name).await? {
+                Looked::There(found) => found,
+                Looked::Missing => return Err(Errno::ENOENT),
+                Looked::Awaited(wait) => return node.await_name(parent, name, wait, thread).await,
+            };
             if found.kind == FileKind::Directory {
                 node.gone.saw(&found);
                 places.found(found.ino, parent, &name).await;

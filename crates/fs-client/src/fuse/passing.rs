@@ -104,8 +104,7 @@ fn flags(path: IoPath) -> FopenFlags {
 }
 
 /// The end of an open.
-pub fn answer_open(done: Result<(Result<Opening, Errno>, ReplyOpen), Errno>) {
-    let Ok((opened, reply)) = done else { return };
+pub fn answer_open(opened: Result<Opening, Errno>, reply: ReplyOpen) {
     match opened {
         Ok(Opening { fh, path, id }) => {
             reply.opened(FileHandle(fh), flags(path), id.as_deref());

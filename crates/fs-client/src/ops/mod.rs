@@ -1,6 +1,7 @@
 //! The operations of the mount, as methods of `Node`, one file a family. None of them knows FUSE.
 
 mod ahead;
+pub mod coupling;
 pub mod data;
 pub mod dirs;
 pub mod fetch;

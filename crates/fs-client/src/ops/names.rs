@@ -2,6 +2,7 @@
 //! (`known.rs`), so that they are the same on all nodes at once. Size and mtime are merged with what this node has not published yet.
 
 use crate::node::Node;
+use crate::ops::coupling::Looked;
 use crate::ops::open::Again;
 use ebb_consistency::Told;
 use ebb_meta_client::{Made, MakeRequest, QueryRequest, SetAttr, SetAttrDone, Wish};
@@ -42,6 +43,7 @@ impl MakeArgs {
             open,
             lease,
             seat: None,
+            handle: 0,
         })
     }
 }
@@ -54,12 +56,26 @@ impl Node {
 
     /// The inode of a name.
     pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr, Errno> {
-        if let Some(known) = self.known_name(parent, name) {
-            return known;
+        match self.look(parent, name).await? {
+            Looked::There(attr) => Ok(attr),
+            Looked::Missing | Looked::Awaited(_) => Err(Errno::ENOENT),
+        }
+    }
+
+    /// The same, and whether one waits for the name.
+    pub async fn look(&self, parent: Ino, name: &Name) -> Result<Looked, Errno> {
+        match self.known_name(parent, name) {
+            Some(Ok(attr)) => return Ok(Looked::There(attr)),
+            Some(Err(Errno::ENOENT)) => return Ok(Looked::Missing),
+            Some(Err(e)) => return Err(e),
+            None => {}
         }
         let asked = self.published_so_far();
         let found = self.ask_name(parent, name).await;
-        self.seen(asked, self.in_dirs(&[parent], found).await?).await
+        match self.in_dirs(&[parent], found).await? {
+            Looked::There(attr) => self.seen(asked, attr).await.map(Looked::There),
+            missing => Ok(missing),
+        }
     }
 
     /// The attributes of an inode.

@@ -6,6 +6,7 @@ use crate::handles::OpenFile;
 use crate::home::Look;
 use crate::node::Node;
 use crate::notes::home_of;
+use crate::ops::coupling::{NotOpened, counted};
 use crate::ops::names::MakeArgs;
 use crate::ops::passing::Asked;
 use crate::ops::sync::is_gone;
@@ -14,10 +15,11 @@ use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::{IoPath, MapAnswer, SyncEvent};
 use ebb_locks::Mutex;
-use ebb_meta_client::{Backing, Made, MakeRequest, Opened, Wish};
+use ebb_meta_client::{Backing, Made, MakeRequest, OpenAnswer, Opened, Wish};
 use ebb_node_journal::Home;
 use ebb_types::{Access, Attr, ByteRange, Errno, Ino, Name};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::AcqRel;
 use std::time::{Duration, Instant};
 
@@ -69,7 +71,8 @@ fn note_home(state: &mut State, at: Option<&Backing>, opened: Option<&OpenedBack
 }
 
 impl Node {
-    pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath, access: Access) -> u64 {
+    pub(crate) fn enter_handle(&self, file: Arc<CachedFile>, path: IoPath, asked: &Asked) -> u64 {
+        let access = asked.access;
         let read_ahead = Mutex::new(ReadAhead::default());
         let mappable = (access == Access::ReadWrite).then(|| Arc::clone(&file.mappable));
         self.handles.insert_file(OpenFile {
@@ -79,10 +82,12 @@ impl Node {
             access: Some(access),
             mappable,
             read_ahead,
+            couple: asked.couple,
+            closed_well: AtomicBool::new(false),
         })
     }
 
-    /// Opens a file for user `uid`.
+    /// Opens a file for user `uid`, and waits for it where it is coupled and not ready.
     pub async fn open(
         &self,
         ino: Ino,
@@ -90,6 +95,41 @@ impl Node {
         uid: u32,
         door: &dyn Door,
     ) -> Result<Opening, Errno> {
+        match self.open_if_ready(ino, flags, uid, door).await {
+            Ok(opening) => Ok(opening),
+            Err(NotOpened::Failed(e)) => Err(e),
+            Err(NotOpened::Awaits(wait)) => {
+                let again = || self.open_if_ready(ino, flags, uid, door);
+                self.when_ready(ino, flags, wait, again).await
+            }
+        }
+    }
+
+    /// The same without waiting for who writes it.
+    pub async fn open_if_ready(
+        &self,
+        ino: Ino,
+        flags: i32,
+        uid: u32,
+        door: &dyn Door,
+    ) -> Result<Opening, NotOpened> {
+        let mut couple = 0;
+        let opened = self.open_counted(ino, flags, uid, door, &mut couple).await;
+        if opened.is_err() {
+            self.not_entered(ino, couple).await;
+        }
+        opened
+    }
+
+    /// `couple`: the number under which the service has counted it.
+    async fn open_counted(
+        &self,
+        ino: Ino,
+        flags: i32,
+        uid: u32,
+        door: &dyn Door,
+        couple: &mut u64,
+    ) -> Result<Opening, NotOpened> {
         let mut truncate = flags & libc::O_TRUNC != 0;
         let write = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let file = self.file_or_new(ino, self.rules.job());
@@ -97,7 +137,7 @@ impl Node {
         // A second open that the model does not make a synchronisation event is local.
         if !truncate && self.join_open(&file) {
             let asked = Asked::new(flags, false, file.state.read().attr.as_ref());
-            return self.entered(&file, asked, door).await;
+            return Ok(self.entered(&file, asked, door).await?);
         }
         let _touching = truncate.then(|| self.note_touching(&file));
         // What is written past the daemon must be this node's before others' bytes are shown.
@@ -115,7 +155,13 @@ impl Node {
             let ticket = changing.as_ref().map_or_else(|| self.asking(), |c| c.asked());
             let wish = self.wish(ticket, Some(ino));
             let how = (write, truncate);
-            let answer = self.meta.open_seated(ino, how, known, wish, seat).await;
+            let handle = counted();
+            let answer = self.meta.open_counted(ino, how, known, wish, seat, handle).await;
+            let answer = match answer {
+                Ok(OpenAnswer::Opened(opened)) => Ok(*opened),
+                Ok(OpenAnswer::Awaits(wait)) => return Err(NotOpened::Awaits(wait)),
+                Err(e) => Err(e),
+            };
             if let Some(changing) = &mut changing {
                 changing.heard(&answer);
             }
@@ -123,9 +169,10 @@ impl Node {
                 Ok(opened) => opened,
                 Err(e) => {
                     self.forget(ino);
-                    return Err(e);
+                    return Err(e.into());
                 }
             };
+            *couple = if opened.coupled { handle } else { 0 };
             if let Some(node) = opened.seat {
                 match self.cut_at_seat(ino, node, 0).await {
                     Ok(()) => truncate = false,
@@ -135,7 +182,7 @@ impl Node {
             }
             let privileged = opened.attr.perm & 0o6000 != 0;
             let asked = Asked::new(flags, opened.sole, Some(&opened.attr));
-            let asked = asked.seated(seat, opened.seated);
+            let asked = Asked { couple: *couple, ..asked.seated(seat, opened.seated) };
             match changing {
                 Some(mut changing) => changing.told(opened.told()),
                 None => self.known.learn(ticket, opened.told()),
@@ -145,7 +192,7 @@ impl Node {
                 if flags & libc::O_TRUNC != 0 && privileged && uid != 0 {
                     self.kill_priv(ino).await?;
                 }
-                return self.entered(&file, asked, door).await;
+                return Ok(self.entered(&file, asked, door).await?);
             }
             again.pause().await?;
         }
@@ -180,7 +227,8 @@ impl Node {
     fn join_open(&self, file: &CachedFile) -> bool {
         let mut state = file.state.write();
         let asks = state.model.on(SyncEvent::Open).query.is_some();
-        if !state.registered || (asks && !self.open_is_leased(&state)) {
+        // Whether it is ready is known by the service.
+        if !state.registered || state.coupled || (asks && !self.open_is_leased(&state)) {
             return false;
         }
         state.opens += 1;
@@ -248,6 +296,7 @@ impl Node {
     ) {
         let mut state = file.state.write();
         state.attr = Some(opened.attr);
+        (state.coupled, state.held) = (opened.coupled, opened.held);
         note_home(&mut state, opened.backing.as_ref(), backing.as_ref(), look);
         let part = state.home.home().is_some_and(Home::is_part);
         // What is not told yet may be another's.
@@ -351,7 +400,8 @@ impl Node {
         };
         let mut changing = self.changing(&[(parent, name)], &[]);
         let request = args.request(parent, name, true, changing.wish())?;
-        let made = self.meta.make(&MakeRequest { seat, ..request }).await;
+        let handle = counted();
+        let made = self.meta.make(&MakeRequest { seat, handle, ..request }).await;
         changing.heard(&made);
         let ticket = changing.asked();
         if let Ok(Made::Opened(_, new)) = &made {
@@ -365,9 +415,16 @@ impl Node {
                 let file = self.file_or_new(attr.ino, self.rules.job());
                 let _turn = file.turn.lock().await;
                 let asked = Asked::new(flags, opened.sole, Some(&attr)).made();
-                let asked = asked.seated(seat, opened.seated);
-                self.take_opened(&file, opened, false, ticket).await?;
-                Ok((attr, self.entered(&file, asked, door).await?))
+                let couple = if opened.coupled { handle } else { 0 };
+                let asked = Asked { couple, ..asked.seated(seat, opened.seated) };
+                let entered = match self.take_opened(&file, opened, false, ticket).await {
+                    Ok(_) => self.entered(&file, asked, door).await,
+                    Err(e) => Err(e),
+                };
+                if entered.is_err() {
+                    self.not_entered(attr.ino, couple).await;
+                }
+                Ok((attr, entered?))
             }
             // Another node was faster; without O_EXCL that is an open.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
@@ -383,6 +440,7 @@ impl Node {
     pub async fn release(&self, handle: &OpenFile) {
         self.release_locks_of(handle).await;
         self.leave(handle).await;
+        self.left_coupled(handle).await;
     }
 
     /// One handle less. The caller has the turn.

@@ -43,6 +43,8 @@ pub(crate) struct Asked {
     pub fresh: bool,
     /// From now on the file sits here.
     pub seat: Option<MySeat>,
+    /// Under which number it counts, where the file is coupled; 0: it does not.
+    pub couple: u64,
 }
 
 impl Asked {
@@ -50,7 +52,7 @@ impl Asked {
     pub(crate) fn new(flags: i32, sole: bool, attr: Option<&Attr>) -> Asked {
         let access = Asked::access_of(flags);
         let privileged = attr.is_some_and(|a| a.perm & 0o6000 != 0);
-        Asked { access, sole, privileged, fresh: flags & libc::O_TRUNC != 0, seat: None }
+        Asked { access, sole, privileged, fresh: flags & libc::O_TRUNC != 0, seat: None, couple: 0 }
     }
 
     /// The same, where the service was asked for this seat, and said so.
@@ -86,7 +88,7 @@ impl Node {
     ) -> Result<Opening, Errno> {
         let (path, id) = self.choose(file, asked, door)?;
         self.paths.count(path);
-        let fh = self.enter_handle(Arc::clone(file), path, asked.access);
+        let fh = self.enter_handle(Arc::clone(file), path, &asked);
         if file.is_tracked() {
             self.list_dirty(file);
         }

@@ -14,6 +14,7 @@ use ebb_node_journal::Image;
 use ebb_types::{Errno, Ino, Version};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Files asked for at once.
 const STEP: usize = 128;
@@ -55,6 +56,7 @@ impl Node {
         file.state.write().opens += handles.len() as u32 - 1;
         file.inherit_locks(&handles);
         let count = handles.len();
+        let coupled = file.state.read().coupled;
         for handle in handles {
             let open = OpenFile {
                 fh: handle.fh,
@@ -64,6 +66,8 @@ impl Node {
                 // A mapping that was made meanwhile is not known of.
                 mappable: Some(Arc::clone(&file.mappable)),
                 read_ahead: Mutex::new(ReadAhead::default()),
+                couple: if coupled { handle.request } else { 0 },
+                closed_well: AtomicBool::new(false),
             };
             self.handles.adopt(handle.request, open);
         }

@@ -1,6 +1,7 @@
 //! Extended attributes: the service keeps them; `user.ebb.*` speak with the daemon.
 
 use crate::node::Node;
+use crate::ops::coupling::COUPLE;
 use ebb_types::{Attr, Errno, FileKind, Ino};
 
 const STATE: &[u8] = b"user.ebb.state";
@@ -19,6 +20,7 @@ impl Node {
         }
         match &name[..] {
             STATE => self.state_text(ino).await.map(String::into_bytes),
+            COUPLE => self.coupling(ino).await.map(String::into_bytes),
             CONSISTENCY => self.model_name(ino).await.map(String::into_bytes),
             n if is_ours(n) => Err(Errno::ENODATA),
             _ => match self.meta.getxattr(ino, &name).await {
@@ -42,6 +44,7 @@ impl Node {
                 None => Ok(()),
             },
             CONSISTENCY => self.choose_model(ino, value).await,
+            COUPLE => self.couple(ino, value).await,
             n if is_ours(n) => Err(Errno::EPERM),
             _ => self.meta.setxattr(ino, &name, &value, flags).await,
         }
@@ -63,7 +66,7 @@ impl Node {
     /// `removexattr`.
     pub async fn remove_xattr(&self, ino: Ino, name: Vec<u8>) -> Result<(), Errno> {
         match &name[..] {
-            CONSISTENCY => self.meta.removexattr(ino, &name).await,
+            CONSISTENCY | COUPLE => self.meta.removexattr(ino, &name).await,
             n if is_ours(n) => Err(Errno::EPERM),
             _ => self.meta.removexattr(ino, &name).await,
         }

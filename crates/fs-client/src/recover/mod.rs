@@ -142,7 +142,7 @@ impl Recovery<'_> {
         let told = async {
             let to = self.node.meta.listener();
             self.node.reassert_noted(&found).await?;
-            self.node.meta.reasserted(to, None).await
+            self.node.meta.reasserted(to, None, None).await
         };
         told.await.map_err(fail("cannot tell the service what was known"))?;
         // Before anything is touched: what is on the backing and is not what was known.

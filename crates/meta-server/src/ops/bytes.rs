@@ -67,14 +67,16 @@ impl Call {
     /// open one file, and each reads a part of it.
     pub(super) fn opened(&self, state: &State, ino: Ino, known: u64) -> OpResult {
         let answer = state.file(ino)?.query_at_open(Version(known));
-        Ok(Some(Body::Opened(pb::Opened {
+        let mut opened = pb::Opened {
             attr: Some(ebb_wire::attr_to_pb(&state.attr(ino)?)),
             map: Some(map_of(state, ino, &answer)?),
             backing: backing_ref(state, ino),
             r#where: Some(super::describe::place(state, ino)),
             sole: !state.ns.is_open_by_others(ino, self.who.node),
             ..pb::Opened::default()
-        })))
+        };
+        Call::note_coupled(state, ino, &mut opened);
+        Ok(Some(Body::Opened(opened)))
     }
 
     /// Notes that this node has it open; false: it had already.
@@ -90,6 +92,14 @@ impl Call {
         let mut state = self.core.state();
         let ino = Ino(op.ino);
         state.file(ino)?;
+        match op.write || op.truncate {
+            true => self.produces(&mut state, ino, op.handle, false),
+            false => {
+                if let Some(awaits) = self.consumes(&mut state, ino, op.handle)? {
+                    return Ok(Some(Body::Opened(awaits)));
+                }
+            }
+        }
         let records = state.ns.plan_open(self.who.node, ino)?;
         self.core.commit_ns(&mut state, records);
         let seated = self.core.take_seat(&mut state, self, ino, op.seat.as_ref());
@@ -125,6 +135,7 @@ impl Call {
         if op.truncate {
             // Open before it is empty: nobody must take that for all that it is to be.
             let first = self.open_first(ino)?;
+            self.produces(&mut self.core.state(), ino, op.handle, true);
             let change = Change::default();
             let cut = self.core.set_size(self.who.node, ino, Size::Exactly(0), &change);
             seat = match cut.await {

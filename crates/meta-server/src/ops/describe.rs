@@ -1,5 +1,6 @@
 //! Where an inode is in the mount, and which model its directory asks for.
 
+use super::coupling::couple_text;
 use super::{Call, OpError, OpResult};
 use crate::state::{Entry, Outcome, State};
 use ebb_types::{Errno, FileKind, Ino};
@@ -20,7 +21,8 @@ pub(super) fn is_model(name: &[u8]) -> bool {
 /// Where `ino` is.
 pub(super) fn place(state: &State, ino: Ino) -> pb::Description {
     let path = state.ns.path(ino).map(|p| p.to_bytes()).unwrap_or_default();
-    pb::Description { path, model: model_above(state, ino).unwrap_or_default() }
+    let (model, couple) = (model_above(state, ino).unwrap_or_default(), couple_text(state, ino));
+    pb::Description { path, model, couple }
 }
 
 fn model_above(state: &State, ino: Ino) -> Option<String> {

@@ -132,6 +132,8 @@ impl Call {
         if let Some(granted) = state.locks.cancel(ticket) {
             self.core.end_waiting(&[ticket], Err(Errno::EINTR));
             self.core.granted(&mut state, &granted);
+        } else if self.core.awaiting.cancel(ticket) {
+            self.core.end_waiting(&[ticket], Err(Errno::EINTR));
         }
         Ok(None)
     }

@@ -4,6 +4,7 @@
 mod attrs;
 mod bytes;
 pub(crate) mod copies;
+mod coupling;
 mod describe;
 mod dirs;
 mod flush;
@@ -13,6 +14,8 @@ mod names;
 mod nodes;
 mod reassert;
 mod xattrs;
+
+pub(crate) use coupling::awaits_names_in;
 
 use crate::core::{Core, LockResult};
 use crate::publishing::LockCall;
@@ -126,6 +129,12 @@ impl Call {
             Op::RemoveXattr(x) if describe::is_model(&x.name) => {
                 Some(self.choose_model(Ino(x.ino), None))
             }
+            Op::SetXattr(x) if coupling::is_couple(&x.name) => {
+                Some(self.couple(Ino(x.ino), Some(&x.value)))
+            }
+            Op::RemoveXattr(x) if coupling::is_couple(&x.name) => {
+                Some(self.couple(Ino(x.ino), None))
+            }
             Op::Open(o) => self.open_fast(o),
             Op::Release(r) => Some(self.release(r)),
             Op::Query(q) => Some(self.query(q)),
@@ -140,6 +149,8 @@ impl Call {
             Op::GetLock(l) => Some(self.get_lock(l)),
             Op::ReleaseLocks(l) => Some(self.release_locks(l)),
             Op::Cancel(c) => Some(self.cancel(c)),
+            Op::Await(a) => return self.await_coupled(a),
+            Op::Leave(l) => Some(self.leave(l)),
             Op::Hello(_) | Op::Prove(_) => {
                 Some(Err(OpError::new(Errno::EPROTO, "the handshake is over")))
             }
@@ -190,12 +201,13 @@ impl Call {
 
     /// What was answered before the service was restarted.
     pub fn answered_before(&self, op: &Op) -> Option<OpResult> {
-        let state = self.core.state();
+        let mut state = self.core.state();
         let outcome = state.answered.get(&self.who.node)?.get(self.id)?;
         Some(match outcome {
             Outcome::Plain => Ok(None),
             Outcome::Inode(ino) => match op {
                 Op::Make(make) if make.open && state.file(ino).is_ok() => {
+                    self.produces(&mut state, ino, make.handle, false);
                     self.opened(&state, ino, 0)
                 }
                 _ => entry(&state, ino),

@@ -1,8 +1,9 @@
 //! lookup, make, unlink, rename, link.
 
+use super::coupling::{awaits_names_in, made_in};
 use super::{Call, OpError, OpResult, name};
 use crate::core::Checked;
-use crate::state::{Outcome, State};
+use crate::state::{Entry, Outcome, State};
 use ebb_locks::Mutex;
 use ebb_namespace::{Absence, Home, New, Plan, RenameMode};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, Time};
@@ -39,6 +40,11 @@ impl Call {
         let dir = self.told(&state, parent, Some(&name), op.lease, false);
         let Some(dentry) = dentry else {
             // Nothing can be said along with an error.
+            let await_ms = awaits_names_in(&state, parent);
+            if await_ms > 0 {
+                let awaited = pb::Entry { await_ms, ..Default::default() };
+                return Ok(Some(Body::Entry(awaited)));
+            }
             let absent =
                 dir.map(|dir| Body::Entry(pb::Entry { dir: Some(dir), ..Default::default() }));
             return absent.map_or(Err(Errno::ENOENT.into()), |body| Ok(Some(body)));
@@ -111,16 +117,28 @@ impl Call {
             Ok(plan) => plan,
             Err(e) => return Some(Err(e.into())),
         };
-        Some(self.local(&mut state, plan).and_then(|ino| self.made(&mut state, op, ino)))
+        let mut entries = self.outcome(&plan);
+        let coupled = made_in(&state, parent, kind_of(op).ok());
+        entries.extend(coupled.zip(plan.ino).map(|(file, ino)| Entry::Coupled(ino, file)));
+        let done = self.local_with(&mut state, plan, entries);
+        Some(done.and_then(|ino| self.made(&mut state, op, ino)))
     }
 
     pub(super) async fn make(&self, op: &pb::Make) -> OpResult {
         let wanted = name(&op.name)?;
         let names = [(Ino(op.parent), &wanted)];
-        let ino = self
-            .core
-            .change(&names, |state| plan_make(state, op), |plan| self.outcome(plan))
-            .await?;
+        let coupled = Mutex::new(None);
+        let plan = |state: &State| {
+            *coupled.lock() = made_in(state, Ino(op.parent), kind_of(op).ok());
+            plan_make(state, op)
+        };
+        let done = |plan: &Plan| {
+            let mut entries = self.outcome(plan);
+            let coupled = coupled.lock().clone();
+            entries.extend(coupled.zip(plan.ino).map(|(file, ino)| Entry::Coupled(ino, file)));
+            entries
+        };
+        let ino = self.core.change(&names, plan, done).await?;
         let mut state = self.core.state();
         self.made(&mut state, op, ino.ok_or(Errno::EIO)?)
     }
@@ -128,6 +146,7 @@ impl Call {
     fn made(&self, state: &mut State, op: &pb::Make, ino: Ino) -> OpResult {
         let mut seated = false;
         if op.open && state.file(ino).is_ok() {
+            self.produces(state, ino, op.handle, false);
             let records = state.ns.plan_open(self.who.node, ino)?;
             self.core.commit_ns(state, records);
             // Before anything is lent of it, which this would call back.
@@ -158,6 +177,15 @@ impl Call {
     /// Applies a plan that needs nothing but memory.
     fn local(&self, state: &mut State, plan: Plan) -> Result<Ino, OpError> {
         let entries = self.outcome(&plan);
+        self.local_with(state, plan, entries)
+    }
+
+    fn local_with(
+        &self,
+        state: &mut State,
+        plan: Plan,
+        entries: Vec<Entry>,
+    ) -> Result<Ino, OpError> {
         let ino = plan.ino.unwrap_or(Ino::ROOT);
         self.core.apply_local_with(state, plan, entries);
         Ok(ino)
@@ -271,11 +299,15 @@ fn keeps_bytes(state: &State, parent: Ino, gone: &Name) -> Result<(), Errno> {
     Ok(())
 }
 
+fn kind_of(op: &pb::Make) -> Result<FileKind, Errno> {
+    match op.mode & libc::S_IFMT {
+        0 => Ok(FileKind::Regular),
+        _ => FileKind::from_mode(op.mode).ok_or(Errno::EINVAL),
+    }
+}
+
 fn plan_make(state: &State, op: &pb::Make) -> Result<Plan, Errno> {
-    let kind = match op.mode & libc::S_IFMT {
-        0 => FileKind::Regular,
-        _ => FileKind::from_mode(op.mode).ok_or(Errno::EINVAL)?,
-    };
+    let kind = kind_of(op)?;
     let target = (kind == FileKind::Symlink).then(|| op.target.as_slice().into());
     let new = New { kind, perm: op.mode & 0o7777, uid: op.uid, gid: op.gid, rdev: op.rdev, target };
     state.ns.plan_make(Ino(op.parent), &name(&op.name)?, &new, Time::now())

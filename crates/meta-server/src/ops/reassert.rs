@@ -63,6 +63,9 @@ impl Call {
             wanted.unflushed = unflushed;
             if op.done && state.owing.contains(&self.who.node) {
                 self.core.hear_locks(self.who.node, locks);
+                if op.all_coupled {
+                    self.core.hear_coupled(&mut state, self.who.node, &op.coupled);
+                }
                 self.core.commit(&mut state, &[Entry::Reasserted(self.who.node)]);
                 if let Some((told, wanted)) = state.rebuild.as_ref().map(Rebuild::progress) {
                     tracing::info!(node = %self.who.node, told, wanted, "a node has told");

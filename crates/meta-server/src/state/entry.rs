@@ -8,6 +8,7 @@ use crate::rebuild::Rebuild;
 use ebb_consistency::{
     Assertion, FileState, Leap, Owned, QuietState, Seat, StoredChanges, StoredGuesses,
 };
+use ebb_coupling::{Coupled, Step, Terms};
 use ebb_namespace::Record;
 use ebb_namespace::locks::{Lock, Owner, Space};
 use ebb_types::facts::Moment;
@@ -81,6 +82,12 @@ pub enum Entry {
     Deleted(Vec<Ino>),
     /// In a snapshot, after the nodes: so many lives of nodes there were.
     Lives(u32),
+    /// The files of this directory are coupled, or not.
+    Couples(Ino, Option<Terms>),
+    /// A coupled file was made; or, in a snapshot, is there.
+    Coupled(Ino, Box<Coupled>),
+    /// Somebody opened it, or left.
+    CoupledStep(Ino, Step),
 }
 
 /// Where copies of a node's unflushed bytes are.

@@ -2,10 +2,12 @@
 //! which are applied and journalled together. Replay applies the same entries.
 
 mod answers;
+mod couplings;
 mod entry;
 mod holders;
 
 pub use answers::Answers;
+pub use couplings::Couplings;
 pub use entry::{
     Entry, FileOp, NodeRecord, Orphaned, Outcome, Pair, decode, encode, encode_snapshot,
 };
@@ -47,6 +49,8 @@ pub struct State {
     pub consistency: Option<String>,
     /// Models that directories ask for.
     pub models: HashMap<Ino, String>,
+    /// Files that programs hand on to others.
+    pub couplings: Couplings,
     /// Recent answers of operations that must not be done twice.
     pub answered: BTreeMap<NodeId, Answers>,
     /// The change of the backing that is being carried out.
@@ -100,6 +104,7 @@ impl State {
             locks: LockTable::new(),
             consistency: None,
             models: HashMap::new(),
+            couplings: Couplings::default(),
             answered: BTreeMap::new(),
             begun: None,
             next_node: 1,
@@ -261,6 +266,9 @@ impl State {
             Entry::UnlockNode(node) => drop(self.locks.release_node(*node)),
             Entry::Model(ino, Some(model)) => drop(self.models.insert(*ino, model.clone())),
             Entry::Model(ino, None) => drop(self.models.remove(ino)),
+            Entry::Couples(ino, terms) => self.couplings.set(*ino, *terms),
+            Entry::Coupled(ino, file) => self.couplings.put(*ino, (**file).clone()),
+            Entry::CoupledStep(ino, step) => self.couplings.step(*ino, *step),
             Entry::Answered(node, id, outcome) => {
                 self.answered.entry(*node).or_default().insert(*id, *outcome);
             }
@@ -352,6 +360,7 @@ impl State {
                 self.halves.forget(*ino);
                 self.quiet.remove(ino);
                 self.models.remove(ino);
+                self.couplings.forget(*ino);
                 self.locks.drop_file(*ino);
             }
             _ => {}
@@ -468,6 +477,7 @@ impl State {
         self.ns.is_forgettable(ino)
             && self.files.get(&ino).is_none_or(bytes)
             && !self.models.contains_key(&ino)
+            && !self.couplings.has(ino)
             && !self.locks.has_file(ino)
     }
 
@@ -528,6 +538,7 @@ impl State {
         out.extend(self.locks.held().map(|(ino, space, lock)| Entry::Lock(ino, space, lock)));
         let models: BTreeMap<_, _> = self.models.iter().collect();
         out.extend(models.into_iter().map(|(i, m)| Entry::Model(*i, Some(m.clone()))));
+        out.extend(self.couplings.all());
         for (node, answered) in &self.answered {
             out.extend(answered.in_order().map(|(id, o)| Entry::Answered(*node, id, o)));
         }

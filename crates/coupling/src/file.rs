@@ -1,0 +1,146 @@
+//! One coupled file.
+
+use crate::terms::{Keep, Terms};
+use ebb_types::NodeId;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// One open of a file: a number that its node chose, the same when the open is asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct User {
+    /// Where.
+    pub node: NodeId,
+    /// Which.
+    pub handle: u64,
+}
+
+/// What happens to a coupled file. Done twice it is as done once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// Somebody opens it to write.
+    Produces(User),
+    /// Somebody opens it to read.
+    Consumes(User),
+    /// Somebody is through with it: true; or died before.
+    Leaves(User, bool),
+    /// An open truncates it: what was lost, or is there to be read, is written anew.
+    Anew,
+}
+
+/// Where a file stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Producers are missing, or are writing.
+    Awaited,
+    /// It can be read.
+    Ready,
+    /// A producer at this node died while it wrote.
+    Lost(NodeId),
+    /// All have read it.
+    Consumed,
+}
+
+/// One coupled file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coupled {
+    terms: Terms,
+    writing: BTreeSet<User>,
+    reading: BTreeSet<User>,
+    produced: u32,
+    consumed: u32,
+    lost: Option<NodeId>,
+    /// The nodes that had it open so far.
+    parties: BTreeSet<NodeId>,
+}
+
+impl Coupled {
+    /// A file that was just made.
+    #[must_use]
+    pub fn new(terms: Terms) -> Coupled {
+        let (writing, reading, parties) = Default::default();
+        Coupled { terms, writing, reading, produced: 0, consumed: 0, lost: None, parties }
+    }
+
+    /// How it is handed on.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        if let Some(node) = self.lost {
+            return State::Lost(node);
+        }
+        if !self.writing.is_empty() || self.produced < self.terms.producers {
+            return State::Awaited;
+        }
+        match self.reading.is_empty() && self.consumed >= self.terms.consumers {
+            true => State::Consumed,
+            false => State::Ready,
+        }
+    }
+
+    /// All have read it, and nobody wants it on the backing.
+    #[must_use]
+    pub fn is_to_go(&self) -> bool {
+        self.terms.keep == Keep::None && self.state() == State::Consumed
+    }
+
+    /// The nodes that had it open so far.
+    pub fn parties(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.parties.iter().copied()
+    }
+
+    /// Who writes or reads it at this node.
+    pub fn users_at(&self, node: NodeId) -> impl Iterator<Item = User> + '_ {
+        self.writing.iter().chain(&self.reading).copied().filter(move |user| user.node == node)
+    }
+
+    /// Takes a step.
+    pub fn apply(&mut self, step: Step) {
+        match step {
+            Step::Produces(user) => {
+                self.writing.insert(user);
+                self.parties.insert(user.node);
+            }
+            Step::Consumes(user) => {
+                self.reading.insert(user);
+                self.parties.insert(user.node);
+            }
+            Step::Leaves(user, through) => {
+                if self.writing.remove(&user) {
+                    match through {
+                        true => self.produced = self.produced.saturating_add(1),
+                        false => self.lost = Some(user.node),
+                    }
+                }
+                if self.reading.remove(&user) && through {
+                    self.consumed = self.consumed.saturating_add(1);
+                }
+            }
+            // A second producer may truncate what the first one is about to write.
+            Step::Anew if self.state() == State::Awaited => {}
+            Step::Anew => (self.produced, self.consumed, self.lost) = (0, 0, None),
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Coupled { terms, produced, consumed, .. } = self;
+        let state = match self.state() {
+            State::Awaited => "awaited".to_owned(),
+            State::Ready => "ready".to_owned(),
+            State::Lost(node) => format!("lost (a producer at node {} died)", node.0),
+            State::Consumed => "consumed".to_owned(),
+        };
+        let (writing, reading) = (self.writing.len(), self.reading.len());
+        format!(
+            "{state}: {produced} of {} producers through, {writing} writing; {consumed} of {} \
+             consumers through, {reading} reading",
+            terms.producers, terms.consumers
+        )
+    }
+}

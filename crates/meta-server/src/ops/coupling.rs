@@ -1,0 +1,180 @@
+//! Opens and closes of coupled files, and waiting for them.
+
+use super::{Call, Fast, OpError, OpResult, name};
+use crate::coupling::verdict;
+use crate::state::{Entry, Outcome, State};
+use ebb_coupling::{Coupled, Keep, State as Stand, Step, TERMS_BYTES_MAX, Terms, User};
+use ebb_types::{Errno, FileKind, Ino};
+use ebb_wire::pb;
+
+/// The attribute of a directory whose files are coupled.
+const COUPLE: &[u8] = b"user.ebb.couple";
+
+/// True for the attribute that is kept here and not with the file.
+pub(super) fn is_couple(name: &[u8]) -> bool {
+    name == COUPLE
+}
+
+/// The terms of the nearest directory from this one on that has some.
+pub(super) fn terms_from(state: &State, dir: Ino) -> Option<Terms> {
+    if state.couplings.no_dirs() {
+        return None;
+    }
+    let mut at = dir;
+    loop {
+        if let Some(terms) = state.couplings.of_dir(at) {
+            return Some(*terms);
+        }
+        if at == Ino::ROOT {
+            return None;
+        }
+        at = state.ns.get(at)?.links.first()?.parent;
+    }
+}
+
+/// What is said of an inode, for people.
+pub(super) fn couple_text(state: &State, ino: Ino) -> String {
+    match state.couplings.file(ino) {
+        Some(file) => file.describe(),
+        None if state.ns.get(ino).is_some_and(|i| i.is_dir()) => {
+            terms_from(state, ino).map(|terms| terms.to_string()).unwrap_or_default()
+        }
+        None => String::new(),
+    }
+}
+
+/// What the journal notes of a new file in that directory.
+pub(super) fn made_in(state: &State, dir: Ino, kind: Option<FileKind>) -> Option<Box<Coupled>> {
+    let terms = terms_from(state, dir).filter(|_| kind == Some(FileKind::Regular))?;
+    Some(Box::new(Coupled::new(terms)))
+}
+
+fn ms(wait: std::time::Duration) -> u64 {
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// How long who opens a name of that directory waits for it; 0: not at all.
+pub(crate) fn awaits_names_in(state: &State, dir: Ino) -> u64 {
+    terms_from(state, dir).map_or(0, |terms| ms(terms.wait))
+}
+
+impl Call {
+    fn user(&self, handle: u64) -> User {
+        User { node: self.who.node, handle }
+    }
+
+    /// Couples the files of a directory (the nodes know that it is empty), or takes that back.
+    pub(super) fn couple(&self, ino: Ino, value: Option<&[u8]>) -> OpResult {
+        let terms: Option<Terms> = match value {
+            None => None,
+            Some(text) if text.len() > TERMS_BYTES_MAX => return Err(Errno::EINVAL.into()),
+            Some(text) => {
+                let text = std::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+                Some(text.parse().map_err(|e| OpError::new(Errno::EINVAL, format!("{e}")))?)
+            }
+        };
+        let mut state = self.core.state();
+        if state.ns.inode(ino)?.kind != FileKind::Directory {
+            return Err(Errno::ENOTDIR.into());
+        }
+        if terms.is_none() && state.couplings.of_dir(ino).is_none() {
+            return Err(Errno::ENODATA.into());
+        }
+        let entries = [Entry::Couples(ino, terms), self.answered(Outcome::Plain)];
+        self.core.commit(&mut state, &entries);
+        Ok(None)
+    }
+
+    /// Somebody opens the file to write.
+    pub(super) fn produces(&self, state: &mut State, ino: Ino, handle: u64, anew: bool) {
+        if handle == 0 || state.couplings.file(ino).is_none() {
+            return;
+        }
+        let step = |step| Entry::CoupledStep(ino, step);
+        let mut entries = Vec::new();
+        entries.extend(anew.then(|| step(Step::Anew)));
+        entries.push(step(Step::Produces(self.user(handle))));
+        self.core.commit(state, &entries);
+    }
+
+    /// Somebody opens the file to read. An answer: it is not opened.
+    pub(super) fn consumes(
+        &self,
+        state: &mut State,
+        ino: Ino,
+        handle: u64,
+    ) -> Result<Option<pb::Opened>, OpError> {
+        let file = state.couplings.file(ino).filter(|_| handle != 0);
+        let Some((stand, wait)) = file.map(|f| (f.state(), f.terms().wait)) else {
+            return Ok(None);
+        };
+        match stand {
+            Stand::Awaited => {
+                return Ok(Some(pb::Opened { await_ms: ms(wait), ..pb::Opened::default() }));
+            }
+            Stand::Lost(node) => {
+                let text = format!("a producer of it at node {} died", node.0);
+                return Err(OpError::new(Errno::EIO, text));
+            }
+            Stand::Ready | Stand::Consumed => {}
+        }
+        let step = Step::Consumes(self.user(handle));
+        self.core.commit(state, &[Entry::CoupledStep(ino, step)]);
+        Ok(None)
+    }
+
+    /// What a node must know of an opened file.
+    pub(super) fn note_coupled(state: &State, ino: Ino, opened: &mut pb::Opened) {
+        if let Some(file) = state.couplings.file(ino) {
+            opened.coupled = true;
+            opened.held = file.terms().keep == Keep::None;
+        }
+    }
+
+    pub(super) fn await_coupled(&self, op: &pb::Await) -> Fast {
+        let awaited = self.try_await(op);
+        awaited.unwrap_or_else(|e| Fast::Done(Err(e.into())))
+    }
+
+    fn try_await(&self, op: &pb::Await) -> Result<Fast, Errno> {
+        // Under it whoever changes the file looks who waits.
+        let state = self.core.state();
+        let missing = match Ino(op.ino) {
+            Ino(0) => {
+                let named = (Ino(op.parent), name(&op.name)?);
+                match state.ns.dentry(named.0, &named.1)? {
+                    Some(dentry) => Err(dentry.ino),
+                    None => Ok(named),
+                }
+            }
+            ino => Err(ino),
+        };
+        if let Err(ino) = missing
+            && let Some(verdict) = verdict(&state, ino)
+        {
+            return Ok(Fast::Done(verdict.map(|()| None).map_err(OpError::from)));
+        }
+        let (ticket, told) = self.core.new_ticket();
+        self.core.waits.lock().insert((self.who.node, self.id), ticket);
+        match missing {
+            Ok(named) => self.core.awaiting.for_name(named, self.who.node, ticket),
+            Err(ino) => self.core.awaiting.for_file(ino, self.who.node, ticket),
+        }
+        Ok(Fast::Lock(told, None))
+    }
+
+    pub(super) fn leave(&self, op: &pb::Leave) -> OpResult {
+        let mut state = self.core.state();
+        let ino = Ino(op.ino);
+        if state.couplings.file(ino).is_none() {
+            return Ok(None);
+        }
+        let step = Step::Leaves(self.user(op.handle), op.through);
+        self.core.commit(&mut state, &[Entry::CoupledStep(ino, step)]);
+        if state.couplings.file(ino).is_some_and(Coupled::is_to_go) {
+            let core = std::sync::Arc::clone(&self.core);
+            tokio::spawn(async move { core.remove_consumed().await });
+        }
+        Ok(None)
+    }
+}
