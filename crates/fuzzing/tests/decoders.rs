@@ -185,7 +185,10 @@ fn client_frames() {
             known_version: 4,
             lease: 2,
             seat: Some(pb::Seat { id: 77, asked: true }),
+            handle: 6,
         }),
+        Op::Await(pb::Await { ino: 0, parent: 9, name: b"name".to_vec() }),
+        Op::Leave(pb::Leave { ino: 9, handle: 6, through: true }),
         Op::Published(pb::Published { ino: 9, seat: 77, seq: 1 << 50, seated: true }),
     ];
     let requests: Vec<_> = (1..)
@@ -237,6 +240,7 @@ fn server_frames() {
             new_dir: dir,
             gone: 5,
             seat: 6,
+            await_ms: 30_000,
         }),
         Body::Map(map.clone()),
         Body::Attached(pb::Attached {

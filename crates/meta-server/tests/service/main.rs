@@ -3,6 +3,7 @@
 
 mod begin_anew;
 mod common;
+mod coupling;
 mod files;
 mod hostile;
 mod hostile_names;
