@@ -23,7 +23,9 @@ pub enum Step {
     Consumes(User),
     /// Somebody is through with it: true; or died before.
     Leaves(User, bool),
-    /// An open truncates it: what was lost, or is there to be read, is written anew.
+    /// An open of somebody came to nothing.
+    Withdraws(User),
+    /// An open truncates it: everything is written anew. Who reads what was there does not count.
     Anew,
 }
 
@@ -45,6 +47,9 @@ pub enum State {
 pub struct Coupled {
     terms: Terms,
     writing: BTreeSet<User>,
+    /// Who was writing when a lost file was begun anew: it is not ready before they are gone, and they do not
+    /// count.
+    stale: BTreeSet<User>,
     reading: BTreeSet<User>,
     produced: u32,
     consumed: u32,
@@ -57,8 +62,9 @@ impl Coupled {
     /// A file that was just made.
     #[must_use]
     pub fn new(terms: Terms) -> Coupled {
-        let (writing, reading, parties) = Default::default();
-        Coupled { terms, writing, reading, produced: 0, consumed: 0, lost: None, parties }
+        let (writing, stale, reading, parties) = Default::default();
+        let (produced, consumed, lost) = (0, 0, None);
+        Coupled { terms, writing, stale, reading, produced, consumed, lost, parties }
     }
 
     /// How it is handed on.
@@ -73,13 +79,28 @@ impl Coupled {
         if let Some(node) = self.lost {
             return State::Lost(node);
         }
-        if !self.writing.is_empty() || self.produced < self.terms.producers {
+        let is_written = !self.writing.is_empty() || !self.stale.is_empty();
+        if is_written || self.produced < self.terms.producers {
             return State::Awaited;
         }
         match self.reading.is_empty() && self.consumed >= self.terms.consumers {
             true => State::Consumed,
             false => State::Ready,
         }
+    }
+
+    /// A file of which nobody knows any more how much is missing.
+    #[must_use]
+    pub fn unknown(node: NodeId) -> Coupled {
+        let wait = std::time::Duration::from_secs(30);
+        let terms = Terms { producers: 1, consumers: 1, keep: Keep::Pfs, wait };
+        Coupled { lost: Some(node), ..Coupled::new(terms) }
+    }
+
+    /// All have read it, and it stays: there is nothing more to be known of it.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.terms.keep == Keep::Pfs && self.state() == State::Consumed
     }
 
     /// All have read it, and nobody wants it on the backing.
@@ -95,7 +116,8 @@ impl Coupled {
 
     /// Who writes or reads it at this node.
     pub fn users_at(&self, node: NodeId) -> impl Iterator<Item = User> + '_ {
-        self.writing.iter().chain(&self.reading).copied().filter(move |user| user.node == node)
+        let all = self.writing.iter().chain(&self.stale).chain(&self.reading);
+        all.copied().filter(move |user| user.node == node)
     }
 
     /// Takes a step.
@@ -109,7 +131,13 @@ impl Coupled {
                 self.reading.insert(user);
                 self.parties.insert(user.node);
             }
+            Step::Withdraws(user) => {
+                self.writing.remove(&user);
+                self.stale.remove(&user);
+                self.reading.remove(&user);
+            }
             Step::Leaves(user, through) => {
+                self.stale.remove(&user);
                 if self.writing.remove(&user) {
                     match through {
                         true => self.produced = self.produced.saturating_add(1),
@@ -120,9 +148,13 @@ impl Coupled {
                     self.consumed = self.consumed.saturating_add(1);
                 }
             }
-            // A second producer may truncate what the first one is about to write.
-            Step::Anew if self.state() == State::Awaited => {}
-            Step::Anew => (self.produced, self.consumed, self.lost) = (0, 0, None),
+            Step::Anew => {
+                if self.lost.is_some() {
+                    self.stale.append(&mut self.writing);
+                }
+                self.reading.clear();
+                (self.produced, self.consumed, self.lost) = (0, 0, None);
+            }
         }
     }
 
@@ -136,7 +168,7 @@ impl Coupled {
             State::Lost(node) => format!("lost (a producer at node {} died)", node.0),
             State::Consumed => "consumed".to_owned(),
         };
-        let (writing, reading) = (self.writing.len(), self.reading.len());
+        let (writing, reading) = (self.writing.len() + self.stale.len(), self.reading.len());
         format!(
             "{state}: {produced} of {} producers through, {writing} writing; {consumed} of {} \
              consumers through, {reading} reading",

@@ -54,9 +54,14 @@ fn a_file_is_handed_on() {
     assert_eq!(step(&mut file, Step::Produces(user(1, 1))), State::Awaited);
     assert_eq!(step(&mut file, Step::Leaves(user(1, 1), true)), State::Awaited);
     assert_eq!(step(&mut file, Step::Produces(user(2, 1))), State::Awaited);
-    // The second one truncates what the first one wrote: still the same file.
+    // The second one truncates what the first one wrote: that is missing again.
     assert_eq!(step(&mut file, Step::Anew), State::Awaited);
-    assert_eq!(step(&mut file, Step::Leaves(user(2, 1), true)), State::Ready);
+    assert_eq!(step(&mut file, Step::Leaves(user(2, 1), true)), State::Awaited);
+    assert_eq!(step(&mut file, Step::Produces(user(1, 5))), State::Awaited);
+    // An open that came to nothing changes nothing.
+    assert_eq!(step(&mut file, Step::Produces(user(1, 6))), State::Awaited);
+    assert_eq!(step(&mut file, Step::Withdraws(user(1, 6))), State::Awaited);
+    assert_eq!(step(&mut file, Step::Leaves(user(1, 5), true)), State::Ready);
     assert_eq!(step(&mut file, Step::Consumes(user(3, 7))), State::Ready);
     // Killed: it does not count, and the next one does.
     assert_eq!(step(&mut file, Step::Leaves(user(3, 7), false)), State::Ready);
@@ -69,6 +74,39 @@ fn a_file_is_handed_on() {
     assert_eq!(step(&mut file, Step::Produces(user(1, 2))), State::Awaited);
     assert_eq!(step(&mut file, Step::Leaves(user(1, 2), false)), State::Lost(NodeId(1)));
     assert_eq!(step(&mut file, Step::Anew), State::Awaited);
+}
+
+fn after(terms_: &str, steps: &[Step]) -> Coupled {
+    let mut file = Coupled::new(terms(terms_));
+    steps.iter().for_each(|step| file.apply(*step));
+    file
+}
+
+/// Who still reads the last time step has not read the next one.
+#[test]
+fn a_reader_of_the_old_content_does_not_count_for_the_new_one() {
+    let (a, b, r) = (user(1, 1), user(1, 2), user(2, 1));
+    let first = [Step::Produces(a), Step::Leaves(a, true), Step::Consumes(r)];
+    let anew = [Step::Anew, Step::Produces(b), Step::Leaves(r, true), Step::Leaves(b, true)];
+    let file = after("producers=1 consumers=1", &[&first[..], &anew].concat());
+    assert_eq!((file.state(), file.is_to_go()), (State::Ready, false));
+}
+
+/// What it wrote before a lost file was begun anew is cut off.
+#[test]
+fn who_wrote_a_lost_file_does_not_count_when_it_is_begun_anew() {
+    let (a, b, c, d) = (user(1, 1), user(2, 1), user(1, 2), user(2, 2));
+    let lost = [Step::Produces(a), Step::Produces(b), Step::Leaves(a, false)];
+    let anew = [Step::Anew, Step::Produces(c), Step::Leaves(c, true)];
+    let mut file = after("producers=1 consumers=1", &[&lost[..], &anew].concat());
+    assert_eq!(file.state(), State::Awaited, "somebody may still write into it");
+    file.apply(Step::Leaves(b, true));
+    assert_eq!(file.state(), State::Ready);
+    let two = [Step::Leaves(b, true), Step::Produces(d), Step::Leaves(d, true)];
+    let file = after("producers=2 consumers=1", &[&lost[..], &anew, &two].concat());
+    assert_eq!(file.state(), State::Ready);
+    let file = after("producers=2 consumers=1", &[&lost[..], &anew, &two[..1]].concat());
+    assert_eq!(file.state(), State::Awaited);
 }
 
 #[test]
@@ -87,6 +125,8 @@ fn what_is_to_be_kept_does_not_go() {
 #[derive(Default)]
 struct Reference {
     opened: Vec<(User, bool, Option<bool>)>,
+    /// Writers of before it was begun anew.
+    stale: Vec<User>,
     died: Option<NodeId>,
 }
 
@@ -97,7 +137,10 @@ impl Reference {
         };
         if let Some(node) = self.died {
             State::Lost(node)
-        } else if count(true, None) > 0 || count(true, Some(true)) < terms.producers {
+        } else if !self.stale.is_empty()
+            || count(true, None) > 0
+            || count(true, Some(true)) < terms.producers
+        {
             State::Awaited
         } else if count(false, None) > 0 || count(false, Some(true)) < terms.consumers {
             State::Ready
@@ -108,7 +151,7 @@ impl Reference {
 }
 
 fn a_step() -> impl Strategy<Value = (u8, u32, u64, bool)> {
-    (0u8..9, 1u32..4, 0u64..5, any::<bool>())
+    (0u8..10, 1u32..4, 0u64..5, any::<bool>())
 }
 
 proptest! {
@@ -135,6 +178,7 @@ proptest! {
                 }
                 4..8 => {
                     let open = |o: &&mut (User, bool, Option<bool>)| o.0 == who && o.2.is_none();
+                    reference.stale.retain(|u| *u != who);
                     if let Some(o) = reference.opened.iter_mut().find(open) {
                         o.2 = Some(through);
                         if o.1 && !through {
@@ -143,12 +187,18 @@ proptest! {
                     }
                     Step::Leaves(who, through)
                 }
-                _ => {
-                    if reference.state(&terms) != State::Awaited {
-                        reference.opened.retain(|o| o.2.is_none());
-                        reference.died = None;
+                8 => {
+                    let is_lost = reference.died.take().is_some();
+                    reference.opened.retain(|o| o.1 && o.2.is_none());
+                    if is_lost {
+                        reference.stale.extend(reference.opened.drain(..).map(|o| o.0));
                     }
                     Step::Anew
+                }
+                _ => {
+                    reference.opened.retain(|o| !(o.0 == who && o.2.is_none()));
+                    reference.stale.retain(|u| *u != who);
+                    Step::Withdraws(who)
                 }
             };
             file.apply(step);

@@ -62,6 +62,7 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
         left = runtime.block_on(say_what_others_need(node));
     }
     if left.is_empty() && waiting.bytes == 0 {
+        runtime.block_on(crate::ops::coupling::all_left(node));
         runtime.block_on(node.tell_everything());
         if let Err(e) = runtime.block_on(node.meta.goodbye()) {
             tracing::warn!(error = %e, "the metadata service did not hear the goodbye");

@@ -26,9 +26,10 @@ pub struct OpenFile {
     pub read_ahead: Mutex<ReadAhead>,
     /// The number under which it counts as an open of a coupled file; 0: it does not.
     pub couple: u64,
-    /// Somebody has closed it who was not being killed, and nobody since who was. Who is killed while the open
-    /// is under way never closes it.
+    /// Somebody has closed it who was not being killed. Who is killed while the open is under way never closes it.
     pub closed_well: AtomicBool,
+    /// Somebody who had it open was killed, with all that it was to write into it.
+    pub killed: AtomicBool,
 }
 
 /// One entry of a listed directory.

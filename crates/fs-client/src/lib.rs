@@ -13,6 +13,7 @@ pub mod carrier;
 pub mod config;
 pub mod control;
 mod control_server;
+mod counted;
 mod daemon;
 mod dirty;
 mod drain;

@@ -3,6 +3,7 @@
 use crate::awaited::AwaitedNames;
 use crate::cache::CacheDir;
 use crate::config::{Durability, MountConfig};
+use crate::counted::CountedOpens;
 use crate::daemon::Daemon;
 use crate::dirty::DirtyList;
 use crate::file::CachedFile;
@@ -14,6 +15,7 @@ use crate::known::KnownNames;
 use crate::leases::LeaseCounts;
 use crate::metrics::Metrics;
 use crate::name_notes::InJournal;
+use crate::ops::coupling;
 use crate::ops::room::Room;
 use crate::ops::seat::Seats;
 use crate::passing::Paths;
@@ -86,6 +88,8 @@ pub struct Node {
     pub gone: Gone,
     /// Names that somebody waits for.
     pub(crate) awaited: AwaitedNames,
+    /// Opens of coupled files.
+    pub(crate) counted: CountedOpens,
     /// What is forgotten when the service has it on stable storage.
     pub(crate) unforgotten: Unforgotten,
     /// Where waiting work runs.
@@ -206,6 +210,7 @@ impl Node {
             seats: Seats::default(),
             begun: watch::Sender::new(false),
             awaited: AwaitedNames::default(),
+            counted: CountedOpens::default(),
             is_out: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             mount_moments: OnceLock::new(),
@@ -229,7 +234,7 @@ impl Node {
         let this = Arc::downgrade(&node);
         node.meta.on_deleted(Box::new(move |ino| {
             if let Some(node) = this.upgrade() {
-                node.consumed(ino);
+                coupling::consumed(&node, ino);
             }
         }));
         node.meta.keep_notes(Box::new(InJournal(Arc::downgrade(&node))));

@@ -83,7 +83,7 @@ impl Node {
         }
         // Who keeps a turn for longer may be waiting for this.
         let busy = self.tell_quiet_within(TURNS).await;
-        let coupled = self.coupled_now();
+        let coupled = self.counted.all();
         for ino in self.meta.reasserted(to, Some(self.locks_now()), Some(&coupled)).await? {
             self.file(ino).iter().for_each(|file| self.lose_locks_of(file));
         }

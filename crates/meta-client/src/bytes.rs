@@ -4,9 +4,10 @@ use crate::client::{CallError, MetaClient};
 use crate::coupling::OpenAnswer;
 use crate::driver::LEFT;
 use crate::map::{Base, Mapped, grant_from_pb, map_from_pb, owned_from_pb};
-use crate::names::{Wish, attr_for, attr_of, expect_body, told_attr};
+use crate::names::{Wish, attr_for, expect_body, told_attr};
+use crate::opened::{backing_from_pb, opened_from_pb, place_from_pb};
 use ebb_consistency::{Detached, MapAnswer, Owned, Told};
-use ebb_types::{Attr, ByteRange, Errno, Ino, Name, NodeId, Time, Version};
+use ebb_types::{Attr, ByteRange, Errno, Ino, NodeId, Time, Version};
 use ebb_wire::pb::{self, reply::Body, request::Op};
 use ebb_wire::{attr_from_pb, range_from_pb, range_to_pb, time_to_pb};
 use std::sync::atomic::Ordering::Relaxed;
@@ -249,35 +250,9 @@ pub struct Materialized {
     pub held_back: Vec<pb::HeldBack>,
 }
 
-fn backing_from_pb(backing: pb::BackingRef) -> Result<Backing, Errno> {
-    // A path that leaves the backing directory must not even be tried.
-    for component in backing.path.split(|c| *c == b'/') {
-        Name::new(component).map_err(|_| Errno::EPROTO)?;
-    }
-    Ok(Backing { path: backing.path, ino: backing.ino })
-}
-
-pub(crate) fn opened_from_pb(opened: pb::Opened) -> Result<Opened, Errno> {
-    Ok(Opened {
-        attr: attr_of(opened.attr)?,
-        map: map_from_pb(opened.map.ok_or(Errno::EPROTO)?)?,
-        backing: opened.backing.map(backing_from_pb).transpose()?,
-        place: place_from_pb(opened.r#where.unwrap_or_default()),
-        sole: opened.sole,
-        seated: opened.seated,
-        seat: node_from_pb(opened.seat),
-        coupled: opened.coupled,
-        held: opened.held,
-    })
-}
-
 /// The node at which something must be done; 0: it is done.
 pub(crate) fn node_from_pb(node: u32) -> Option<NodeId> {
     (node != 0).then_some(NodeId(node))
-}
-
-fn place_from_pb(d: pb::Description) -> Place {
-    Place { path: d.path, model: d.model, couple: d.couple }
 }
 
 fn attached_from_pb(ino: Ino, attached: pb::Attached) -> Result<Attached, Errno> {

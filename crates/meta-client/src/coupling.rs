@@ -1,10 +1,7 @@
-//! Coupled files: waiting for one, and leaving it.
+//! Coupled files: what is asked of them, and answered. Waiting for one is as waiting for a lock (`locks`).
 
 use crate::bytes::Opened;
-use crate::client::MetaClient;
-use crate::locks::LockCall;
-use ebb_types::{Errno, Ino, Name};
-use ebb_wire::pb::{self, request::Op};
+use ebb_types::{Ino, Name};
 use std::time::Duration;
 
 /// How an open that counts is answered.
@@ -34,21 +31,19 @@ pub struct CoupledHandle {
     pub handle: u64,
     /// Opened to write.
     pub write: bool,
+    /// The file is coupled, as the service has said.
+    pub coupled: bool,
+    /// How it ended.
+    pub left: Option<Left>,
 }
 
-impl MetaClient {
-    /// Waits until a coupled file can be read. EIO: a producer died. As with a lock, nothing but the caller
-    /// ends it; dropping it cancels.
-    pub fn await_coupled(&self, what: &Awaited) -> LockCall {
-        let (ino, parent, name) = match what {
-            Awaited::File(ino) => (ino.0, 0, Vec::new()),
-            Awaited::Named(parent, name) => (0, parent.0, name.as_bytes().to_vec()),
-        };
-        self.waiting_call(Op::Await(pb::Await { ino, parent, name }), true)
-    }
-
-    /// An open of a coupled file has ended.
-    pub async fn leave_coupled(&self, ino: Ino, handle: u64, through: bool) -> Result<(), Errno> {
-        self.call(Op::Leave(pb::Leave { ino: ino.0, handle, through })).await.map(drop)
-    }
+/// How an open of a coupled file ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// What was written is published, or what was to be read was read.
+    Through,
+    /// Who had it open was killed.
+    Died,
+    /// It came to nothing.
+    Withdrawn,
 }

@@ -27,6 +27,7 @@ mod locks;
 mod map;
 mod names;
 mod once;
+mod opened;
 mod ops;
 mod reassert;
 mod session;
@@ -39,7 +40,7 @@ pub use bytes::{
 };
 pub use client::{CallError, ClientStats, Followed, MetaClient, follow, service_status};
 pub use copies::{Adopted, Holding, Pairs};
-pub use coupling::{Awaited, CoupledHandle, OpenAnswer};
+pub use coupling::{Awaited, CoupledHandle, Left, OpenAnswer};
 pub use driver::Event;
 pub use facts::NameNotes;
 pub use locks::{CancelLock, LockCall, LockHolder, LockKind, LockRequest};

@@ -2,6 +2,7 @@
 //! cancelled, and nothing stays locked for a caller who has gone.
 
 use crate::client::{Inner, MetaClient};
+use crate::coupling::{Awaited, Left};
 use crate::exchange::{Answer, Patience};
 use crate::names::expect_body;
 use crate::ops::UNLOCK;
@@ -158,6 +159,22 @@ impl Drop for LockCall {
 }
 
 impl MetaClient {
+    /// Waits until a coupled file can be read. EIO: a producer died. As with a lock, nothing but the caller
+    /// ends it; dropping it cancels.
+    pub fn await_coupled(&self, what: &Awaited) -> LockCall {
+        let (ino, parent, name) = match what {
+            Awaited::File(ino) => (ino.0, 0, Vec::new()),
+            Awaited::Named(parent, name) => (0, parent.0, name.as_bytes().to_vec()),
+        };
+        self.waiting_call(Op::Await(pb::Await { ino, parent, name }), true)
+    }
+
+    /// An open of a coupled file has ended.
+    pub async fn leave_coupled(&self, ino: Ino, handle: u64, how: Left) -> Result<(), Errno> {
+        let (through, withdraws) = (how == Left::Through, how == Left::Withdrawn);
+        self.call(Op::Leave(pb::Leave { ino: ino.0, handle, through, withdraws })).await.map(drop)
+    }
+
     /// Takes, changes or gives back a lock.
     pub fn set_lock(&self, lock: &LockRequest) -> LockCall {
         let op = Op::SetLock(pb::SetLock {

@@ -1,8 +1,9 @@
 //! Calls about names and attributes.
 
-use crate::bytes::{Opened, SeatWish, node_from_pb, opened_from_pb};
+use crate::bytes::{Opened, SeatWish, node_from_pb};
 use crate::client::MetaClient;
 use crate::map::{Mapped, grant_from_pb, map_from_pb};
+use crate::opened::opened_from_pb;
 use ebb_consistency::{Found, Grant, Told};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name, NodeId, Time};
 use ebb_wire::pb::{self, reply::Body, request::Op};

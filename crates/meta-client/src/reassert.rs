@@ -3,7 +3,7 @@
 
 use crate::bytes::SeatWish;
 use crate::client::MetaClient;
-use crate::coupling::CoupledHandle;
+use crate::coupling::{CoupledHandle, Left};
 use crate::locks::LockKind;
 use crate::names::expect_body;
 use ebb_consistency::{Assertion, Claimed};
@@ -200,8 +200,10 @@ impl MetaClient {
         let owners = locks.filter(|_| all_locks).unwrap_or_default();
         let owners = owners.iter().map(owner_to_pb).collect();
         let handle = |c: &CoupledHandle| {
-            let CoupledHandle { ino, handle, write } = *c;
-            pb::CoupledHandle { ino: ino.0, handle, write }
+            let CoupledHandle { ino, handle, write, coupled, left } = *c;
+            let through = left == Some(Left::Through);
+            let (left, withdrawn) = (left.is_some(), left == Some(Left::Withdrawn));
+            pb::CoupledHandle { ino: ino.0, handle, write, left, through, coupled, withdrawn }
         };
         let all_coupled = coupled.is_some();
         let coupled = coupled.unwrap_or_default().iter().map(handle).collect();

@@ -233,7 +233,7 @@ impl Core {
             return;
         }
         self.call_back(state, entries);
-        let consumed = self.holders_of_consumed(state, entries);
+        let consumed = crate::coupling::holders_of_consumed(state, entries);
         for entry in entries {
             if let Err(what) = state.apply(entry) {
                 // A rule of this program is wrong. What is in memory is not to be trusted, so
@@ -258,8 +258,8 @@ impl Core {
         }
         self.journal.append(&state::encode(entries));
         state.lineage.note_record();
-        self.look_who_awaits(state, entries);
-        consumed.into_iter().for_each(|(node, ino)| self.tell_deleted(node, ino));
+        crate::coupling::look_who_awaits(self, state, entries);
+        consumed.into_iter().for_each(|(node, ino)| crate::coupling::tell_deleted(self, node, ino));
     }
 
     /// So many records of this job are on stable storage.
@@ -449,6 +449,11 @@ impl Core {
         let (tell, told) = oneshot::channel();
         self.waiting.lock().insert(ticket, tell);
         (ticket, told)
+    }
+
+    /// True for a request that was not answered yet.
+    pub(crate) fn still_waits(&self, ticket: Ticket) -> bool {
+        self.waiting.lock().contains_key(&ticket)
     }
 
     /// These requests wait no longer.

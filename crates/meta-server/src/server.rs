@@ -143,9 +143,12 @@ impl Server {
             self.core.check_leases();
             // Beside the rest as well: the backing may hang.
             let idle = removing.as_ref().is_none_or(tokio::task::JoinHandle::is_finished);
-            if idle && self.core.has_consumed() {
+            if idle && crate::coupling::has_consumed(&self.core) {
                 let core = Arc::clone(&self.core);
-                removing = Some(tokio::spawn(async move { core.remove_consumed().await }));
+                removing =
+                    Some(tokio::spawn(
+                        async move { crate::coupling::remove_consumed(&core).await },
+                    ));
             }
             for (stream, node) in self.core.desk.look_over() {
                 tracing::warn!(%node, "leases are not returned; its stream is ended");

@@ -126,6 +126,55 @@ fn what_is_to_be_kept_gets_to_the_backing_and_stays() {
     content::same("on the backing", &kept, &want);
 }
 
+/// What has a name elsewhere stays there: only names in the coupled directory go.
+#[test]
+fn what_was_moved_or_linked_elsewhere_stays() {
+    if let Some(why) = skip_reason() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let cluster = builder("session").start();
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    couple(a, "d", "producers=1 consumers=1");
+    fs::create_dir(a.path("archive")).expect("a directory");
+    a.shell("echo moved > d/f; mv d/f archive/f; echo linked > d/g; ln d/g archive/g");
+    for (file, want) in [("archive/f", "moved\n"), ("d/g", "linked\n")] {
+        assert_eq!(fs::read_to_string(b.path(file)).expect("ready"), want);
+    }
+    tools::wait_until(LIMIT, "its name in the directory is gone", || !a.path("d/g").exists());
+    let none = || coupled(&cluster)["files"] == 0;
+    tools::wait_until(LIMIT, "they are plain files", none);
+    for _ in 0..2 {
+        assert_eq!(fs::read_to_string(b.path("archive/f")).expect("there"), "moved\n");
+        assert_eq!(fs::read_to_string(a.path("archive/g")).expect("there"), "linked\n");
+    }
+    cluster.umount_all();
+    let drained = fs::read_to_string(cluster.backing().join("archive/g"));
+    assert_eq!(drained.expect("on the backing"), "linked\n");
+}
+
+/// Making a file that is there is opening it, also for who only reads.
+#[test]
+fn who_makes_a_file_to_read_it_waits_and_keeps_nobody_from_making_others() {
+    if let Some(why) = skip_reason() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    let cluster = builder("posix").start();
+    let node = cluster.node(0);
+    couple(node, "d", "producers=2 consumers=1");
+    node.shell("echo half > d/f");
+    let path = node.path("d/f");
+    let reader = std::thread::spawn(move || {
+        let mut got = String::new();
+        let how = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CREATE;
+        let file = rustix::fs::open(&path, how, rustix::fs::Mode::RUSR).expect("opened");
+        fs::File::from(file).read_to_string(&mut got).map(|_| got)
+    });
+    wait_awaiting(&cluster, 1);
+    node.shell("echo other > d/other; echo whole >> d/f");
+    assert_eq!(reader.join().expect("no panic").expect("read"), "half\nwhole\n");
+    cluster.umount_all();
+}
+
 /// Nothing that was written is lost because nobody came to read it.
 #[test]
 fn what_nobody_has_read_gets_to_the_backing_at_the_end() {

@@ -7,7 +7,7 @@ use super::{Adapter, caller, checked, passing};
 use crate::awaited;
 use crate::handles::OpenFile;
 use crate::metrics::Operation;
-use crate::ops::coupling::NotOpened;
+use crate::ops::coupling::{self, NotOpened};
 use crate::ops::names::MakeArgs;
 use crate::passing::Opening;
 use crate::virtual_files;
@@ -36,7 +36,8 @@ impl Adapter {
         }
         let (uid, caller) = (head.uid, caller(head));
         if awaited::is_awaited(inode) {
-            let waits = async move { reply.error(errno(node.open_awaited(inode).await)) };
+            let waits =
+                async move { reply.error(errno(coupling::open_awaited(&node, inode).await)) };
             self.node.runtime.spawn(on_behalf_of(caller, waits));
             return;
         }
@@ -60,7 +61,7 @@ impl Adapter {
             let runtime = node.runtime.clone();
             runtime.spawn(on_behalf_of(caller, async move {
                 let again = || node.open_if_ready(inode, flags, uid, &reply);
-                let opened = node.when_ready(inode, flags, wait, again).await;
+                let opened = coupling::when_ready(&node, inode, flags, wait, again).await;
                 passing::answer_open(opened, reply);
             }));
         });
@@ -99,7 +100,10 @@ impl Adapter {
         let Some((handle, reply)) = checked(self.handle(asked.handle), reply) else { return };
         if handle.couple != 0 {
             // While it waits for this answer it is still there to be looked at.
-            handle.closed_well.store(!awaited::is_killed(head.pid), Relaxed);
+            match awaited::is_killed(head.pid) {
+                true => handle.killed.store(true, Relaxed),
+                false => handle.closed_well.store(true, Relaxed),
+            }
         }
         if self.node.nothing_to_do_at_close(&handle, owner) {
             return reply.ok();

@@ -203,7 +203,7 @@ impl Filesystem for Adapter {
 
     fn forget(&self, inode: INodeNo, lookups: u64) {
         if awaited::is_awaited(ino(inode)) {
-            return self.node.awaited().forget(ino(inode), lookups);
+            return self.node.awaited.forget(ino(inode), lookups);
         }
         self.places.forget(ino(inode));
         self.node.gone.forget(ino(inode));

@@ -4,7 +4,7 @@ use super::answers::{empty, entry};
 use super::convert::{attr, ino};
 use super::{Adapter, TTL, checked};
 use crate::metrics::Operation;
-use crate::ops::coupling::Looked;
+use crate::ops::coupling::{self, Looked};
 use crate::ops::names::MakeArgs;
 use crate::virtual_files;
 use ebb_fuse::{Head, INodeNo, Link, MkDir, MkNod, Named, Rename, ReplyEmpty, ReplyEntry, SymLink};
@@ -49,7 +49,9 @@ impl Adapter {
             let found = match node.look(parent, &name).await? {
                 Looked::There(found) => found,
                 Looked::Missing => return Err(Errno::ENOENT),
-                Looked::Awaited(wait) => return node.await_name(parent, name, wait, thread).await,
+                Looked::Awaited(wait) => {
+                    return coupling::await_name(&node, parent, name, wait, thread).await;
+                }
             };
             if found.kind == FileKind::Directory {
                 node.gone.saw(&found);

@@ -1,13 +1,14 @@
 //! Coupled files: waiting until one can be read, and telling the service when a handle is through with it.
 
-use crate::awaited::{self, AwaitedNames};
+use crate::awaited;
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::sync::is_gone;
+use crate::passing::Opening;
 use ebb_coupling::Terms;
 use ebb_handover::AGAIN;
-use ebb_meta_client::{Awaited, CoupledHandle};
+use ebb_meta_client::{Awaited, Left};
 use ebb_types::{Attr, Errno, FileKind, Ino, Name};
 use std::future::Future;
 use std::sync::Arc;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Between two attempts to publish, or to tell the service.
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 const TRY_AGAIN_MOST: Duration = Duration::from_secs(2);
+
+/// A node that leaves tells of what was closed for so long.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
 pub(crate) const COUPLE: &[u8] = b"user.ebb.couple";
 
@@ -65,187 +69,198 @@ impl Patience {
     }
 }
 
-impl Node {
-    /// Waits for what is awaited. ETIMEDOUT when that takes too long, EINTR after a signal, EIO when a producer
-    /// died.
-    pub async fn await_coupled(
-        &self,
-        what: &Awaited,
-        patience: &mut Patience,
-        wait: Duration,
-    ) -> Result<(), Errno> {
-        let left = patience.left(wait);
-        if left.is_zero() {
-            return Err(Errno::ETIMEDOUT);
-        }
-        self.metrics.awaited.fetch_add(1, Relaxed);
-        let asked = async {
-            let answer = tokio::time::timeout(left, self.meta.await_coupled(what)).await;
-            answer.unwrap_or(Err(Errno::ETIMEDOUT))
-        };
-        let unique = ebb_meta_client::caller().map(|c| c.number | if c.again { AGAIN } else { 0 });
-        match unique {
-            Some(unique) => self.interrupts.run(unique, asked).await,
-            None => asked.await,
-        }
+/// Waits for what is awaited. ETIMEDOUT when that takes too long, EINTR after a signal, EIO when a producer
+/// died.
+pub async fn await_coupled(
+    node: &Node,
+    what: &Awaited,
+    patience: &mut Patience,
+    wait: Duration,
+) -> Result<(), Errno> {
+    let left = patience.left(wait);
+    if left.is_zero() {
+        return Err(Errno::ETIMEDOUT);
     }
+    node.metrics.awaited.fetch_add(1, Relaxed);
+    let asked = async {
+        let answer = tokio::time::timeout(left, node.meta.await_coupled(what)).await;
+        answer.unwrap_or(Err(Errno::ETIMEDOUT))
+    };
+    let unique = ebb_meta_client::caller().map(|c| c.number | if c.again { AGAIN } else { 0 });
+    match unique {
+        Some(unique) => node.interrupts.run(unique, asked).await,
+        None => asked.await,
+    }
+}
 
-    /// Asks again and again until it is opened, or was waited for as long as its directory says.
-    pub(crate) async fn when_ready<T, F: Future<Output = Result<T, NotOpened>>>(
-        &self,
-        ino: Ino,
-        flags: i32,
-        first: Duration,
-        ask: impl Fn() -> F,
-    ) -> Result<T, Errno> {
-        let (mut patience, mut wait) = (Patience::default(), first);
-        loop {
-            if flags & libc::O_NONBLOCK != 0 {
-                return Err(Errno::EAGAIN);
+/// Asks again and again until it is opened, or was waited for as long as its directory says.
+/// EIO when the service does not know any more that it was awaited: nobody can say that it is whole.
+pub(crate) async fn when_ready<F: Future<Output = Result<Opening, NotOpened>>>(
+    node: &Node,
+    ino: Ino,
+    flags: i32,
+    first: Duration,
+    ask: impl Fn() -> F,
+) -> Result<Opening, Errno> {
+    let (mut patience, mut wait) = (Patience::default(), first);
+    loop {
+        if flags & libc::O_NONBLOCK != 0 {
+            return Err(Errno::EAGAIN);
+        }
+        match await_coupled(node, &Awaited::File(ino), &mut patience, wait).await {
+            Ok(()) => {}
+            // The name may be another file's by now: the kernel looks again.
+            Err(Errno::ENOENT) => return Err(Errno::ESTALE),
+            Err(e) => return Err(e),
+        }
+        match ask().await {
+            Ok(opened) if node.handles.file(opened.fh).is_some_and(|h| h.couple != 0) => {
+                return Ok(opened);
             }
-            self.await_coupled(&Awaited::File(ino), &mut patience, wait).await?;
-            match ask().await {
-                Ok(opened) => return Ok(opened),
-                Err(NotOpened::Failed(e)) => return Err(e),
-                Err(NotOpened::Awaits(again)) => wait = again,
-            }
-        }
-    }
-
-    /// The open of an inode that stands for a name: fails when the name is there, so that the kernel looks.
-    pub async fn open_awaited(&self, ino: Ino) -> Errno {
-        let Some((parent, name, wait)) = self.awaited.name(ino) else { return Errno::ESTALE };
-        let mut patience = Patience::default();
-        match self.await_coupled(&Awaited::Named(parent, name), &mut patience, wait).await {
-            Ok(()) => Errno::ESTALE,
-            // It never came.
-            Err(Errno::ETIMEDOUT) => Errno::ENOENT,
-            Err(e) => e,
-        }
-    }
-
-    /// The inode that stands for a name which that thread opens to read.
-    pub async fn await_name(
-        &self,
-        parent: Ino,
-        name: Name,
-        wait: Duration,
-        thread: u32,
-    ) -> Result<Attr, Errno> {
-        match awaited::opens_to_read(thread).await {
-            true => Ok(awaited::attr(self.awaited.tell(parent, name, wait))),
-            false => Err(Errno::ENOENT),
-        }
-    }
-
-    /// The names that are awaited.
-    #[must_use]
-    pub fn awaited(&self) -> &AwaitedNames {
-        &self.awaited
-    }
-
-    /// An open that counted came to nothing.
-    pub(crate) async fn not_entered(&self, ino: Ino, handle: u64) {
-        if handle != 0 && self.meta.leave_coupled(ino, handle, false).await.is_err() {
-            self.leave_coupled_later(ino, handle, false);
-        }
-    }
-
-    /// A handle of a coupled file is closed: the service is told when what was written is published.
-    pub(crate) async fn left_coupled(&self, handle: &OpenFile) {
-        let (file, couple) = (&handle.file, handle.couple);
-        if couple == 0 {
-            return;
-        }
-        let writes = handle.access.is_none_or(|access| access.writes());
-        let through = handle.closed_well.load(Relaxed);
-        let waits = writes && file.is_tracked() && !file.has_no_writers(&self.cache);
-        let ready = !waits && (!writes || !through || self.publish(file).await.is_ok());
-        if ready && self.meta.leave_coupled(file.ino, couple, through).await.is_ok() {
-            return;
-        }
-        let Some(node) = self.me_arc() else { return };
-        let file = Arc::clone(file);
-        self.runtime.spawn(async move {
-            if writes {
-                node.publish_coupled(&file).await;
-            }
-            node.leave_coupled_later(file.ino, couple, through);
-        });
-    }
-
-    /// Until what was written is published, also by who has it mapped, or nobody can want it any more.
-    async fn publish_coupled(&self, file: &Arc<CachedFile>) {
-        let mut pause = TRY_AGAIN;
-        loop {
-            let mapped = file.is_tracked() && !file.has_no_writers(&self.cache);
-            if !mapped {
-                match self.publish(file).await {
-                    Ok(()) => return,
-                    Err(e) if is_gone(e) => return,
-                    Err(e) => tracing::debug!(file = file.label(), error = %e, "not published"),
+            Ok(forgotten) => {
+                tracing::error!(%ino, "the service has forgotten that this file is awaited");
+                if let Some(handle) = node.handles.remove_file(forgotten.fh) {
+                    node.release(&handle).await;
                 }
+                return Err(Errno::EIO);
             }
+            Err(NotOpened::Failed(e)) => return Err(e),
+            Err(NotOpened::Awaits(again)) => wait = again,
+        }
+    }
+}
+
+/// The open of an inode that stands for a name: fails when the name is there, so that the kernel looks.
+pub async fn open_awaited(node: &Node, ino: Ino) -> Errno {
+    let Some((parent, name, wait)) = node.awaited.name(ino) else { return Errno::ESTALE };
+    let mut patience = Patience::default();
+    match await_coupled(node, &Awaited::Named(parent, name), &mut patience, wait).await {
+        Ok(()) => Errno::ESTALE,
+        // It never came.
+        Err(Errno::ETIMEDOUT) => Errno::ENOENT,
+        Err(e) => e,
+    }
+}
+
+/// The inode that stands for a name which that thread opens to read.
+pub async fn await_name(
+    node: &Node,
+    parent: Ino,
+    name: Name,
+    wait: Duration,
+    thread: u32,
+) -> Result<Attr, Errno> {
+    match awaited::opens_to_read(thread).await {
+        true => Ok(awaited::attr(node.awaited.tell(parent, name, wait))),
+        false => Err(Errno::ENOENT),
+    }
+}
+
+/// An open that counted, or may have, came to nothing.
+pub(crate) async fn not_entered(node: &Node, ino: Ino, handle: u64) {
+    if handle != 0 {
+        leave(node, ino, handle, Left::Withdrawn).await;
+    }
+}
+
+/// A handle of a coupled file is closed: the service is told when what was written is published.
+pub(crate) async fn left_coupled(node: &Node, handle: &OpenFile) {
+    let (file, couple) = (&handle.file, handle.couple);
+    if couple == 0 {
+        return;
+    }
+    let writes = handle.access.is_none_or(|access| access.writes());
+    let is_whole = handle.closed_well.load(Relaxed) && !handle.killed.load(Relaxed);
+    let how = if is_whole { Left::Through } else { Left::Died };
+    if !writes || how == Left::Died || is_published(node, file).await {
+        return leave(node, file.ino, couple, how).await;
+    }
+    let Some(node) = node.me_arc() else { return };
+    let file = Arc::clone(file);
+    let runtime = node.runtime.clone();
+    runtime.spawn(async move {
+        let mut pause = TRY_AGAIN;
+        while !is_published(&node, &file).await {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(TRY_AGAIN_MOST);
         }
-    }
+        leave(&node, file.ino, couple, how).await;
+    });
+}
 
-    fn leave_coupled_later(&self, ino: Ino, handle: u64, through: bool) {
-        let node = self.me_weak();
-        self.runtime.spawn(async move {
-            let mut pause = TRY_AGAIN;
-            loop {
-                let Some(node) = node.upgrade() else { return };
-                match node.meta.leave_coupled(ino, handle, through).await {
-                    Ok(()) => return,
-                    Err(e) => tracing::debug!(%ino, error = %e, "not told that it is closed"),
-                }
-                drop(node);
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(TRY_AGAIN_MOST);
+/// What was written is published, also by who has it mapped; or nobody can want it any more.
+async fn is_published(node: &Node, file: &Arc<CachedFile>) -> bool {
+    let mapped = {
+        let _turn = file.turn.lock().await;
+        file.is_tracked() && !file.has_no_writers(&node.cache)
+    };
+    if mapped {
+        return false;
+    }
+    match node.publish(file).await {
+        Ok(()) => true,
+        Err(e) if is_gone(e) => true,
+        Err(e) => {
+            tracing::debug!(file = file.label(), error = %e, "not published");
+            false
+        }
+    }
+}
+
+/// Tells the service how an open ended, as soon as it can be told.
+async fn leave(node: &Node, ino: Ino, handle: u64, how: Left) {
+    node.counted.ends(handle, how);
+    if node.meta.leave_coupled(ino, handle, how).await.is_ok() {
+        return node.counted.has_ended(handle);
+    }
+    let weak = node.me_weak();
+    node.runtime.spawn(async move {
+        let mut pause = TRY_AGAIN;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(TRY_AGAIN_MOST);
+            let Some(node) = weak.upgrade() else { return };
+            match node.meta.leave_coupled(ino, handle, how).await {
+                Ok(()) => return node.counted.has_ended(handle),
+                Err(e) => tracing::debug!(%ino, error = %e, "not told that it is closed"),
             }
-        });
-    }
-
-    /// Every open that counts, for a service that may have forgotten some.
-    pub(crate) fn coupled_now(&self) -> Vec<CoupledHandle> {
-        let files = self.handles.all_files();
-        let counts = files.iter().filter(|open| open.couple != 0);
-        let of = |open: &Arc<OpenFile>| CoupledHandle {
-            ino: open.file.ino,
-            handle: open.couple,
-            write: open.access.is_none_or(|access| access.writes()),
-        };
-        counts.map(of).collect()
-    }
-
-    /// A coupled file that this node has used is no more.
-    pub(crate) fn consumed(&self, ino: Ino) {
-        let Some(node) = self.me_arc() else { return };
-        self.runtime.spawn(async move { node.discard_if_deleted(ino).await });
-    }
-
-    /// Couples the files of an empty directory.
-    pub(crate) async fn couple(&self, ino: Ino, value: Vec<u8>) -> Result<(), Errno> {
-        let text = std::str::from_utf8(&value).map_err(|_| Errno::EINVAL)?;
-        if let Err(e) = text.parse::<Terms>() {
-            tracing::warn!(%ino, "user.ebb.couple: {e}");
-            return Err(Errno::EINVAL);
         }
-        let attr: Attr = self.meta.getattr(ino).await?;
-        if attr.kind != FileKind::Directory {
-            return Err(Errno::ENOTDIR);
-        }
-        if !self.meta.readdir(ino, None, 1).await?.entries.is_empty() {
-            return Err(Errno::ENOTEMPTY);
-        }
-        self.meta.setxattr(ino, COUPLE, &value, 0).await
-    }
+    });
+}
 
-    /// Where a coupled file stands, or how a directory couples its files.
-    pub(crate) async fn coupling(&self, ino: Ino) -> Result<String, Errno> {
-        let text = self.meta.describe(ino).await?.couple;
-        if text.is_empty() { Err(Errno::ENODATA) } else { Ok(text) }
+/// Before the node leaves: what was closed counts. Not that it waits for a service that does not answer.
+pub(crate) async fn all_left(node: &Node) {
+    let end = Instant::now() + LEAVE_WITHIN;
+    while !node.counted.all_told() && Instant::now() < end {
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A coupled file that this node has used is no more.
+pub(crate) fn consumed(node: &Node, ino: Ino) {
+    let Some(me) = node.me_arc() else { return };
+    node.runtime.spawn(async move { me.discard_if_deleted(ino).await });
+}
+
+/// Couples the files of an empty directory.
+pub(crate) async fn couple(node: &Node, ino: Ino, value: Vec<u8>) -> Result<(), Errno> {
+    let text = std::str::from_utf8(&value).map_err(|_| Errno::EINVAL)?;
+    if let Err(e) = text.parse::<Terms>() {
+        tracing::warn!(%ino, "user.ebb.couple: {e}");
+        return Err(Errno::EINVAL);
+    }
+    let attr: Attr = node.meta.getattr(ino).await?;
+    if attr.kind != FileKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    if !node.meta.readdir(ino, None, 1).await?.entries.is_empty() {
+        return Err(Errno::ENOTEMPTY);
+    }
+    node.meta.setxattr(ino, COUPLE, &value, 0).await
+}
+
+/// Where a coupled file stands, or how a directory couples its files.
+pub(crate) async fn coupling(node: &Node, ino: Ino) -> Result<String, Errno> {
+    let text = node.meta.describe(ino).await?.couple;
+    if text.is_empty() { Err(Errno::ENODATA) } else { Ok(text) }
 }

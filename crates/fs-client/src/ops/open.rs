@@ -1,12 +1,13 @@
 //! Opening, creating and releasing files. The service knows which nodes have a file open, so that
 //! one that loses its last name lives on while somebody uses it.
 
+use crate::counted::MAKING;
 use crate::file::{CachedFile, State};
 use crate::handles::OpenFile;
 use crate::home::Look;
 use crate::node::Node;
 use crate::notes::home_of;
-use crate::ops::coupling::{NotOpened, counted};
+use crate::ops::coupling::{self, NotOpened, counted};
 use crate::ops::names::MakeArgs;
 use crate::ops::passing::Asked;
 use crate::ops::sync::is_gone;
@@ -84,6 +85,7 @@ impl Node {
             read_ahead,
             couple: asked.couple,
             closed_well: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
         })
     }
 
@@ -100,7 +102,7 @@ impl Node {
             Err(NotOpened::Failed(e)) => Err(e),
             Err(NotOpened::Awaits(wait)) => {
                 let again = || self.open_if_ready(ino, flags, uid, door);
-                self.when_ready(ino, flags, wait, again).await
+                coupling::when_ready(self, ino, flags, wait, again).await
             }
         }
     }
@@ -116,7 +118,7 @@ impl Node {
         let mut couple = 0;
         let opened = self.open_counted(ino, flags, uid, door, &mut couple).await;
         if opened.is_err() {
-            self.not_entered(ino, couple).await;
+            coupling::not_entered(self, ino, couple).await;
         }
         opened
     }
@@ -154,12 +156,17 @@ impl Node {
             let mut changing = truncate.then(|| self.changing(&[], &[ino]));
             let ticket = changing.as_ref().map_or_else(|| self.asking(), |c| c.asked());
             let wish = self.wish(ticket, Some(ino));
-            let how = (write, truncate);
+            // Whoever truncates it makes it, also when that is done elsewhere by now.
+            let how = (write || flags & libc::O_TRUNC != 0, truncate);
             let handle = counted();
+            self.counted.begins(ino, handle, how.0);
             let answer = self.meta.open_counted(ino, how, known, wish, seat, handle).await;
             let answer = match answer {
                 Ok(OpenAnswer::Opened(opened)) => Ok(*opened),
-                Ok(OpenAnswer::Awaits(wait)) => return Err(NotOpened::Awaits(wait)),
+                Ok(OpenAnswer::Awaits(wait)) => {
+                    self.counted.is_nothing(handle);
+                    return Err(NotOpened::Awaits(wait));
+                }
                 Err(e) => Err(e),
             };
             if let Some(changing) = &mut changing {
@@ -169,10 +176,15 @@ impl Node {
                 Ok(opened) => opened,
                 Err(e) => {
                     self.forget(ino);
+                    match is_doubtful(e) {
+                        true => *couple = handle,
+                        false => self.counted.is_nothing(handle),
+                    }
                     return Err(e.into());
                 }
             };
             *couple = if opened.coupled { handle } else { 0 };
+            self.counted.is_told(ino, handle, opened.coupled);
             if let Some(node) = opened.seat {
                 match self.cut_at_seat(ino, node, 0).await {
                     Ok(()) => truncate = false,
@@ -401,6 +413,7 @@ impl Node {
         let mut changing = self.changing(&[(parent, name)], &[]);
         let request = args.request(parent, name, true, changing.wish())?;
         let handle = counted();
+        self.counted.begins(MAKING, handle, true);
         let made = self.meta.make(&MakeRequest { seat, handle, ..request }).await;
         changing.heard(&made);
         let ticket = changing.asked();
@@ -416,23 +429,36 @@ impl Node {
                 let _turn = file.turn.lock().await;
                 let asked = Asked::new(flags, opened.sole, Some(&attr)).made();
                 let couple = if opened.coupled { handle } else { 0 };
+                self.counted.is_told(attr.ino, handle, opened.coupled);
                 let asked = Asked { couple, ..asked.seated(seat, opened.seated) };
                 let entered = match self.take_opened(&file, opened, false, ticket).await {
                     Ok(_) => self.entered(&file, asked, door).await,
                     Err(e) => Err(e),
                 };
                 if entered.is_err() {
-                    self.not_entered(attr.ino, couple).await;
+                    coupling::not_entered(self, attr.ino, couple).await;
                 }
                 Ok((attr, entered?))
             }
             // Another node was faster; without O_EXCL that is an open.
             Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {
+                self.counted.is_nothing(handle);
                 let attr = self.lookup(parent, name).await?;
-                let opening = self.open(attr.ino, flags, uid, door).await?;
+                let opening = match self.open_if_ready(attr.ino, flags, uid, door).await {
+                    Ok(opening) => opening,
+                    Err(NotOpened::Failed(e)) => return Err(e),
+                    // While it makes a name the kernel lets nobody else make one. It looks again, and opens it.
+                    Err(NotOpened::Awaits(_)) => return Err(Errno::ESTALE),
+                };
                 Ok((self.getattr(attr.ino).await?, opening))
             }
-            Err(e) => Err(e),
+            Err(e) => {
+                // One that may have been made all the same is given up with the node, or told of again.
+                if !is_doubtful(e) {
+                    self.counted.is_nothing(handle);
+                }
+                Err(e)
+            }
         }
     }
 
@@ -440,7 +466,7 @@ impl Node {
     pub async fn release(&self, handle: &OpenFile) {
         self.release_locks_of(handle).await;
         self.leave(handle).await;
-        self.left_coupled(handle).await;
+        coupling::left_coupled(self, handle).await;
     }
 
     /// One handle less. The caller has the turn.
@@ -527,6 +553,11 @@ impl Node {
             self.discard_if_unlinked(file.ino).await;
         }
     }
+}
+
+/// The request may have been done all the same.
+fn is_doubtful(e: Errno) -> bool {
+    matches!(e, Errno::ETIMEDOUT | Errno::EIO)
 }
 
 /// Something is not published that a close publishes.

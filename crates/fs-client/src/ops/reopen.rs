@@ -58,6 +58,11 @@ impl Node {
         let count = handles.len();
         let coupled = file.state.read().coupled;
         for handle in handles {
+            if coupled {
+                let writes = handle.access.is_none_or(|access| access.writes());
+                self.counted.begins(ino, handle.request, writes);
+                self.counted.is_told(ino, handle.request, true);
+            }
             let open = OpenFile {
                 fh: handle.fh,
                 file: Arc::clone(&file),
@@ -68,6 +73,7 @@ impl Node {
                 read_ahead: Mutex::new(ReadAhead::default()),
                 couple: if coupled { handle.request } else { 0 },
                 closed_well: AtomicBool::new(false),
+                killed: AtomicBool::new(false),
             };
             self.handles.adopt(handle.request, open);
         }

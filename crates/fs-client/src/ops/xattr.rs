@@ -1,7 +1,7 @@
 //! Extended attributes: the service keeps them; `user.ebb.*` speak with the daemon.
 
 use crate::node::Node;
-use crate::ops::coupling::COUPLE;
+use crate::ops::coupling::{self, COUPLE};
 use ebb_types::{Attr, Errno, FileKind, Ino};
 
 const STATE: &[u8] = b"user.ebb.state";
@@ -20,7 +20,7 @@ impl Node {
         }
         match &name[..] {
             STATE => self.state_text(ino).await.map(String::into_bytes),
-            COUPLE => self.coupling(ino).await.map(String::into_bytes),
+            COUPLE => coupling::coupling(self, ino).await.map(String::into_bytes),
             CONSISTENCY => self.model_name(ino).await.map(String::into_bytes),
             n if is_ours(n) => Err(Errno::ENODATA),
             _ => match self.meta.getxattr(ino, &name).await {
@@ -44,7 +44,7 @@ impl Node {
                 None => Ok(()),
             },
             CONSISTENCY => self.choose_model(ino, value).await,
-            COUPLE => self.couple(ino, value).await,
+            COUPLE => coupling::couple(self, ino, value).await,
             n if is_ours(n) => Err(Errno::EPERM),
             _ => self.meta.setxattr(ino, &name, &value, flags).await,
         }

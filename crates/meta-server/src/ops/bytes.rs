@@ -1,7 +1,7 @@
 //! open, release, query, attach, append, detach: who has which bytes.
 
 use super::attrs::Size;
-use super::{Call, OpResult, ranges, size};
+use super::{Call, OpResult, coupling, ranges, size};
 use crate::state::{Entry, FileOp, Outcome, State};
 use ebb_consistency::{Claim, FileState, MapAnswer};
 use ebb_namespace::{AttrChange, Change, Home, Record};
@@ -75,7 +75,7 @@ impl Call {
             sole: !state.ns.is_open_by_others(ino, self.who.node),
             ..pb::Opened::default()
         };
-        Call::note_coupled(state, ino, &mut opened);
+        coupling::note_coupled(state, ino, &mut opened);
         Ok(Some(Body::Opened(opened)))
     }
 
@@ -93,9 +93,9 @@ impl Call {
         let ino = Ino(op.ino);
         state.file(ino)?;
         match op.write || op.truncate {
-            true => self.produces(&mut state, ino, op.handle, false),
+            true => coupling::produces(self, &mut state, ino, op.handle, false)?,
             false => {
-                if let Some(awaits) = self.consumes(&mut state, ino, op.handle)? {
+                if let Some(awaits) = coupling::consumes(self, &mut state, ino, op.handle)? {
                     return Ok(Some(Body::Opened(awaits)));
                 }
             }
@@ -112,7 +112,8 @@ impl Call {
 
     /// A file that the job itself is writing needs no look at the backing.
     pub(super) fn open_fast(&self, op: &pb::Open) -> Option<OpResult> {
-        if op.truncate || self.core.is_comparable(Ino(op.ino)) {
+        let goes = || self.core.state().couplings.is_to_go(Ino(op.ino));
+        if op.truncate || self.core.is_comparable(Ino(op.ino)) || goes() {
             return None;
         }
         Some(self.note_open(op))
@@ -126,6 +127,11 @@ impl Call {
             state.file(ino)?;
             is_named(&state)
         };
+        if self.core.state().couplings.is_to_go(ino) {
+            // Who opens it means a file of that name which is to be read still, or is to be made.
+            crate::coupling::remove_consumed(&self.core).await;
+            return Err(Errno::ESTALE.into());
+        }
         self.core.compare(ino, true).await?;
         // Another file has its name now. It may still be open somewhere, but who opens it meant the name.
         if was_named && !is_named(&self.core.state()) {
@@ -135,12 +141,16 @@ impl Call {
         if op.truncate {
             // Open before it is empty: nobody must take that for all that it is to be.
             let first = self.open_first(ino)?;
-            self.produces(&mut self.core.state(), ino, op.handle, true);
+            let produces = coupling::produces(self, &mut self.core.state(), ino, op.handle, true);
             let change = Change::default();
-            let cut = self.core.set_size(self.who.node, ino, Size::Exactly(0), &change);
+            let cut = async {
+                produces?;
+                self.core.set_size(self.who.node, ino, Size::Exactly(0), &change).await
+            };
             seat = match cut.await {
                 Ok(seat) => seat,
                 Err(e) => {
+                    coupling::withdraws(self, &mut self.core.state(), ino, op.handle);
                     if first {
                         let mut state = self.core.state();
                         let records = state.ns.plan_release(self.who.node, ino);

@@ -144,7 +144,13 @@ impl Call {
         told: tokio::sync::oneshot::Receiver<crate::core::LockResult>,
     ) -> OpResult {
         let result = told.await;
-        self.core.waits.lock().remove(&(self.who.node, self.id));
+        // Unless it waits again meanwhile, asked on another connection.
+        let request = (self.who.node, self.id);
+        let mut waits = self.core.waits.lock();
+        if waits.get(&request).is_some_and(|ticket| !self.core.still_waits(*ticket)) {
+            waits.remove(&request);
+        }
+        drop(waits);
         match result {
             Ok(Ok(())) => Ok(None),
             Ok(Err(e)) => Err(e.into()),

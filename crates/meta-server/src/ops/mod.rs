@@ -15,7 +15,8 @@ mod nodes;
 mod reassert;
 mod xattrs;
 
-pub(crate) use coupling::awaits_names_in;
+pub(crate) use coupling::{awaits_names_in, terms_from};
+pub(crate) use names::keeps_bytes;
 
 use crate::core::{Core, LockResult};
 use crate::publishing::LockCall;
@@ -130,10 +131,10 @@ impl Call {
                 Some(self.choose_model(Ino(x.ino), None))
             }
             Op::SetXattr(x) if coupling::is_couple(&x.name) => {
-                Some(self.couple(Ino(x.ino), Some(&x.value)))
+                Some(coupling::couple(self, Ino(x.ino), Some(&x.value)))
             }
             Op::RemoveXattr(x) if coupling::is_couple(&x.name) => {
-                Some(self.couple(Ino(x.ino), None))
+                Some(coupling::couple(self, Ino(x.ino), None))
             }
             Op::Open(o) => self.open_fast(o),
             Op::Release(r) => Some(self.release(r)),
@@ -149,8 +150,8 @@ impl Call {
             Op::GetLock(l) => Some(self.get_lock(l)),
             Op::ReleaseLocks(l) => Some(self.release_locks(l)),
             Op::Cancel(c) => Some(self.cancel(c)),
-            Op::Await(a) => return self.await_coupled(a),
-            Op::Leave(l) => Some(self.leave(l)),
+            Op::Await(a) => return coupling::await_coupled(self, a),
+            Op::Leave(l) => Some(coupling::leave(self, l)),
             Op::Hello(_) | Op::Prove(_) => {
                 Some(Err(OpError::new(Errno::EPROTO, "the handshake is over")))
             }
@@ -207,7 +208,8 @@ impl Call {
             Outcome::Plain => Ok(None),
             Outcome::Inode(ino) => match op {
                 Op::Make(make) if make.open && state.file(ino).is_ok() => {
-                    self.produces(&mut state, ino, make.handle, false);
+                    // It can be on its way out by now; then nobody has it open there.
+                    let _ = coupling::produces(self, &mut state, ino, make.handle, false);
                     self.opened(&state, ino, 0)
                 }
                 _ => entry(&state, ino),

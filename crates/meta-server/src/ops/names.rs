@@ -1,7 +1,7 @@
 //! lookup, make, unlink, rename, link.
 
 use super::coupling::{awaits_names_in, made_in};
-use super::{Call, OpError, OpResult, name};
+use super::{Call, OpError, OpResult, coupling, name};
 use crate::core::Checked;
 use crate::state::{Entry, Outcome, State};
 use ebb_locks::Mutex;
@@ -119,7 +119,7 @@ impl Call {
         };
         let mut entries = self.outcome(&plan);
         let coupled = made_in(&state, parent, kind_of(op).ok());
-        entries.extend(coupled.zip(plan.ino).map(|(file, ino)| Entry::Coupled(ino, file)));
+        entries.extend(coupled.zip(plan.ino).map(|(file, ino)| Entry::Coupled(ino, Some(file))));
         let done = self.local_with(&mut state, plan, entries);
         Some(done.and_then(|ino| self.made(&mut state, op, ino)))
     }
@@ -135,7 +135,8 @@ impl Call {
         let done = |plan: &Plan| {
             let mut entries = self.outcome(plan);
             let coupled = coupled.lock().clone();
-            entries.extend(coupled.zip(plan.ino).map(|(file, ino)| Entry::Coupled(ino, file)));
+            entries
+                .extend(coupled.zip(plan.ino).map(|(file, ino)| Entry::Coupled(ino, Some(file))));
             entries
         };
         let ino = self.core.change(&names, plan, done).await?;
@@ -146,7 +147,7 @@ impl Call {
     fn made(&self, state: &mut State, op: &pb::Make, ino: Ino) -> OpResult {
         let mut seated = false;
         if op.open && state.file(ino).is_ok() {
-            self.produces(state, ino, op.handle, false);
+            coupling::produces(self, state, ino, op.handle, false)?;
             let records = state.ns.plan_open(self.who.node, ino)?;
             self.core.commit_ns(state, records);
             // Before anything is lent of it, which this would call back.
@@ -289,7 +290,7 @@ fn attr_of(state: &State, parent: Ino, name: &Name) -> Option<Attr> {
 /// The last name that is known of a file must not go while bytes of it are unflushed and the
 /// backing has names for it that others made: they would have to show those bytes. EBUSY: flush
 /// first. (A name that the job has given to another file does not count: that one replaces it.)
-fn keeps_bytes(state: &State, parent: Ino, gone: &Name) -> Result<(), Errno> {
+pub(crate) fn keeps_bytes(state: &State, parent: Ino, gone: &Name) -> Result<(), Errno> {
     let Some(dentry) = state.ns.dentry(parent, gone)? else { return Ok(()) };
     let inode = state.ns.inode(dentry.ino)?;
     let last = inode.links.len() == 1 && !inode.is_dir();

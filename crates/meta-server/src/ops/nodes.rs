@@ -93,7 +93,7 @@ impl Core {
     fn give_up_but(&self, node: NodeId, kept: impl Fn(&State, Ino) -> bool) {
         self.end_claims_of(node);
         self.unlock_node(node);
-        self.end_couplings_of(node);
+        crate::coupling::end_couplings_of(self, node);
         let mut state = self.state();
         let mut records = state.ns.plan_release_all(node);
         records.retain(|r| !matches!(r, Record::Close { ino, .. } if kept(&state, *ino)));
@@ -104,7 +104,7 @@ impl Core {
     pub fn inherit(&self, node: NodeId) {
         self.end_claims_of(node);
         self.end_lock_waits_of(node);
-        self.end_awaiting_of(node);
+        crate::coupling::end_awaiting_of(self, node);
     }
 
     /// Looks for nodes that were silent for too long.

@@ -19,7 +19,7 @@ const PATHS_MAX: usize = 2;
 
 impl Call {
     pub(super) async fn reassert(&self, op: &pb::Reassert) -> OpResult {
-        let most = op.asks.len().max(op.files.len()).max(op.located.len());
+        let most = op.asks.len().max(op.files.len()).max(op.located.len()).max(op.coupled.len());
         if most > FILES_MAX {
             return Err(Errno::E2BIG.into());
         }
@@ -64,7 +64,12 @@ impl Call {
             if op.done && state.owing.contains(&self.who.node) {
                 self.core.hear_locks(self.who.node, locks);
                 if op.all_coupled {
-                    self.core.hear_coupled(&mut state, self.who.node, &op.coupled);
+                    crate::coupling::hear_coupled(
+                        &self.core,
+                        &mut state,
+                        self.who.node,
+                        &op.coupled,
+                    );
                 }
                 self.core.commit(&mut state, &[Entry::Reasserted(self.who.node)]);
                 if let Some((told, wanted)) = state.rebuild.as_ref().map(Rebuild::progress) {

@@ -22,8 +22,11 @@ impl Couplings {
         }
     }
 
-    pub(super) fn put(&mut self, ino: Ino, file: Coupled) {
-        self.files.insert(ino, file);
+    pub(super) fn put(&mut self, ino: Ino, file: Option<Coupled>) {
+        match file {
+            Some(file) => drop(self.files.insert(ino, file)),
+            None => drop(self.files.remove(&ino)),
+        }
         self.look(ino);
     }
 
@@ -65,10 +68,16 @@ impl Couplings {
         self.files.get(&ino)
     }
 
-    /// True for a coupled file, and for a directory that couples.
+    /// True when nothing is to be known of it: what is found again is a plain file.
     #[must_use]
-    pub fn has(&self, ino: Ino) -> bool {
-        self.files.contains_key(&ino) || self.dirs.contains_key(&ino)
+    pub fn may_forget(&self, ino: Ino) -> bool {
+        !self.dirs.contains_key(&ino) && self.files.get(&ino).is_none_or(Coupled::is_over)
+    }
+
+    /// True when all have read it, and its names are being removed.
+    #[must_use]
+    pub fn is_to_go(&self, ino: Ino) -> bool {
+        self.to_go.contains(&ino)
     }
 
     /// How many files are coupled.
@@ -104,7 +113,7 @@ impl Couplings {
     pub(super) fn all(&self) -> Vec<Entry> {
         let dirs = self.dirs.iter().map(|(ino, terms)| Entry::Couples(*ino, Some(*terms)));
         let files =
-            self.files.iter().map(|(ino, file)| Entry::Coupled(*ino, Box::new(file.clone())));
+            self.files.iter().map(|(ino, file)| Entry::Coupled(*ino, Some(Box::new(file.clone()))));
         dirs.chain(files).collect()
     }
 }

@@ -84,8 +84,8 @@ pub enum Entry {
     Lives(u32),
     /// The files of this directory are coupled, or not.
     Couples(Ino, Option<Terms>),
-    /// A coupled file was made; or, in a snapshot, is there.
-    Coupled(Ino, Box<Coupled>),
+    /// A coupled file was made; or, in a snapshot, is there. Or it is a plain file from now on.
+    Coupled(Ino, Option<Box<Coupled>>),
     /// Somebody opened it, or left.
     CoupledStep(Ino, Step),
 }

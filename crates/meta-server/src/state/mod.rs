@@ -267,7 +267,7 @@ impl State {
             Entry::Model(ino, Some(model)) => drop(self.models.insert(*ino, model.clone())),
             Entry::Model(ino, None) => drop(self.models.remove(ino)),
             Entry::Couples(ino, terms) => self.couplings.set(*ino, *terms),
-            Entry::Coupled(ino, file) => self.couplings.put(*ino, (**file).clone()),
+            Entry::Coupled(ino, file) => self.couplings.put(*ino, file.as_deref().cloned()),
             Entry::CoupledStep(ino, step) => self.couplings.step(*ino, *step),
             Entry::Answered(node, id, outcome) => {
                 self.answered.entry(*node).or_default().insert(*id, *outcome);
@@ -346,6 +346,7 @@ impl State {
             }
             Record::Forget { ino } => {
                 self.halves.forget(*ino);
+                self.couplings.forget(*ino);
                 self.holders.forget(*ino);
                 if let Some(file) = self.files.remove(ino) {
                     self.forgotten = self.forgotten.max(file.version());
@@ -477,7 +478,7 @@ impl State {
         self.ns.is_forgettable(ino)
             && self.files.get(&ino).is_none_or(bytes)
             && !self.models.contains_key(&ino)
-            && !self.couplings.has(ino)
+            && self.couplings.may_forget(ino)
             && !self.locks.has_file(ino)
     }
 

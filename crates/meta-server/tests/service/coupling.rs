@@ -40,7 +40,8 @@ async fn open(node: &mut Node, ino: u64, write: bool, handle: u64) -> Result<pb:
 }
 
 async fn leave(node: &mut Node, ino: u64, handle: u64, through: bool) {
-    node.ask(Op::Leave(pb::Leave { ino, handle, through })).await.expect("left");
+    let left = pb::Leave { ino, handle, through, withdraws: false };
+    node.ask(Op::Leave(left)).await.expect("left");
 }
 
 async fn stands(node: &mut Node, ino: u64) -> String {
