@@ -125,3 +125,38 @@ fn whoever_is_killed_nobody_hangs_and_nobody_reads_half_a_file() {
     assert!(whole > 0 && failed > 0, "the dice have missed");
     cluster.umount_all();
 }
+
+/// The service is killed, and a standby of it takes over, while one waits, one writes and one has just left.
+#[test]
+fn a_standby_goes_on_with_who_waits_and_who_writes() {
+    if let Some(why) = skip_reason() {
+        return eprintln!("SKIPPED: {why}");
+    }
+    for model in ["posix", "session"] {
+        let cluster = Cluster::builder().nodes(2).separate_meta().consistency(model);
+        let mut cluster = cluster.coordinator().lease("5s").start();
+        couple(cluster.node(0), "d", "producers=3 consumers=1 wait=2m");
+        let standby = cluster.start_standby("standby");
+        let _ = standby.says("in step", LIMIT);
+        let copy = cluster.root().join("copy");
+        cluster.node(0).shell("echo first > d/f");
+        wait_stands(cluster.node(1), "d/f", "awaited: 1 of 3 producers through, 0 writing");
+        let consumer = reads(cluster.node(1), "d/f", &copy);
+        let script = "exec 3>> d/f; echo second >&3; \
+                      while ! test -e go; do sleep 0.1; done; echo third >&3";
+        let producer = cluster.node(1).spawn(script);
+        wait_stands(cluster.node(0), "d/f", "awaited: 1 of 3 producers through, 1 writing");
+        cluster.node(0).shell(": >> d/f");
+        cluster.kill_meta();
+        let _old = cluster.is_succeeded_by(standby, LIMIT);
+        wait_stands(cluster.node(0), "d/f", "awaited: 2 of 3 producers through, 1 writing");
+        cluster.node(0).shell("echo go > go");
+        is_done(producer, "the producer");
+        is_done(consumer, "the consumer");
+        let got = fs::read_to_string(&copy).expect("a copy");
+        assert_eq!(got, "first\nsecond\nthird\n", "{model}");
+        fs::remove_file(cluster.node(0).path("go")).expect("removed");
+        wait_released(&cluster, "d/f");
+        cluster.umount_all();
+    }
+}
