@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// Their numbers, below those of `.ebb`; no file has such a one.
 const LAST: u64 = u64::MAX - 16;
@@ -21,6 +22,10 @@ const FIRST: u64 = LAST - (1 << 32);
 /// What a request of a thread says in `/proc` is looked at so often: it may not have begun to sleep.
 const LOOKS: u32 = 20;
 const PAUSE: Duration = Duration::from_micros(500);
+
+/// So many threads are looked at at a time, and each so long; who is not is told that the name is not there.
+const LOOKS_AT_ONCE: usize = 8;
+const LOOK_WITHIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 struct Entry {
@@ -168,9 +173,24 @@ impl AwaitedNames {
 /// True when that thread is in a call that opens a file to read it, and does not make it. False where that
 /// cannot be known: `/proc/PID/syscall` may be read by root, and by the same user where ptrace is allowed.
 pub async fn opens_to_read(thread: u32) -> bool {
+    // The kernel lets nobody look at a process that executes another program, and that may take for ever. The
+    // permit goes with the look, not with who waits for it.
+    static LOOKING: Semaphore = Semaphore::const_new(LOOKS_AT_ONCE);
+    let looked = async {
+        let permit = LOOKING.acquire().await.ok()?;
+        let look = move || {
+            let _permit = permit;
+            looks_like_reading(thread)
+        };
+        tokio::task::spawn_blocking(look).await.ok()
+    };
+    tokio::time::timeout(LOOK_WITHIN, looked).await.ok().flatten().unwrap_or(false)
+}
+
+fn looks_like_reading(thread: u32) -> bool {
     for _ in 0..LOOKS {
         match std::fs::read_to_string(format!("/proc/{thread}/syscall")) {
-            Ok(text) if text.starts_with("running") => tokio::time::sleep(PAUSE).await,
+            Ok(text) if text.starts_with("running") => std::thread::sleep(PAUSE),
             Ok(text) => return flags_of(&text).is_some_and(only_reads),
             Err(_) => return false,
         }
@@ -205,9 +225,21 @@ fn flags_of(text: &str) -> Option<u64> {
 }
 
 /// True when that thread is ending because a signal killed its process.
+///
+/// Called while the thread waits for the answer to its close. It may be executing another program, which closes
+/// some of its files: until that is answered nobody can read `stat`, and who tried would wait for himself.
+/// `status` can be read always, and tells of memory but for threads that are ending.
 pub fn is_killed(thread: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
+    if !status.is_ok_and(|text| has_no_memory(&text)) {
+        return false;
+    }
     let stat = std::fs::read_to_string(format!("/proc/{thread}/stat"));
     stat.is_ok_and(|text| shows_kill(&text).unwrap_or(false))
+}
+
+fn has_no_memory(status: &str) -> bool {
+    !status.lines().any(|line| line.starts_with("VmSize:"))
 }
 
 /// The kernel's own flag of a thread that has begun to end.
@@ -293,6 +325,9 @@ mod tests {
     fn a_thread_that_lives_is_not_killed() {
         let me = std::process::id();
         assert!(!is_killed(me));
+        let status = std::fs::read_to_string(format!("/proc/{me}/status")).expect("status");
+        assert!(!has_no_memory(&status), "{status}");
+        assert!(has_no_memory("Name:\tx\nState:\tS (sleeping)\n"));
         let stat = std::fs::read_to_string(format!("/proc/{me}/stat")).expect("stat");
         assert_eq!(shows_kill(&stat), Some(false), "{stat}");
         // It is exiting, and signal 9 is why.

@@ -3,6 +3,7 @@
 use crate::file::{CachedFile, State};
 use crate::node::{Fate, Node};
 use crate::ops::sync::is_gone;
+use crate::pauses::Pauses;
 use ebb_flusher::{DirtyFile, Fate as Ending, FileUse, FlushError, FlushSource, Grant, Want};
 use ebb_meta_client::{Backing, CallError, FlushGrant, MetaClient};
 use ebb_types::{ByteRange, Errno, Ino, Version, split_by};
@@ -303,10 +304,9 @@ impl Node {
         let Some(me) = self.me_arc() else { return };
         let node = Arc::downgrade(&me);
         self.runtime.spawn(async move {
-            let mut pause = ASK_FIRST;
+            let mut pauses = Pauses::between(ASK_FIRST, ASK_MOST);
             loop {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(ASK_MOST);
+                pauses.pause().await;
                 let Some(node) = node.upgrade() else { return };
                 if node.file(ino).is_none() {
                     return;

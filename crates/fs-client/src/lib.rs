@@ -45,6 +45,7 @@ mod ops;
 mod overtaken;
 mod parting;
 mod passing;
+mod pauses;
 mod peer_source;
 mod quiet;
 mod read_ahead;

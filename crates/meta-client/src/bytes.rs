@@ -303,26 +303,15 @@ impl MetaClient {
         known: Version,
         lease: Wish,
     ) -> Result<Opened, Errno> {
-        self.open_seated(ino, (write, truncate), known, lease, None).await
-    }
-
-    /// The same; `seat`: the file should sit at this node.
-    pub async fn open_seated(
-        &self,
-        ino: Ino,
-        (write, truncate): (bool, bool),
-        known: Version,
-        lease: Wish,
-        seat: Option<SeatWish>,
-    ) -> Result<Opened, Errno> {
-        match self.open_counted(ino, (write, truncate), known, lease, seat, 0).await? {
+        match self.open_counted(ino, (write, truncate), known, lease, None, 0).await? {
             OpenAnswer::Opened(opened) => Ok(*opened),
             // Only opens that count wait.
             OpenAnswer::Awaits(_) => Err(Errno::EPROTO),
         }
     }
 
-    /// The same; `handle`: it counts under this number, if the file is coupled.
+    /// The same; `seat`: the file should sit at this node; `handle`: it counts under this number, if the file is
+    /// coupled.
     pub async fn open_counted(
         &self,
         ino: Ino,

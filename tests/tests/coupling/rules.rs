@@ -104,6 +104,50 @@ fn a_file_whose_producer_was_killed_cannot_be_read() {
     cluster.umount_all();
 }
 
+/// Whoever executes another program closes files in the middle of it. The daemon looks at who closes, and must
+/// not wait for what waits for its answer.
+#[test]
+fn who_executes_another_program_is_not_waited_for() {
+    let Some(cluster) = start("session") else { return };
+    let node = cluster.node(0);
+    couple(node, "d", "producers=1 consumers=1 wait=1m");
+    // The shell keeps its descriptor under another number for the command, which is closed by exec.
+    let script = "exec 3> d/f; sleep 1 3>&-; for n in 1 2 3 4 5; do true 3>&-; /bin/true 3>&-; done; \
+                  echo whole >&3";
+    let producer = node.command("sh").args(["-c", script]).spawn().expect("sh");
+    is_done(producer, script);
+    let executes = "import fcntl, os; f = os.open('d/f2', os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC); \
+                    os.write(f, b'early'); os.execv('/bin/true', ['true'])";
+    is_done(node.command("python3").args(["-c", executes]).spawn().expect("python3"), executes);
+    let copy = cluster.root().join("copy");
+    for (file, want) in [("d/f", "whole\n"), ("d/f2", "early")] {
+        is_done(reads(cluster.node(1), file, &copy), file);
+        assert_eq!(fs::read_to_string(&copy).expect("a copy"), want);
+    }
+    wait_released(&cluster, "d/f");
+    wait_released(&cluster, "d/f2");
+    cluster.umount_all();
+}
+
+/// One of several that have it open, who may have been the one that writes; and one that had closed it.
+#[test]
+fn a_helper_that_is_killed_loses_what_it_has_open() {
+    let Some(cluster) = start("session") else { return };
+    let (a, b) = (cluster.node(0), cluster.node(1));
+    couple(a, "d", "producers=1 consumers=1 wait=1m");
+    let kills = |file: &str, closed: &str| {
+        let script = format!(
+            "exec 3> {file}; sleep 100 {closed} & sleep 0.5; kill -9 $!; wait $! || true; echo x >&3"
+        );
+        is_done(a.command("sh").args(["-c", &script]).spawn().expect("sh"), &script);
+    };
+    kills("d/f", "");
+    wait_stands(b, "d/f", "lost");
+    kills("d/g", "3>&-");
+    wait_stands(b, "d/g", "ready");
+    cluster.umount_all();
+}
+
 /// A program that ends by itself, whatever its status, has produced.
 #[test]
 fn who_ends_by_itself_is_not_killed() {
@@ -111,13 +155,12 @@ fn who_ends_by_itself_is_not_killed() {
     let (a, b) = (cluster.node(0), cluster.node(1));
     couple(a, "d", "producers=1 consumers=1 wait=1m");
     let copy = cluster.root().join("copy");
-    for (script, want) in [("exec 3> d/f; echo three >&3; exit 3", "three\n")] {
-        let producer = a.command("sh").args(["-c", script]).spawn().expect("sh");
-        ended(producer, script);
-        is_done(reads(b, "d/f", &copy), script);
-        assert_eq!(fs::read_to_string(&copy).expect("a copy"), want);
-        wait_released(&cluster, "d/f");
-    }
+    let script = "exec 3> d/f; echo three >&3; exit 3";
+    let producer = a.command("sh").args(["-c", script]).spawn().expect("sh");
+    assert_eq!(ended(producer, script).code(), Some(3));
+    is_done(reads(b, "d/f", &copy), script);
+    assert_eq!(fs::read_to_string(&copy).expect("a copy"), "three\n");
+    wait_released(&cluster, "d/f");
     cluster.umount_all();
 }
 

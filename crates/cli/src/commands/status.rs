@@ -251,7 +251,9 @@ fn service_screen(status: &Value) -> String {
         let (files, awaiting) = (text(coupled, "files"), text(coupled, "awaiting"));
         row("coupled", format!("{files} file(s), {awaiting} open(s) that wait for one"));
     }
-    section(&mut out, "lost", list(coupled, "lost"), lost_line);
+    if !list(coupled, "lost").is_empty() {
+        section(&mut out, "lost", list(coupled, "lost"), lost_line);
+    }
     section(&mut out, "nodes", list(status, "nodes"), peer_line);
     section(&mut out, "standbys", list(status, "standbys"), standby_line);
     section(&mut out, "errors", list(status, "errors"), error_line);

@@ -6,10 +6,11 @@ use crate::handles::OpenFile;
 use crate::node::Node;
 use crate::ops::sync::is_gone;
 use crate::passing::Opening;
+use crate::pauses::Pauses;
 use ebb_coupling::Terms;
 use ebb_handover::AGAIN;
 use ebb_meta_client::{Awaited, Left};
-use ebb_types::{Attr, Errno, FileKind, Ino, Name};
+use ebb_types::{Attr, Errno, Ino, Name};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -179,10 +180,9 @@ pub(crate) async fn left_coupled(node: &Node, handle: &OpenFile) {
     let file = Arc::clone(file);
     let runtime = node.runtime.clone();
     runtime.spawn(async move {
-        let mut pause = TRY_AGAIN;
+        let mut pauses = Pauses::between(TRY_AGAIN, TRY_AGAIN_MOST);
         while !is_published(&node, &file).await {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(TRY_AGAIN_MOST);
+            pauses.pause().await;
         }
         leave(&node, file.ino, couple, how).await;
     });
@@ -215,10 +215,9 @@ async fn leave(node: &Node, ino: Ino, handle: u64, how: Left) {
     }
     let weak = node.me_weak();
     node.runtime.spawn(async move {
-        let mut pause = TRY_AGAIN;
+        let mut pauses = Pauses::between(TRY_AGAIN, TRY_AGAIN_MOST);
         loop {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(TRY_AGAIN_MOST);
+            pauses.pause().await;
             let Some(node) = weak.upgrade() else { return };
             match node.meta.leave_coupled(ino, handle, how).await {
                 Ok(()) => return node.counted.has_ended(handle),
@@ -249,13 +248,7 @@ pub(crate) async fn couple(node: &Node, ino: Ino, value: Vec<u8>) -> Result<(), 
         tracing::warn!(%ino, "user.ebb.couple: {e}");
         return Err(Errno::EINVAL);
     }
-    let attr: Attr = node.meta.getattr(ino).await?;
-    if attr.kind != FileKind::Directory {
-        return Err(Errno::ENOTDIR);
-    }
-    if !node.meta.readdir(ino, None, 1).await?.entries.is_empty() {
-        return Err(Errno::ENOTEMPTY);
-    }
+    node.is_empty_directory(ino).await?;
     node.meta.setxattr(ino, COUPLE, &value, 0).await
 }
 

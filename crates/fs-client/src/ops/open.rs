@@ -12,6 +12,7 @@ use crate::ops::names::MakeArgs;
 use crate::ops::passing::Asked;
 use crate::ops::sync::is_gone;
 use crate::passing::{Door, Opening};
+use crate::pauses::Pauses;
 use crate::read_ahead::ReadAhead;
 use ebb_backend::{BackendError, BackingFile, Identity};
 use ebb_consistency::{IoPath, MapAnswer, SyncEvent};
@@ -505,10 +506,9 @@ impl Node {
         let Some(me) = self.me_arc() else { return };
         let (node, file) = (Arc::downgrade(&me), Arc::clone(file));
         self.runtime.spawn(async move {
-            let mut pause = PUBLISH_AGAIN;
+            let mut pauses = Pauses::between(PUBLISH_AGAIN, PUBLISH_AGAIN_MOST);
             loop {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PUBLISH_AGAIN_MOST);
+                pauses.pause().await;
                 let Some(node) = node.upgrade() else { return };
                 let published = node.publish(&file).await;
                 let _turn = file.turn.lock().await;

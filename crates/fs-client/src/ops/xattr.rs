@@ -101,6 +101,12 @@ impl Node {
         if !self.rules.knows(name) {
             return Err(Errno::EINVAL);
         }
+        self.is_empty_directory(ino).await?;
+        self.meta.setxattr(ino, CONSISTENCY, &value, 0).await
+    }
+
+    /// What is chosen for a directory holds for all that is made in it: there must be nothing.
+    pub(crate) async fn is_empty_directory(&self, ino: Ino) -> Result<(), Errno> {
         let attr: Attr = self.meta.getattr(ino).await?;
         if attr.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
@@ -108,6 +114,6 @@ impl Node {
         if !self.meta.readdir(ino, None, 1).await?.entries.is_empty() {
             return Err(Errno::ENOTEMPTY);
         }
-        self.meta.setxattr(ino, CONSISTENCY, &value, 0).await
+        Ok(())
     }
 }

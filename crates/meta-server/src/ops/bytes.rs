@@ -112,22 +112,26 @@ impl Call {
 
     /// A file that the job itself is writing needs no look at the backing.
     pub(super) fn open_fast(&self, op: &pb::Open) -> Option<OpResult> {
-        let goes = || self.core.state().couplings.is_to_go(Ino(op.ino));
-        if op.truncate || self.core.is_comparable(Ino(op.ino)) || goes() {
+        if op.truncate || self.core.is_comparable(Ino(op.ino)) {
             return None;
         }
-        Some(self.note_open(op))
+        let opened = self.note_open(op);
+        let goes = || self.core.state().couplings.is_to_go(Ino(op.ino));
+        if opened.as_ref().is_err_and(|e| e.errno == Errno::ESTALE) && goes() {
+            return None;
+        }
+        Some(opened)
     }
 
     pub(super) async fn open(&self, op: &pb::Open) -> OpResult {
         let ino = Ino(op.ino);
         let is_named = |state: &State| state.ns.get(ino).is_some_and(|i| !i.links.is_empty());
-        let was_named = {
+        let (was_named, goes) = {
             let state = self.core.state();
             state.file(ino)?;
-            is_named(&state)
+            (is_named(&state), state.couplings.is_to_go(ino))
         };
-        if self.core.state().couplings.is_to_go(ino) {
+        if goes {
             // Who opens it means a file of that name which is to be read still, or is to be made.
             crate::coupling::remove_consumed(&self.core).await;
             return Err(Errno::ESTALE.into());
