@@ -176,15 +176,16 @@ pub(crate) async fn left_coupled(node: &Node, handle: &OpenFile) {
     if !writes || how == Left::Died || is_published(node, file).await {
         return leave(node, file.ino, couple, how).await;
     }
-    let Some(node) = node.me_arc() else { return };
-    let file = Arc::clone(file);
-    let runtime = node.runtime.clone();
-    runtime.spawn(async move {
+    let (weak, file) = (node.me_weak(), Arc::clone(file));
+    node.runtime.spawn(async move {
         let mut pauses = Pauses::between(TRY_AGAIN, TRY_AGAIN_MOST);
-        while !is_published(&node, &file).await {
+        loop {
             pauses.pause().await;
+            let Some(node) = weak.upgrade() else { return };
+            if is_published(&node, &file).await {
+                return leave(&node, file.ino, couple, how).await;
+            }
         }
-        leave(&node, file.ino, couple, how).await;
     });
 }
 

@@ -84,8 +84,7 @@ pub(super) fn couple(call: &Call, ino: Ino, value: Option<&[u8]>) -> OpResult {
     Ok(None)
 }
 
-/// Somebody opens the file to write.
-/// ESTALE: all have read it, and it goes.
+/// Somebody opens the file to write. ESTALE: all have read it, and it goes.
 pub(super) fn produces(
     call: &Call,
     state: &mut State,
