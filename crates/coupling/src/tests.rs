@@ -1,3 +1,5 @@
+//! What terms and coupled files are, against a history of opens and closes.
+
 use super::*;
 use ebb_types::NodeId;
 use proptest::prelude::*;
