@@ -8,10 +8,10 @@
 use ebb_locks::Mutex;
 use ebb_types::{Attr, FileKind, Ino, Name, Time};
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -41,13 +41,25 @@ struct Inner {
     numbers: HashMap<(Ino, Name), Ino>,
     last: u64,
     /// The same for the daemon after this one: an open that waits comes to it again.
-    notes: Option<File>,
+    notes: Option<PathBuf>,
 }
 
 impl Inner {
     fn insert(&mut self, ino: Ino, at: (Ino, Name), wait: Duration) {
         self.numbers.insert(at.clone(), ino);
         self.entries.insert(ino, Entry { at, wait, known: 1 });
+    }
+}
+
+fn append(notes: &Path, line: &str) -> io::Result<()> {
+    let file = OpenOptions::new().create(true).mode(0o600).append(true).open(notes);
+    file?.write_all(line.as_bytes())
+}
+
+fn remove(notes: &Path) -> io::Result<()> {
+    match std::fs::remove_file(notes) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 
@@ -118,32 +130,40 @@ impl AwaitedNames {
             }
         };
         let line = line_of(ino, &at, wait);
-        if let Some(Err(e)) = inner.notes.as_mut().map(|notes| notes.write_all(line.as_bytes())) {
+        if let Some(Err(e)) = inner.notes.as_deref().map(|notes| append(notes, &line)) {
             tracing::warn!(error = %e, "who waits for a name fails should this daemon die");
         }
         inner.insert(ino, at, wait);
         ino
     }
 
-    /// A daemon begins; `inherits`: with the kernel's knowledge of one before it, which noted it in this file.
+    /// A daemon begins, after which another may go on with what the kernel knows: it is noted in this file, while
+    /// there is something. `inherits`: and so it was by the one before.
     pub fn begin(&self, notes: &Path, inherits: bool) -> io::Result<()> {
         let mut inner = self.inner.lock();
-        if inherits {
-            let text = match std::fs::read_to_string(notes) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-                read => read?,
-            };
-            for (ino, at, wait) in text.lines().filter_map(told_by) {
-                inner.last = inner.last.max(ino.0 - FIRST);
-                inner.insert(ino, at, wait);
+        let text = match std::fs::read_to_string(notes) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+            read => read?,
+        };
+        match inherits {
+            true => {
+                for (ino, at, wait) in text.lines().filter_map(told_by) {
+                    inner.last = inner.last.max(ino.0 - FIRST);
+                    inner.insert(ino, at, wait);
+                }
             }
+            false => remove(notes)?,
         }
-        let file = OpenOptions::new().create(true).mode(0o600).append(true).open(notes)?;
-        if !inherits {
-            file.set_len(0)?;
-        }
-        inner.notes = Some(file);
+        inner.notes = Some(notes.to_owned());
         Ok(())
+    }
+
+    /// The mount is gone: nobody waits. Nothing of it stays in the cache.
+    pub fn end(&self) {
+        let inner = self.inner.lock();
+        if let Some(Err(e)) = inner.notes.as_deref().map(remove) {
+            tracing::warn!(error = %e, "notes of awaited names stay in the cache");
+        }
     }
 
     /// The name that it stands for, and how long who opens it waits.
@@ -163,7 +183,7 @@ impl AwaitedNames {
             inner.numbers.remove(&entry.at);
         }
         if inner.entries.is_empty()
-            && let Some(Err(e)) = inner.notes.as_ref().map(|notes| notes.set_len(0))
+            && let Some(Err(e)) = inner.notes.as_deref().map(remove)
         {
             tracing::debug!(error = %e, "old notes of awaited names stay");
         }
@@ -287,6 +307,7 @@ mod tests {
         let (wait, name) = (Duration::from_millis(1500), Name::new(b"a \xff\n").expect("a name"));
         let first = AwaitedNames::default();
         first.begin(&notes, false).expect("begins");
+        assert!(!notes.exists(), "nobody waits");
         let ino = first.tell(Ino(7), name.clone(), wait);
         let next = AwaitedNames::default();
         next.begin(&notes, true).expect("begins");
@@ -298,7 +319,11 @@ mod tests {
         assert!(third.name(ino).is_some() && third.name(other).is_some());
         third.forget(ino, 2);
         third.forget(other, 1);
-        assert_eq!(std::fs::read(&notes).expect("notes"), b"");
+        assert!(!notes.exists(), "nobody waits any more");
+        third.tell(Ino(7), name, wait);
+        assert!(notes.exists());
+        third.end();
+        assert!(!notes.exists(), "there is no mount any more");
         let alone = AwaitedNames::default();
         alone.begin(&notes, false).expect("begins");
         assert_eq!(alone.name(ino), None);

@@ -361,9 +361,9 @@ fn start(
     if let Some(heir) = &heir {
         let _ = node.heir.set(Arc::clone(heir));
         node.handles.outlive(Arc::clone(heir));
+        let notes = node.config.cache.join("awaited");
+        node.awaited.begin(&notes, inherited.is_some()).map_err(local("notes of awaited names"))?;
     }
-    let notes = node.config.cache.join("awaited");
-    node.awaited.begin(&notes, inherited.is_some()).map_err(local("notes of awaited names"))?;
     node.replicas.held.load(welcome.job).map_err(local("copies of other nodes"))?;
     takeover::take_over(runtime, &node, &mut left, &welcome, inherited.as_ref())?;
     // Before the flusher looks at files that only those have who have them open.

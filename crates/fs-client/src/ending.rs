@@ -42,6 +42,7 @@ pub(crate) fn finish(runtime: &Runtime, daemon: &Arc<Daemon>) -> Result<(), RunE
             tracing::error!(?outcome, "not everything is on the backing");
         }
     }
+    node.awaited.end();
     if !daemon.flusher.shutdown(FLUSHER_ENDS_WITHIN) {
         tracing::warn!("a flush thread still waits for the backing");
     }
