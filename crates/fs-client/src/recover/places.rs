@@ -7,7 +7,7 @@ use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, XattrFlags,
 };
 use rustix::io::Errno as Os;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -116,13 +116,20 @@ impl Places {
     }
 }
 
-/// Part files by name and number.
-pub(crate) type Parts = BTreeSet<(Vec<u8>, u64)>;
+/// What a look at the whole backing has found.
+#[derive(Default)]
+pub(crate) struct Listing {
+    /// Part files by name and number.
+    pub parts: BTreeSet<(Vec<u8>, u64)>,
+    /// Where files of the numbers are that were asked for, by all their names.
+    pub numbered: BTreeMap<u64, Vec<Vec<u8>>>,
+}
 
 impl Places {
-    /// All part files. An error when a directory cannot be read: then it is not known.
-    pub fn parts(&self) -> io::Result<Parts> {
-        let mut parts = Parts::new();
+    /// All part files, and all names of files of these numbers. An error when a directory cannot be read:
+    /// then it is not known.
+    pub fn listing(&self, numbers: &BTreeSet<u64>) -> io::Result<Listing> {
+        let mut listing = Listing::default();
         let mut dirs: Vec<Vec<Name>> = vec![Vec::new()];
         while let Some(path) = dirs.pop() {
             let dir = match self.dir(&path, false) {
@@ -136,24 +143,33 @@ impl Places {
             for entry in Dir::read_from(rustix::fs::openat(&dir, ".", flags, Mode::empty())?)? {
                 let entry = entry?;
                 let is_part = entry.file_name().to_bytes().starts_with(PART_PREFIX);
+                let is_wanted = is_part || numbers.contains(&entry.ino());
                 let known = entry.file_type();
                 // "." and ".." are no names.
                 let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
-                if !is_part && matches!(known, FileType::RegularFile | FileType::Symlink) {
+                if !is_wanted && matches!(known, FileType::RegularFile | FileType::Symlink) {
                     continue;
                 }
                 let at = At { dir: dir.try_clone()?, name };
                 let Some(stat) = at.stat()? else { continue };
+                let below = || [&path[..], std::slice::from_ref(&at.name)].concat();
                 match kind(&stat) {
                     FileType::RegularFile if is_part => {
-                        parts.insert((at.name.as_bytes().to_vec(), stat.st_ino));
+                        listing.parts.insert((at.name.as_bytes().to_vec(), stat.st_ino));
                     }
-                    FileType::Directory => dirs.push([&path[..], &[at.name]].concat()),
+                    FileType::RegularFile if numbers.contains(&stat.st_ino) => {
+                        let names = below();
+                        let names: Vec<&[u8]> = names.iter().map(Name::as_bytes).collect();
+                        let all = listing.numbered.entry(stat.st_ino).or_default();
+                        all.push(names.join(&b'/'));
+                    }
+                    FileType::Directory => dirs.push(below()),
                     _ => {}
                 }
             }
         }
-        Ok(parts)
+        listing.numbered.values_mut().for_each(|all| all.sort_unstable());
+        Ok(listing)
     }
 }
 

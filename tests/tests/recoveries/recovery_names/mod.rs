@@ -4,6 +4,7 @@
 
 mod attributes;
 mod doubts;
+mod elsewhere;
 mod moved;
 mod removed;
 mod zeros;
@@ -20,6 +21,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
+use std::time::Duration;
 
 type Tree = BTreeMap<Vec<u8>, Entry>;
 
@@ -35,6 +37,15 @@ fn cluster_of(model: &str, nodes: usize) -> Option<Cluster> {
 /// Names are in the node's journal on disk, and the node has heard what is on the backing.
 fn sync(node: &Node) {
     File::open(node.mountpoint()).and_then(|dir| dir.sync_all()).expect("fsync of a directory");
+}
+
+/// The service looks once a second what has reached the backing.
+const LOOKED_AFTER: Duration = Duration::from_millis(1_200);
+
+/// The service has looked, and this node has heard what it saw.
+fn look(node: &Node) {
+    std::thread::sleep(LOOKED_AFTER);
+    sync(node);
 }
 
 /// What is in a directory, apart from what recoveries tell each other.
@@ -112,7 +123,7 @@ fn what_the_backing_has_is_not_brought_back() {
     b.drain();
     // The nodes hear with the next heartbeat that all of it is there.
     for node in cluster.nodes() {
-        node.wait_status(std::time::Duration::from_secs(20), |s| s["names_noted"] == 0);
+        node.wait_status(Duration::from_secs(20), |s| s["names_noted"] == 0);
     }
     sync(a);
     sync(b);

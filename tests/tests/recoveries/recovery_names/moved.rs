@@ -1,20 +1,11 @@
 //! A directory is moved by a node that forgets it, because the backing has it so; another node has made a
 //! file in it meanwhile, and knew the directory by its old name.
 
-use crate::recovery_names::{cluster_of, sync};
+use crate::recovery_names::{cluster_of, look, sync};
 use ebb_testkit::Node;
 use ebb_tests::recoveries::{ended_with, start};
 use std::process::Output;
 use std::time::Duration;
-
-/// The service looks once a second what has reached the backing.
-const LOOKED_AFTER: Duration = Duration::from_millis(1_200);
-
-/// The service has looked, and this node has heard what it saw.
-fn look(node: &Node) {
-    std::thread::sleep(LOOKED_AFTER);
-    sync(node);
-}
 
 #[test]
 fn a_file_in_a_directory_that_was_moved_comes_back_where_that_is() {

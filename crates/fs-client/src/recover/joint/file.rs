@@ -7,7 +7,7 @@ use super::statement::{Fate, Statement};
 use super::tick;
 use crate::cache::CacheDir;
 use crate::passing::written_runs;
-use crate::recover::places::{Parts, Places, copy_xattrs, dress, kind};
+use crate::recover::places::{Listing, Places, copy_xattrs, dress, kind};
 use ebb_locks::Mutex;
 use ebb_node_journal::{Home, Note, Seen};
 use ebb_types::{ByteRange, Extents, Ino, Time};
@@ -41,22 +41,30 @@ pub(super) struct Site<'a> {
     pub everybody: AtomicBool,
     /// Files that are zeros and nothing else, as far as all nodes together have heard; and how long.
     pub zeros: Mutex<BTreeMap<Ino, u64>>,
-    /// All part files below the backing, when they have been looked for; `None` in it: that cannot be read.
-    pub parts: Mutex<Option<Option<Parts>>>,
+    /// The numbers of files that this node knows to be in place on the backing.
+    pub numbers: BTreeSet<u64>,
+    /// What a look at all of the backing has found, when there was one; `None` in it: that cannot be read.
+    pub listing: Mutex<Option<Option<Listing>>>,
 }
 
 impl Site<'_> {
+    /// What is found by looking at all of the backing, once; `None` where not all of it can be read.
+    pub fn in_listing<T>(&self, look: impl FnOnce(&Listing) -> T) -> Option<T> {
+        let mut listing = self.listing.lock();
+        let listing = listing.get_or_insert_with(|| {
+            let found = self.places.listing(&self.numbers);
+            let why =
+                |e: &io::Error| tracing::warn!(error = %e, "cannot look at all of the backing");
+            found.inspect_err(why).ok()
+        });
+        listing.as_ref().map(look)
+    }
+
     /// True when a part file of this name and number is anywhere on the backing, or may be: where not all
     /// of that can be read nobody knows.
     fn may_have_part(&self, home: &Home) -> bool {
-        let mut parts = self.parts.lock();
-        let parts = parts.get_or_insert_with(|| {
-            let found = self.places.parts();
-            let why = |e: &io::Error| tracing::warn!(error = %e, "cannot look for part files");
-            found.inspect_err(why).ok()
-        });
-        let is_it = |parts: &Parts| parts.contains(&(home.last().to_vec(), home.ino));
-        parts.as_ref().is_none_or(is_it)
+        let is_it = |all: &Listing| all.parts.contains(&(home.last().to_vec(), home.ino));
+        self.in_listing(is_it).unwrap_or(true)
     }
 
     /// True when the backing has nothing that this node knows to be the file.
@@ -597,10 +605,10 @@ fn is_newer(there: &Stat, seen: Seen) -> bool {
     mtime_of(there) > seen.mtime || u64::try_from(there.st_size) != Ok(seen.size)
 }
 
-fn len_of(stat: &Stat) -> u64 {
+pub(super) fn len_of(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-fn mtime_of(stat: &Stat) -> Time {
+pub(super) fn mtime_of(stat: &Stat) -> Time {
     Time { sec: stat.st_mtime, nsec: u32::try_from(stat.st_mtime_nsec).unwrap_or(0) }
 }

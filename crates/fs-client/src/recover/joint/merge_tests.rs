@@ -225,7 +225,8 @@ fn site<'a>(node: &'a Node, places: &'a Places, board: &'a Board, everybody: boo
         shaped: std::collections::BTreeSet::new(),
         everybody: everybody.into(),
         zeros: Mutex::default(),
-        parts: Mutex::default(),
+        numbers: std::collections::BTreeSet::new(),
+        listing: Mutex::default(),
     }
 }
 

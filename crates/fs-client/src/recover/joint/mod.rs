@@ -35,6 +35,7 @@
 
 pub(crate) mod board;
 mod claims;
+mod elsewhere;
 mod file;
 pub(crate) mod leaving;
 pub mod merge;
@@ -159,9 +160,10 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         shaped: names.shaped(),
         everybody: everybody.into(),
         zeros: Mutex::new(names.zeros()),
-        parts: Mutex::default(),
+        numbers: elsewhere::numbers(&found.image),
+        listing: Mutex::default(),
     };
-    let image = corrected(&found.image, &names);
+    let image = elsewhere::located(&site, &corrected(&found.image, &names));
     let mut left = names.directories(&site).map_err(failed)?;
     let recovery = Recovery {
         job,

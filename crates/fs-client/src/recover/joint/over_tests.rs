@@ -4,7 +4,7 @@ use super::board::Board;
 use super::file::{Site, Stay, Work};
 use super::statement::Fate;
 use crate::cache::CacheDir;
-use crate::recover::places::{Parts, Places};
+use crate::recover::places::{Listing, Places};
 use ebb_locks::Mutex;
 use ebb_node_journal::{Header, Held, Home, Kept, Note};
 use ebb_types::{ByteRange, Ino, Time, Version};
@@ -63,17 +63,8 @@ impl Backing {
         std::fs::metadata(&path).unwrap().ino()
     }
 
-    fn begin(&self, node: &str, note: &Note) -> Result<Work, Stay> {
-        self.begin_having_found(node, note, None)
-    }
-
-    fn begin_having_found(
-        &self,
-        node: &str,
-        note: &Note,
-        parts: Option<Option<Parts>>,
-    ) -> Result<Work, Stay> {
-        let site = Site {
+    fn site<'a>(&'a self, node: &'a str) -> Site<'a> {
+        Site {
             places: &self.places,
             board: &self.board,
             cache: &self.cache,
@@ -86,8 +77,22 @@ impl Backing {
             shaped: std::collections::BTreeSet::new(),
             everybody: false.into(),
             zeros: Mutex::default(),
-            parts: Mutex::new(parts),
-        };
+            numbers: std::collections::BTreeSet::new(),
+            listing: Mutex::default(),
+        }
+    }
+
+    fn begin(&self, node: &str, note: &Note) -> Result<Work, Stay> {
+        self.begin_having_found(node, note, None)
+    }
+
+    fn begin_having_found(
+        &self,
+        node: &str,
+        note: &Note,
+        listing: Option<Option<Listing>>,
+    ) -> Result<Work, Stay> {
+        let site = Site { listing: Mutex::new(listing), ..self.site(node) };
         Work::begin(&site, INO, note)
     }
 
