@@ -4,8 +4,9 @@
 
 use ebb_testkit::{Cluster, describe, ebb_binary};
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 #[allow(dead_code)]
 #[path = "../../crates/ebb-api/examples/halo.rs"]
@@ -154,6 +155,33 @@ fn the_example_of_lists_and_handles_runs() {
     assert_eq!(said, "all columns are right\n");
 }
 
+/// Three producers and two consumers on two nodes.
+#[test]
+fn the_example_of_buffers_runs() {
+    let installed = Installed::new();
+    let cluster = cluster();
+    let program = installed.example("pipeline", false);
+    let start = |node: usize, words: &[&str]| {
+        let mut command = installed.command(&program);
+        command.arg(cluster.node(node).path("steps")).args(words).stdout(Stdio::piped());
+        command.spawn().expect("start")
+    };
+    let readers = [start(0, &["get", "2"]), start(1, &["get", "2"])];
+    let writers = ["0", "1", "2"].map(|rank| start(usize::from(rank == "1"), &["put", rank, "3"]));
+    for program in readers.into_iter().chain(writers) {
+        let output = program.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}", describe(&output));
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.is_empty() || said == "4500000 bytes are right\n", "{said}");
+    }
+    // What a signal ends.
+    let mut waits = start(0, &["get", "1"]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(waits.try_wait().expect("wait").is_none(), "it waits");
+    run(Command::new("kill").args(["-INT", &waits.id().to_string()]));
+    assert_eq!(waits.wait().expect("it ends").signal(), Some(libc::SIGINT));
+}
+
 /// What only C can do wrong, and the layers from C.
 #[test]
 fn a_c_program_is_told_what_is_wrong() {
@@ -269,6 +297,18 @@ int main(int argc, char **argv)
     HOLDS(ebb_flush(a, 0, 10) == 0 && ebb_flush_file(a) == 0);
     HOLDS(ebb_attach_file(a) == 0 && ebb_detach(a, 0, 10) == 0 && ebb_detach_file(a) == 0);
     HOLDS(ebb_query_file(b, NULL, 0) == 0);
+
+    FAILS(ebb_exchange(NULL, NULL), EFAULT);
+    FAILS(ebb_exchange("/tmp", NULL), ENOTTY);
+    FAILS(ebb_exchange(argv[1], NULL), ENOTDIR);
+    FAILS(ebb_put(-1, "f", "1", 1, 0, 1), EBADF);
+    FAILS(ebb_put(a, NULL, "1", 1, 0, 1), EFAULT);
+    FAILS(ebb_put(a, "f", NULL, 1, 0, 1), EFAULT);
+    FAILS(ebb_put(a, "f", "1", 1, 0, 1), ENOTDIR);
+    FAILS(ebb_get(a, "f", NULL, 1, 0, 1), EFAULT);
+    FAILS(ebb_get(a, "f", got, 5, 0, 1), ENOTDIR);
+    FAILS(ebb_getx(a, "f", meet, 2, NULL, 1), EINVAL);
+    FAILS(ebb_putx(a, "f", NULL, 1, 1), EFAULT);
 
     HOLDS(ebb_posix_write(a, "posix", 5, 0) == 5);
     HOLDS(ebb_posix_read(b, got, 5, 0) == 5 && !memcmp(got, "posix", 5));

@@ -62,6 +62,14 @@ pub enum Request<'a> {
     Publish(Span),
     /// A handle of the file.
     Handle,
+    /// Of a coupled file: this open is one of so many producers, or consumers; 0: of as many as are known.
+    Join(u32),
+    /// Of a coupled file: this open came to nothing. A file that it was to write is lost.
+    Fail,
+    /// Of a coupled file: this open is through with it; what it wrote is published.
+    Done,
+    /// Of a coupled directory: wait until there is a file of that name, and it can be read.
+    Await(&'a [u8]),
 }
 
 const WHOLE: u16 = 1;
@@ -136,6 +144,14 @@ impl<'a> Request<'a> {
             Request::Fetch { pieces, ask } => Parts::new(9).maybe(*ask).list(&list::of(pieces)),
             Request::Publish(span) => Parts::new(10).span(*span),
             Request::Handle => Parts::new(11),
+            Request::Join(of) => {
+                let mut parts = Parts::new(12);
+                parts.body.extend_from_slice(&of.to_le_bytes());
+                parts
+            }
+            Request::Fail => Parts::new(13),
+            Request::Done => Parts::new(15),
+            Request::Await(name) => Parts { body: name.to_vec(), ..Parts::new(14) },
         }
         .encoded()
     }
@@ -187,6 +203,10 @@ impl<'a> Request<'a> {
             9 => Request::Fetch { ask: maybe(from)?, pieces: bounded(from, FETCH_MAX)? },
             10 => Request::Publish(from.span()?),
             11 => Request::Handle,
+            12 => Request::Join(from.u32()?),
+            13 => Request::Fail,
+            14 => Request::Await(from.take(from.0.len())?),
+            15 => Request::Done,
             _ => return Err(Malformed),
         };
         body.end()?;

@@ -35,6 +35,10 @@ proptest! {
     fn requests_come_back(which in which(), span in span(), owner: u32, pieces in small_list(), ask in prop::option::of(span())) {
         same(&Request::Stat);
         same(&Request::Handle);
+        same(&Request::Join(owner));
+        same(&Request::Fail);
+        same(&Request::Done);
+        same(&Request::Await(b"a name"));
         same(&Request::Attach(which));
         same(&Request::Query(which));
         same(&Request::Detach(which));

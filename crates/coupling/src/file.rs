@@ -27,6 +27,21 @@ pub enum Step {
     Withdraws(User),
     /// An open truncates it: everything is written anew. Who reads what was there does not count.
     Anew,
+    /// Who has it open says of how many producers, or consumers, it is one.
+    Joins(User, u32),
+}
+
+/// Why somebody is not one of so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotOne {
+    /// So many have produced it, or are at it.
+    IsProduced,
+    /// So many have consumed it, or are at it.
+    IsConsumed,
+    /// It is lost.
+    IsLost,
+    /// It was begun anew since, or the open came to nothing.
+    IsNotThere,
 }
 
 /// Where a file stands.
@@ -120,6 +135,27 @@ impl Coupled {
         all.copied().filter(move |user| user.node == node)
     }
 
+    /// Whether somebody who has it open can be one of so many; 0: of as many as are known.
+    ///
+    /// # Errors
+    /// When there are as many without it, and where nobody can be one of any.
+    pub fn may_join(&self, user: User, of: u32) -> Result<(), NotOne> {
+        let of = |known: u32| u64::from(if of == 0 { known } else { of });
+        let all = |through: u32, open: &BTreeSet<User>| u64::from(through) + open.len() as u64;
+        if self.writing.contains(&user) {
+            if self.lost.is_some() {
+                return Err(NotOne::IsLost);
+            }
+            let room = all(self.produced, &self.writing) <= of(self.terms.producers);
+            return if room { Ok(()) } else { Err(NotOne::IsProduced) };
+        }
+        if self.reading.contains(&user) {
+            let room = all(self.consumed, &self.reading) <= of(self.terms.consumers);
+            return if room { Ok(()) } else { Err(NotOne::IsConsumed) };
+        }
+        Err(NotOne::IsNotThere)
+    }
+
     /// Takes a step.
     pub fn apply(&mut self, step: Step) {
         match step {
@@ -154,6 +190,13 @@ impl Coupled {
                 }
                 self.reading.clear();
                 (self.produced, self.consumed, self.lost) = (0, 0, None);
+            }
+            Step::Joins(user, of) => {
+                if self.writing.contains(&user) {
+                    self.terms.producers = of;
+                } else if self.reading.contains(&user) {
+                    self.terms.consumers = of;
+                }
             }
         }
     }

@@ -10,6 +10,9 @@
 //! | lost     | it is truncated by an open: a producer died while it wrote  | fails                |
 //! | consumed | (`keep=none`) its names are removed                         | reads what is there  |
 //!
+//! Who has a file open may say of how many producers, or consumers, it is one: of such a file that counts, and not
+//! what its directory says.
+//!
 //! Who died, was killed by a signal or has left with its node is not *through*: a producer loses the file, a
 //! consumer may come again. Everything here is what was decided, nothing waits: the metadata service keeps
 //! it, journals [`Step`]s and wakes who waits when [`Coupled::state`] changes.
@@ -20,5 +23,5 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-pub use file::{Coupled, State, Step, User};
-pub use terms::{Keep, TERMS_BYTES_MAX, Terms, TermsError};
+pub use file::{Coupled, NotOne, State, Step, User};
+pub use terms::{Keep, PARTIES_MAX, TERMS_BYTES_MAX, Terms, TermsError};

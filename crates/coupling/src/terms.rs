@@ -10,7 +10,7 @@ use std::time::Duration;
 pub const TERMS_BYTES_MAX: usize = 256;
 
 /// So many may take part.
-const PARTIES_MAX: u32 = 1 << 20;
+pub const PARTIES_MAX: u32 = 1 << 20;
 
 /// Nobody waits longer than a day.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);

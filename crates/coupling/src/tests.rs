@@ -123,6 +123,38 @@ fn what_is_to_be_kept_does_not_go() {
     assert_eq!((file.state(), file.is_to_go()), (State::Consumed, false));
 }
 
+/// Of how many each one is they say themselves, and nobody is one more.
+#[test]
+fn who_joins_says_of_how_many_it_is_one() {
+    let (a, b, c) = (user(1, 1), user(2, 1), user(2, 2));
+    let mut file = after("producers=1 consumers=1", &[Step::Produces(a), Step::Joins(a, 2)]);
+    assert_eq!((file.may_join(a, 0), file.may_join(a, 1)), (Ok(()), Ok(())));
+    assert_eq!(file.may_join(b, 2), Err(NotOne::IsNotThere));
+    file.apply(Step::Leaves(a, true));
+    assert_eq!(file.state(), State::Awaited, "one of two");
+    file.apply(Step::Produces(b));
+    assert_eq!((file.may_join(b, 2), file.may_join(b, 0)), (Ok(()), Ok(())));
+    file.apply(Step::Produces(c));
+    assert_eq!(file.may_join(c, 2), Err(NotOne::IsProduced));
+    file.apply(Step::Withdraws(c));
+    file.apply(Step::Leaves(b, true));
+    assert_eq!(file.state(), State::Ready);
+    for reader in [a, b] {
+        file.apply(Step::Consumes(reader));
+        assert_eq!(file.may_join(reader, 2), Ok(()));
+        file.apply(Step::Joins(reader, 2));
+    }
+    file.apply(Step::Consumes(c));
+    assert_eq!((file.may_join(c, 0), file.may_join(c, 3)), (Err(NotOne::IsConsumed), Ok(())));
+    file.apply(Step::Withdraws(c));
+    file.apply(Step::Leaves(a, true));
+    assert_eq!(file.state(), State::Ready);
+    file.apply(Step::Leaves(b, true));
+    assert_eq!(file.state(), State::Consumed);
+    let lost = [Step::Produces(a), Step::Leaves(a, false), Step::Produces(b)];
+    assert_eq!(after("producers=1 consumers=1", &lost).may_join(b, 1), Err(NotOne::IsLost));
+}
+
 /// What was opened and closed since the file was written anew, as a list.
 #[derive(Default)]
 struct Reference {
@@ -153,7 +185,7 @@ impl Reference {
 }
 
 fn a_step() -> impl Strategy<Value = (u8, u32, u64, bool)> {
-    (0u8..10, 1u32..4, 0u64..5, any::<bool>())
+    (0u8..12, 1u32..4, 0u64..5, any::<bool>())
 }
 
 proptest! {
@@ -163,7 +195,7 @@ proptest! {
         consumers in 1u32..4,
         steps in proptest::collection::vec(a_step(), 0..60),
     ) {
-        let terms = terms(&format!("producers={producers} consumers={consumers}"));
+        let mut terms = terms(&format!("producers={producers} consumers={consumers}"));
         let (mut file, mut reference) = (Coupled::new(terms), Reference::default());
         for (kind, node, handle, through) in steps {
             // Who writes has other numbers than who reads.
@@ -196,6 +228,16 @@ proptest! {
                         reference.stale.extend(reference.opened.drain(..).map(|o| o.0));
                     }
                     Step::Anew
+                }
+                10.. => {
+                    let open = |o: &&(User, bool, Option<bool>)| o.0 == who && o.2.is_none();
+                    // Who wrote a lost file is none of those who write it anew.
+                    match reference.opened.iter().find(open) {
+                        Some(o) if o.1 => terms.producers = node,
+                        Some(_) => terms.consumers = node,
+                        None => {}
+                    }
+                    Step::Joins(who, node)
                 }
                 _ => {
                     reference.opened.retain(|o| !(o.0 == who && o.2.is_none()));

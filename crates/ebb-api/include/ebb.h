@@ -103,6 +103,31 @@ int ebb_handle_open(const char *mount, const unsigned char handle[EBB_HANDLE_SIZ
 /* A path that stands for the file, for libraries that want one; how long it is. ERANGE: longer than `len`. */
 ssize_t ebb_handle_path(const char *mount, const unsigned char handle[EBB_HANDLE_SIZE], char *path, size_t len);
 
+/*
+ * Exchanges: directories whose files are buffers that some programs put and others get, once (docs/coupling.md).
+ * ebb_exchange opens one; with `terms` ("producers=1 consumers=1 keep=none wait=30s") it makes it, else it is
+ * there. ENODATA: it is none. ENOTEMPTY: it has files, and is none.
+ */
+int ebb_exchange(const char *path, const char *terms);
+
+/*
+ * Puts a part of a buffer, as one of so many producers; 0: of as many as the exchange says. When all of them have,
+ * it can be got. EEXIST: it has all of them. EIO: one of them died; unlink it, and put it anew.
+ */
+int ebb_put(int exchange, const char *name, const void *data, size_t len, uint64_t offset,
+            uint32_t participants);
+int ebb_putx(int exchange, const char *name, const struct ebb_piece *pieces, size_t n, uint32_t participants);
+
+/*
+ * Waits for a buffer and gets a part of it, as one of so many consumers; 0: of as many as the exchange says. After
+ * the last one it is released. ETIMEDOUT: its producers did not come. EIO: one of them died. EINTR: a signal.
+ * EUSERS: it has all its consumers. `got` may be NULL. Return how many bytes it was.
+ */
+ssize_t ebb_get(int exchange, const char *name, void *data, size_t len, uint64_t offset,
+                uint32_t participants);
+ssize_t ebb_getx(int exchange, const char *name, const struct ebb_piece *pieces, size_t n, size_t *got,
+                 uint32_t participants);
+
 /* PosixFS, CommitFS and SessionFS, over files of a mount under `session`. */
 ssize_t ebb_posix_write(int fd, const void *data, size_t len, uint64_t offset);
 ssize_t ebb_posix_read(int fd, void *data, size_t len, uint64_t offset);

@@ -306,6 +306,32 @@ fn apart(all: &[CPiece]) -> io::Result<()> {
     if meet { Err(error(libc::EINVAL)) } else { Ok(()) }
 }
 
+/// Pieces into which is read.
+///
+/// # Safety
+/// They are where they say, and nobody else uses them.
+unsafe fn read_pieces<'a>(all: &'a [CPiece]) -> io::Result<Vec<ReadPiece<'a>>> {
+    apart(all)?;
+    let one = |p: &CPiece| {
+        // SAFETY: the caller says so, and they are apart.
+        let buffer = unsafe { bytes_mut(p.data, p.len) }?;
+        Ok(ReadPiece { offset: p.offset, buffer, got: 0 })
+    };
+    all.iter().map(one).collect()
+}
+
+/// # Safety
+/// There is room for as many, unless it is NULL.
+unsafe fn tell_got(all: &[ReadPiece<'_>], got: *mut usize) {
+    if got.is_null() {
+        return;
+    }
+    for (at, piece) in all.iter().enumerate() {
+        // SAFETY: the caller says so.
+        unsafe { got.add(at).write(piece.got) };
+    }
+}
+
 #[allow(missing_docs, clippy::missing_safety_doc)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ebb_readx(
@@ -317,22 +343,100 @@ pub unsafe extern "C" fn ebb_readx(
     // SAFETY: the caller says so.
     let all = unsafe { pieces(list, n) };
     count(all.and_then(|all| {
-        apart(all)?;
-        let one = |p: &CPiece| {
-            // SAFETY: as above, and they are apart.
-            let buffer = unsafe { bytes_mut(p.data, p.len) }?;
-            Ok(ReadPiece { offset: p.offset, buffer, got: 0 })
-        };
-        let mut all: Vec<ReadPiece<'_>> = all.iter().map(one).collect::<io::Result<_>>()?;
+        // SAFETY: as above.
+        let mut all = unsafe { read_pieces(all) }?;
         let sum = file(fd)?.read_list(&mut all)?;
-        if !got.is_null() {
-            for (at, piece) in all.iter().enumerate() {
-                // SAFETY: the caller says that there are as many of them.
-                unsafe { got.add(at).write(piece.got) };
-            }
-        }
+        // SAFETY: as above.
+        unsafe { tell_got(&all, got) };
         Ok(sum)
     }))
+}
+
+#[allow(missing_docs, clippy::missing_safety_doc)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_exchange(dir: *const c_char, terms: *const c_char) -> c_int {
+    // SAFETY: the caller says so.
+    let (dir, words) = unsafe { (path(dir), (!terms.is_null()).then(|| CStr::from_ptr(terms))) };
+    answer(dir.and_then(|dir| {
+        let words = words.map(|words| words.to_str().map_err(|_| error(libc::EINVAL)));
+        crate::exchange::exchange(dir, words.transpose()?).map(IntoRawFd::into_raw_fd)
+    }))
+}
+
+#[allow(missing_docs, clippy::missing_safety_doc)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_putx(
+    exchange: c_int,
+    name: *const c_char,
+    list: *const CPiece,
+    n: usize,
+    participants: u32,
+) -> c_int {
+    // SAFETY: the caller says so.
+    let (name, all) = unsafe { (path(name), pieces(list, n)) };
+    let put = || {
+        let one = |p: &CPiece| {
+            // SAFETY: as above.
+            let data = unsafe { bytes(p.data, p.len) }?;
+            Ok(WritePiece { offset: p.offset, data })
+        };
+        let all: Vec<WritePiece<'_>> = all?.iter().map(one).collect::<io::Result<_>>()?;
+        crate::exchange::put(file(exchange)?.as_fd(), name?, &all, participants)
+    };
+    done(put())
+}
+
+#[allow(missing_docs, clippy::missing_safety_doc)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_getx(
+    exchange: c_int,
+    name: *const c_char,
+    list: *const CPiece,
+    n: usize,
+    got: *mut usize,
+    participants: u32,
+) -> isize {
+    // SAFETY: the caller says so.
+    let (name, all) = unsafe { (path(name), pieces(list, n)) };
+    let get = || {
+        // SAFETY: as above.
+        let mut all = unsafe { read_pieces(all?) }?;
+        let sum = crate::exchange::get(file(exchange)?.as_fd(), name?, &mut all, participants)?;
+        // SAFETY: as above.
+        unsafe { tell_got(&all, got) };
+        Ok(sum)
+    };
+    count(get())
+}
+
+#[allow(missing_docs, clippy::missing_safety_doc)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_put(
+    exchange: c_int,
+    name: *const c_char,
+    data: *const c_void,
+    len: usize,
+    offset: u64,
+    participants: u32,
+) -> c_int {
+    let piece = CPiece { offset, data: data.cast_mut(), len };
+    // SAFETY: the caller says so; nothing is written to it.
+    unsafe { ebb_putx(exchange, name, &raw const piece, 1, participants) }
+}
+
+#[allow(missing_docs, clippy::missing_safety_doc)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ebb_get(
+    exchange: c_int,
+    name: *const c_char,
+    data: *mut c_void,
+    len: usize,
+    offset: u64,
+    participants: u32,
+) -> isize {
+    let piece = CPiece { offset, data, len };
+    // SAFETY: the caller says so.
+    unsafe { ebb_getx(exchange, name, &raw const piece, 1, std::ptr::null_mut(), participants) }
 }
 
 #[allow(missing_docs, clippy::missing_safety_doc)]

@@ -4,10 +4,10 @@ use ebb_api_format::{BUFFER_MAX, Malformed, Request, command};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// ENOTTY for what is no regular file. An ioctl means something else to every kind of device; to a file of
+/// ENOTTY for what is not of that kind. An ioctl means something else to every kind of device; to a file of
 /// another file system this one means nothing, and it says ENOTTY. Told by what the kernel knows: asking the
 /// file system would be a request of its own.
-fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
+fn check(fd: BorrowedFd<'_>, kind: u32) -> io::Result<()> {
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     // SAFETY: the path is empty and ends with a zero, and there is room for the answer.
@@ -19,7 +19,7 @@ fn check(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
     // SAFETY: all zeros would be one, too.
     let mode = u32::from(unsafe { found.assume_init() }.stx_mode);
-    if mode & libc::S_IFMT == libc::S_IFREG { Ok(()) } else { Err(error(libc::ENOTTY)) }
+    if mode & libc::S_IFMT == kind { Ok(()) } else { Err(error(libc::ENOTTY)) }
 }
 
 pub(crate) fn error(errno: i32) -> io::Error {
@@ -37,24 +37,34 @@ pub(crate) fn ask(fd: BorrowedFd<'_>, request: &Request<'_>, room: usize) -> io:
 
 /// The same of a request that is bytes already.
 pub(crate) fn send(fd: BorrowedFd<'_>, mut buffer: Vec<u8>, room: usize) -> io::Result<Vec<u8>> {
-    check(fd)?;
+    check(fd, libc::S_IFREG)?;
     buffer.resize(buffer.len().max(room).min(BUFFER_MAX), 0);
-    let number = command(buffer.len()) as libc::Ioctl;
     loop {
-        // SAFETY: the number says how long the buffer is; the kernel copies no more, either way.
-        let n = unsafe { libc::ioctl(fd.as_raw_fd(), number, buffer.as_mut_ptr()) };
-        if n >= 0 {
-            let n = n as usize;
-            if n > buffer.len() {
-                return Err(error(libc::EPROTO));
+        match once(fd, &mut buffer) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+            Ok(n) => {
+                buffer.truncate(n);
+                return Ok(buffer);
             }
-            buffer.truncate(n);
-            return Ok(buffer);
         }
-        let e = io::Error::last_os_error();
-        // The kernel says so where the mount has ended: the same for every call.
-        if e.raw_os_error() != Some(libc::EINTR) {
-            return Err(e);
-        }
+    }
+}
+
+/// Asks something of a directory that may take long: EINTR when a signal comes.
+pub(crate) fn ask_dir(fd: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
+    check(fd, libc::S_IFDIR)?;
+    once(fd, &mut request.encode().ok_or_else(|| error(libc::E2BIG))?).map(drop)
+}
+
+/// How many bytes of the buffer are the answer.
+fn once(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    let number = command(buffer.len()) as libc::Ioctl;
+    // SAFETY: the number says how long the buffer is; the kernel copies no more, either way.
+    let n = unsafe { libc::ioctl(fd.as_raw_fd(), number, buffer.as_mut_ptr()) };
+    match usize::try_from(n) {
+        Ok(n) if n <= buffer.len() => Ok(n),
+        Ok(_) => Err(error(libc::EPROTO)),
+        Err(_) => Err(io::Error::last_os_error()),
     }
 }

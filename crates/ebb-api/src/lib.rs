@@ -4,6 +4,7 @@
 //! * [`Extended`]: the primitives of BaseFS (attach, query, read of an owner, flush, detach) on any open file
 //!   of a mount; lists of pieces; handles.
 //! * [`layers`]: PosixFS, CommitFS and SessionFS of them.
+//! * [`exchange`]: buffers that some programs put and others get.
 //! * [`c`]: the same for C (`ebb.h`).
 //!
 //! It speaks with the daemon by ioctls on the program's own descriptor; why, and how, is in
@@ -15,6 +16,7 @@
 
 pub mod c;
 mod call;
+pub mod exchange;
 pub mod layers;
 mod lists;
 mod primitives;

@@ -28,7 +28,7 @@ impl CountedOpens {
     /// An open is about to be told, if it has a number. Whether its file is coupled is not known.
     pub fn begins(&self, ino: Ino, handle: u64, write: bool) {
         if handle != 0 {
-            let open = CoupledHandle { ino, handle, write, coupled: false, left: None };
+            let open = CoupledHandle { ino, handle, write, coupled: false, of: 0, left: None };
             self.inner.lock().open.entry(handle).or_insert(open);
         }
     }
@@ -43,6 +43,13 @@ impl CountedOpens {
                 }
             }
             false => drop(inner.open.remove(&handle)),
+        }
+    }
+
+    /// It says that it is one of so many.
+    pub fn joins(&self, handle: u64, of: u32) {
+        if let Some(open) = self.inner.lock().open.get_mut(&handle) {
+            open.of = of;
         }
     }
 
@@ -96,8 +103,15 @@ mod tests {
         opens.is_told(Ino(7), 1, true);
         opens.is_told(Ino(9), 2, false);
         opens.is_nothing(3);
-        let told =
-            |left| CoupledHandle { ino: Ino(7), handle: 1, write: true, coupled: true, left };
+        let told = |left| CoupledHandle {
+            ino: Ino(7),
+            handle: 1,
+            write: true,
+            coupled: true,
+            of: 4,
+            left,
+        };
+        opens.joins(1, 4);
         assert_eq!(opens.all(), [told(None)]);
         opens.ends(1, Left::Through);
         assert!(!opens.all_told());

@@ -33,6 +33,8 @@ pub struct CoupledHandle {
     pub write: bool,
     /// The file is coupled, as the service has said.
     pub coupled: bool,
+    /// Of how many producers, or consumers, it has said to be one; 0: it has not.
+    pub of: u32,
     /// How it ended.
     pub left: Option<Left>,
 }

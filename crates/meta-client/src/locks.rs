@@ -175,6 +175,12 @@ impl MetaClient {
         self.call(Op::Leave(pb::Leave { ino: ino.0, handle, through, withdraws })).await.map(drop)
     }
 
+    /// Who has a coupled file open is one of so many producers, or consumers; 0: of as many as are known.
+    /// EEXIST: it has all its producers; EUSERS: all its consumers; the open does not count then.
+    pub async fn join_coupled(&self, ino: Ino, handle: u64, of: u32) -> Result<(), Errno> {
+        self.call(Op::Join(pb::Join { ino: ino.0, handle, of })).await.map(drop)
+    }
+
     /// Takes, changes or gives back a lock.
     pub fn set_lock(&self, lock: &LockRequest) -> LockCall {
         let op = Op::SetLock(pb::SetLock {

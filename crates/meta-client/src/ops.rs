@@ -4,7 +4,7 @@ use ebb_types::FileKind;
 use ebb_wire::pb::request::Op;
 
 /// Names by index of counter.
-pub(crate) const NAMES: [&str; 48] = [
+pub(crate) const NAMES: [&str; 49] = [
     "hello",
     "prove",
     "heartbeat",
@@ -53,6 +53,7 @@ pub(crate) const NAMES: [&str; 48] = [
     "reassert",
     "await",
     "leave",
+    "join",
 ];
 
 /// Index into [`NAMES`].
@@ -103,6 +104,7 @@ pub(crate) fn counter(op: &Op) -> usize {
         Op::Reassert(_) => 45,
         Op::Await(_) => 46,
         Op::Leave(_) => 47,
+        Op::Join(_) => 48,
     }
 }
 

@@ -200,10 +200,10 @@ impl MetaClient {
         let owners = locks.filter(|_| all_locks).unwrap_or_default();
         let owners = owners.iter().map(owner_to_pb).collect();
         let handle = |c: &CoupledHandle| {
-            let CoupledHandle { ino, handle, write, coupled, left } = *c;
+            let CoupledHandle { ino, handle, write, coupled, of, left } = *c;
             let through = left == Some(Left::Through);
             let (left, withdrawn) = (left.is_some(), left == Some(Left::Withdrawn));
-            pb::CoupledHandle { ino: ino.0, handle, write, left, through, coupled, withdrawn }
+            pb::CoupledHandle { ino: ino.0, handle, write, left, through, coupled, withdrawn, of }
         };
         let all_coupled = coupled.is_some();
         let coupled = coupled.unwrap_or_default().iter().map(handle).collect();

@@ -4,7 +4,7 @@
 use crate::core::Core;
 use crate::ops::{keeps_bytes, terms_from};
 use crate::state::{Entry, State};
-use ebb_coupling::{Coupled, State as Stand, Step, User};
+use ebb_coupling::{Coupled, PARTIES_MAX, State as Stand, Step, User};
 use ebb_locks::Mutex;
 use ebb_namespace::Record;
 use ebb_namespace::locks::Ticket;
@@ -190,6 +190,12 @@ pub(crate) fn hear_coupled(
     let mut entries = Vec::new();
     for told in told.iter().filter(|told| told.handle != 0) {
         let is_coupled = state.couplings.file(Ino(told.ino)).is_some();
+        if is_coupled && (1..=PARTIES_MAX).contains(&told.of) {
+            if told.write && !told.left {
+                entries.push(step(told, Step::Produces(user(told))));
+            }
+            entries.push(step(told, Step::Joins(user(told), told.of)));
+        }
         if told.left {
             let how = match told.withdrawn {
                 true => Step::Withdraws(user(told)),

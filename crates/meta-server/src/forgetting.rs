@@ -131,7 +131,7 @@ fn named(op: &Op) -> [u64; 4] {
         // It speaks of a lease, not of the inode.
         Op::Cancel(_) | Op::Returned(_) => one(0),
         // What is coupled is not forgotten.
-        Op::Await(_) | Op::Leave(_) => one(0),
+        Op::Await(_) | Op::Leave(_) | Op::Join(_) => one(0),
     }
 }
 

@@ -32,6 +32,7 @@ operations! {
     SyncMeta "sync_meta" SetLock "set_lock" GetLock "get_lock" ReleaseLocks "release_locks"
     Cancel "cancel" Describe "describe" Returned "returned" Share "share" Pair "pair" Exists "exists"
     Copies "copies" Adopt "adopt" Published "published" Await "await" Leave "leave" Reassert "reassert"
+    Join "join"
 }
 
 /// The name of an operation, for counters and logs.

@@ -2,16 +2,17 @@
 //! caller is checked here: that it is a request, how the file was opened, and that what its locks
 //! protected is still this node's. The kernel has proven which file it is.
 
-use super::convert::errno;
+use super::convert::{errno, ino};
 use super::{Adapter, caller, checked};
 use crate::file::CachedFile;
 use crate::handles::OpenFile;
 use crate::metrics::Operation;
 use crate::node::Node;
+use crate::ops::coupling;
 use crate::ops::lists::ListStored;
 use ebb_api_format::{self as format, PiecesRead, Request, Span, Stat, Stored, Which};
 use ebb_fuse::{Head, Ioctl, ReplyIoctl};
-use ebb_types::{Access, ByteRange, Errno, NodeId};
+use ebb_types::{Access, ByteRange, Errno, Ino, Name, NodeId};
 use std::sync::Arc;
 
 /// Who asks.
@@ -30,6 +31,12 @@ impl Adapter {
         let fits = buffer == Some(asked.data.len()) && buffer == Some(asked.out_size as usize);
         // Nothing is wrong with asking something else: isatty(3) does, at every open of many languages.
         let open = if fits { self.node.handles.file(asked.handle.0) } else { None };
+        if fits
+            && open.is_none()
+            && let Some(dir) = self.node.handles.dir_or_again(asked.handle.0, ino(asked.inode))
+        {
+            return self.dir_ioctl(head, dir.ino, asked.data, reply);
+        }
         let Some((open, reply)) = checked(open.ok_or(Errno::ENOTTY), reply) else { return };
         let ready = self.node.locks_hold(&open, None).and_then(|()| {
             let request = Request::decode(asked.data).map_err(|_| Errno::EINVAL)?;
@@ -40,7 +47,12 @@ impl Adapter {
         let (node, buffer) = (Arc::clone(&self.node), asked.data.to_vec());
         let work = async move {
             let request = Request::decode(&buffer).map_err(|_| Errno::EINVAL)?;
-            let answer = node.asked_by_library(&open.file, request, asker).await?;
+            let answer = match request {
+                Request::Join(of) => coupling::join(&node, &open, of).await.map(|()| Vec::new())?,
+                Request::Fail => coupling::fail(&open).map(|()| Vec::new())?,
+                Request::Done => coupling::done(&node, &open).await.map(|()| Vec::new())?,
+                request => node.asked_by_library(&open.file, request, asker).await?,
+            };
             node.locks_hold(&open, None)?;
             if answer.len() <= asker.room { Ok(answer) } else { Err(Errno::EOVERFLOW) }
         };
@@ -51,10 +63,30 @@ impl Adapter {
     }
 }
 
+impl Adapter {
+    /// The same of a directory. What it may be asked for everybody may ask who has it open.
+    fn dir_ioctl(&self, head: &Head, dir: Ino, data: &[u8], reply: ReplyIoctl) {
+        let name = match Request::decode(data) {
+            Ok(Request::Await(name)) => Name::new(name),
+            Ok(_) => Err(Errno::ENOTTY),
+            Err(_) => Err(Errno::EINVAL),
+        };
+        let Some((name, reply)) = checked(name, reply) else { return };
+        let node = Arc::clone(&self.node);
+        let work = async move { coupling::await_in(&node, dir, name).await };
+        self.spawn_once(Operation::Library, head, work, move |r| match r {
+            Ok(()) => reply.bytes(&[]),
+            Err(e) => reply.error(errno(e)),
+        });
+    }
+}
+
 /// What read and write need, primitives need too: whoever publishes or gives up bytes writes.
 fn may(open: &OpenFile, request: &Request<'_>) -> Result<(), Errno> {
     let (reads, writes) = match request {
         Request::Stat | Request::Query(_) | Request::Handle => (false, false),
+        Request::Join(_) | Request::Fail | Request::Done => (false, false),
+        Request::Await(_) => return Err(Errno::ENOTDIR),
         Request::ReadFrom { .. } | Request::Read { .. } | Request::Fetch { .. } => (true, false),
         Request::Attach(_)
         | Request::Detach(_)
@@ -124,6 +156,9 @@ impl Node {
                 Ok(Vec::new())
             }
             Request::Handle => self.reference(file.ino).map(|handle| handle.to_vec()),
+            Request::Join(_) | Request::Fail | Request::Done | Request::Await(_) => {
+                Err(Errno::ENOTTY)
+            }
         }
     }
 

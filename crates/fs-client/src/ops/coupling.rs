@@ -143,6 +143,50 @@ pub async fn open_awaited(node: &Node, ino: Ino) -> Errno {
     }
 }
 
+/// Waits until a directory has a file of that name which can be read. ENODATA where none is awaited, EIO when a
+/// producer of it died.
+pub async fn await_in(node: &Node, dir: Ino, name: Name) -> Result<(), Errno> {
+    let wait = match node.look(dir, &name).await? {
+        Looked::There(_) => return Ok(()),
+        Looked::Missing => return Err(Errno::ENODATA),
+        Looked::Awaited(wait) => wait,
+    };
+    let named = Awaited::Named(dir, name);
+    await_coupled(node, &named, &mut Patience::default(), wait).await
+}
+
+/// An open says of how many producers, or consumers, it is one.
+pub async fn join(node: &Node, open: &OpenFile, of: u32) -> Result<(), Errno> {
+    if open.couple == 0 {
+        return Err(Errno::ENODATA);
+    }
+    node.meta.join_coupled(open.file.ino, open.couple, of).await?;
+    node.counted.joins(open.couple, of);
+    Ok(())
+}
+
+/// An open is through with its file, before it is closed: the service counts it when this returns.
+pub async fn done(node: &Node, open: &OpenFile) -> Result<(), Errno> {
+    let (file, couple) = (&open.file, open.couple);
+    if couple == 0 {
+        return Err(Errno::ENODATA);
+    }
+    if open.access.is_none_or(|access| access.writes()) {
+        node.publish(file).await?;
+    }
+    node.counted.ends(couple, Left::Through);
+    node.meta.leave_coupled(file.ino, couple, Left::Through).await?;
+    node.counted.has_ended(couple);
+    open.through.store(true, Relaxed);
+    Ok(())
+}
+
+/// An open came to nothing, as if its program had been killed.
+pub fn fail(open: &OpenFile) -> Result<(), Errno> {
+    open.killed.store(true, Relaxed);
+    if open.couple == 0 { Err(Errno::ENODATA) } else { Ok(()) }
+}
+
 /// The inode that stands for a name which that thread opens to read.
 pub async fn await_name(
     node: &Node,
@@ -167,7 +211,7 @@ pub(crate) async fn not_entered(node: &Node, ino: Ino, handle: u64) {
 /// A handle of a coupled file is closed: the service is told when what was written is published.
 pub(crate) async fn left_coupled(node: &Node, handle: &OpenFile) {
     let (file, couple) = (&handle.file, handle.couple);
-    if couple == 0 {
+    if couple == 0 || handle.through.load(Relaxed) {
         return;
     }
     let writes = handle.access.is_none_or(|access| access.writes());

@@ -3,7 +3,9 @@
 use super::{Call, Fast, OpError, OpResult, name};
 use crate::coupling::verdict;
 use crate::state::{Entry, Outcome, State};
-use ebb_coupling::{Coupled, Keep, State as Stand, Step, TERMS_BYTES_MAX, Terms, User};
+use ebb_coupling::{
+    Coupled, Keep, NotOne, PARTIES_MAX, State as Stand, Step, TERMS_BYTES_MAX, Terms, User,
+};
 use ebb_types::{Errno, FileKind, Ino};
 use ebb_wire::pb;
 
@@ -201,4 +203,28 @@ pub(super) fn leave(call: &Call, op: &pb::Leave) -> OpResult {
         tokio::spawn(async move { crate::coupling::remove_consumed(&core).await });
     }
     Ok(None)
+}
+
+/// Who cannot be one of so many is taken out of the count: the file is as if it had not opened it.
+pub(super) fn join(call: &Call, op: &pb::Join) -> OpResult {
+    if op.of > PARTIES_MAX {
+        return Err(Errno::EINVAL.into());
+    }
+    let mut state = call.core.state();
+    let (ino, user) = (Ino(op.ino), user(call, op.handle));
+    let joined = state.couplings.file(ino).ok_or(Errno::ENODATA)?.may_join(user, op.of);
+    let errno = match joined {
+        Ok(()) => {
+            let step = Entry::CoupledStep(ino, Step::Joins(user, op.of));
+            call.core
+                .commit(&mut state, if op.of == 0 { &[] } else { std::slice::from_ref(&step) });
+            return Ok(None);
+        }
+        Err(NotOne::IsProduced) => Errno::EEXIST,
+        Err(NotOne::IsConsumed) => Errno::EUSERS,
+        Err(NotOne::IsLost) => Errno::EIO,
+        Err(NotOne::IsNotThere) => return Err(Errno::ESTALE.into()),
+    };
+    withdraws(call, &mut state, ino, op.handle);
+    Err(errno.into())
 }

@@ -152,6 +152,7 @@ impl Call {
             Op::Cancel(c) => Some(self.cancel(c)),
             Op::Await(a) => return coupling::await_coupled(self, a),
             Op::Leave(l) => Some(coupling::leave(self, l)),
+            Op::Join(j) => Some(coupling::join(self, j)),
             Op::Hello(_) | Op::Prove(_) => {
                 Some(Err(OpError::new(Errno::EPROTO, "the handshake is over")))
             }

@@ -182,3 +182,43 @@ async fn terms_that_are_none_are_refused() {
     leave(&mut a, ino, 999, true).await;
     assert!(stands(&mut a, ino).await.starts_with("awaited: 0 of 1"));
 }
+
+async fn join(node: &mut Node, ino: u64, handle: u64, of: u32) -> Result<(), Errno> {
+    node.ask(Op::Join(pb::Join { ino, handle, of })).await.map(drop)
+}
+
+#[tokio::test]
+async fn who_is_one_too_many_is_not_counted() {
+    let service = Service::start().await;
+    let (mut a, mut b) = (service.node("a").await, service.node("b").await);
+    let dir = couple(&mut a, "producers=1 consumers=1").await;
+    let ino = produce(&mut a, dir, "f", 7).await;
+    assert_eq!(join(&mut a, ino, 7, 2).await, Ok(()));
+    assert_eq!(join(&mut a, ino, 7, 2).await, Ok(()), "told once more");
+    assert_eq!(join(&mut b, ino, 7, 2).await, Err(Errno::ESTALE), "another node's");
+    assert_eq!(join(&mut a, ino, 8, 2).await, Err(Errno::ESTALE), "nobody's");
+    assert_eq!(join(&mut a, ino, 7, u32::MAX).await, Err(Errno::EINVAL));
+    assert_eq!(join(&mut a, dir, 7, 2).await, Err(Errno::ENODATA));
+    assert_eq!(join(&mut a, 4711, 7, 2).await, Err(Errno::ENODATA));
+    leave(&mut a, ino, 7, true).await;
+    let waits = b.send(file(ino)).await;
+    open(&mut b, ino, true, 1).await.expect("open");
+    open(&mut a, ino, true, 9).await.expect("open");
+    assert_eq!(join(&mut b, ino, 1, 0).await, Err(Errno::EEXIST), "three of two");
+    assert_eq!(join(&mut a, ino, 9, 0).await, Ok(()));
+    assert!(b.is_quiet(waits).await);
+    leave(&mut b, ino, 1, true).await;
+    assert!(b.is_quiet(waits).await, "it was not one");
+    leave(&mut a, ino, 9, true).await;
+    assert_eq!(b.wait(waits).await.errno, 0);
+    for (node, handle) in [(&mut a, 21), (&mut b, 22)] {
+        open(node, ino, false, handle).await.expect("ready");
+        assert_eq!(join(node, ino, handle, 2).await, Ok(()));
+    }
+    open(&mut b, ino, false, 23).await.expect("ready");
+    assert_eq!(join(&mut b, ino, 23, 2).await, Err(Errno::EUSERS));
+    let told = "ready: 2 of 2 producers through, 0 writing; 0 of 2 consumers through, 2 reading";
+    assert_eq!(stands(&mut a, ino).await, told);
+    let service = service.crash_and_restart(|_| {}).await;
+    assert_eq!(stands(&mut service.node("c").await, ino).await, told, "from its journal");
+}
