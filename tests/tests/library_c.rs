@@ -168,12 +168,13 @@ fn the_example_of_buffers_runs() {
     };
     let readers = [start(0, &["get", "2"]), start(1, &["get", "2"])];
     let writers = ["0", "1", "2"].map(|rank| start(usize::from(rank == "1"), &["put", rank, "3"]));
-    for program in readers.into_iter().chain(writers) {
+    let ended = |program: std::process::Child, wanted: &str| {
         let output = program.wait_with_output().expect("it ends");
         assert!(output.status.success(), "{}", describe(&output));
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.is_empty() || said == "4500000 bytes are right\n", "{said}");
-    }
+        assert_eq!(String::from_utf8_lossy(&output.stdout), wanted);
+    };
+    writers.into_iter().for_each(|program| ended(program, ""));
+    readers.into_iter().for_each(|program| ended(program, "4500000 bytes are right\n"));
     // What a signal ends.
     let mut waits = start(0, &["get", "1"]);
     std::thread::sleep(std::time::Duration::from_millis(300));

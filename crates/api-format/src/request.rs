@@ -66,6 +66,8 @@ pub enum Request<'a> {
     Join(u32),
     /// Of a coupled file: this open came to nothing. A file that it was to write is lost.
     Fail,
+    /// Of a coupled file: this open has neither read nor written.
+    Withdraw,
     /// Of a coupled file: this open is through with it; what it wrote is published.
     Done,
     /// Of a coupled directory: wait until there is a file of that name, and it can be read.
@@ -151,6 +153,7 @@ impl<'a> Request<'a> {
             }
             Request::Fail => Parts::new(13),
             Request::Done => Parts::new(15),
+            Request::Withdraw => Parts::new(16),
             Request::Await(name) => Parts { body: name.to_vec(), ..Parts::new(14) },
         }
         .encoded()
@@ -207,6 +210,7 @@ impl<'a> Request<'a> {
             13 => Request::Fail,
             14 => Request::Await(from.take(from.0.len())?),
             15 => Request::Done,
+            16 => Request::Withdraw,
             _ => return Err(Malformed),
         };
         body.end()?;

@@ -37,6 +37,7 @@ proptest! {
         same(&Request::Handle);
         same(&Request::Join(owner));
         same(&Request::Fail);
+        same(&Request::Withdraw);
         same(&Request::Done);
         same(&Request::Await(b"a name"));
         same(&Request::Attach(which));

@@ -40,6 +40,8 @@ pub enum NotOne {
     IsConsumed,
     /// It is lost.
     IsLost,
+    /// There are more, as the directory or another one has said.
+    AreMore,
     /// It was begun anew since, or the open came to nothing.
     IsNotThere,
 }
@@ -138,22 +140,30 @@ impl Coupled {
     /// Whether somebody who has it open can be one of so many; 0: of as many as are known.
     ///
     /// # Errors
-    /// When there are as many without it, and where nobody can be one of any.
+    /// When there are as many without it, when it was said that there are more, and where nobody can be one of any.
     pub fn may_join(&self, user: User, of: u32) -> Result<(), NotOne> {
-        let of = |known: u32| u64::from(if of == 0 { known } else { of });
-        let all = |through: u32, open: &BTreeSet<User>| u64::from(through) + open.len() as u64;
-        if self.writing.contains(&user) {
-            if self.lost.is_some() {
-                return Err(NotOne::IsLost);
-            }
-            let room = all(self.produced, &self.writing) <= of(self.terms.producers);
-            return if room { Ok(()) } else { Err(NotOne::IsProduced) };
+        let (known, through, open, full) = if self.writing.contains(&user) {
+            (self.terms.producers, self.produced, &self.writing, NotOne::IsProduced)
+        } else if self.reading.contains(&user) {
+            (self.terms.consumers, self.consumed, &self.reading, NotOne::IsConsumed)
+        } else {
+            return Err(NotOne::IsNotThere);
+        };
+        if full == NotOne::IsProduced && self.lost.is_some() {
+            return Err(NotOne::IsLost);
         }
-        if self.reading.contains(&user) {
-            let room = all(self.consumed, &self.reading) <= of(self.terms.consumers);
-            return if room { Ok(()) } else { Err(NotOne::IsConsumed) };
+        let of = if of == 0 { known } else { of };
+        // What all have produced is not taken back by who says that there are more.
+        if through >= known || u64::from(through) + open.len() as u64 > u64::from(of) {
+            return Err(full);
         }
-        Err(NotOne::IsNotThere)
+        if of < known { Err(NotOne::AreMore) } else { Ok(()) }
+    }
+
+    /// True when that open counts.
+    #[must_use]
+    pub fn has(&self, user: User) -> bool {
+        self.writing.contains(&user) || self.reading.contains(&user)
     }
 
     /// Takes a step.

@@ -128,7 +128,8 @@ fn what_is_to_be_kept_does_not_go() {
 fn who_joins_says_of_how_many_it_is_one() {
     let (a, b, c) = (user(1, 1), user(2, 1), user(2, 2));
     let mut file = after("producers=1 consumers=1", &[Step::Produces(a), Step::Joins(a, 2)]);
-    assert_eq!((file.may_join(a, 0), file.may_join(a, 1)), (Ok(()), Ok(())));
+    assert_eq!((file.may_join(a, 0), file.may_join(a, 3)), (Ok(()), Ok(())));
+    assert_eq!(file.may_join(a, 1), Err(NotOne::AreMore));
     assert_eq!(file.may_join(b, 2), Err(NotOne::IsNotThere));
     file.apply(Step::Leaves(a, true));
     assert_eq!(file.state(), State::Awaited, "one of two");
@@ -144,11 +145,17 @@ fn who_joins_says_of_how_many_it_is_one() {
         assert_eq!(file.may_join(reader, 2), Ok(()));
         file.apply(Step::Joins(reader, 2));
     }
+    file.apply(Step::Produces(c));
+    assert_eq!(file.may_join(c, 9), Err(NotOne::IsProduced), "it may have been read");
+    file.apply(Step::Withdraws(c));
     file.apply(Step::Consumes(c));
     assert_eq!((file.may_join(c, 0), file.may_join(c, 3)), (Err(NotOne::IsConsumed), Ok(())));
+    assert_eq!(file.may_join(a, 1), Err(NotOne::IsConsumed));
     file.apply(Step::Withdraws(c));
     file.apply(Step::Leaves(a, true));
     assert_eq!(file.state(), State::Ready);
+    assert_eq!(file.may_join(b, 1), Err(NotOne::IsConsumed));
+    assert!(file.has(b) && !file.has(c));
     file.apply(Step::Leaves(b, true));
     assert_eq!(file.state(), State::Consumed);
     let lost = [Step::Produces(a), Step::Leaves(a, false), Step::Produces(b)];

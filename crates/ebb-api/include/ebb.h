@@ -105,14 +105,15 @@ ssize_t ebb_handle_path(const char *mount, const unsigned char handle[EBB_HANDLE
 
 /*
  * Exchanges: directories whose files are buffers that some programs put and others get, once (docs/coupling.md).
- * ebb_exchange opens one; with `terms` ("producers=1 consumers=1 keep=none wait=30s") it makes it, else it is
- * there. ENODATA: it is none. ENOTEMPTY: it has files, and is none.
+ * ebb_exchange opens one; with `terms` ("producers=1 consumers=1 keep=none wait=30s") it makes it where there is
+ * none. ENODATA: there is none. ENOTEMPTY: the directory has files, and is none.
  */
 int ebb_exchange(const char *path, const char *terms);
 
 /*
  * Puts a part of a buffer, as one of so many producers; 0: of as many as the exchange says. When all of them have,
- * it can be got. EEXIST: it has all of them. EIO: one of them died; unlink it, and put it anew.
+ * it can be got. EEXIST: it has all of them. EINVAL: others have said that there are more. EIO: one of them died;
+ * unlink it, and put it anew. ESTALE: it was removed meanwhile.
  */
 int ebb_put(int exchange, const char *name, const void *data, size_t len, uint64_t offset,
             uint32_t participants);

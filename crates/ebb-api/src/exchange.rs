@@ -18,25 +18,51 @@ const COUPLE: &CStr = c"user.ebb.couple";
 
 /// A buffer that all have read is gone after that, or the metadata service does not answer.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_AGAIN_MS: i32 = 1;
+/// So often others are faster.
+const WAITS_MAX: u32 = 1000;
 
 fn is(e: &io::Error, errno: i32) -> bool {
     e.raw_os_error() == Some(errno)
 }
 
-/// Opens an exchange. With `terms` ("producers=1 consumers=1 keep=none wait=30s") it is made where there is none;
-/// an empty directory becomes one.
+/// Trying again what finds a buffer that all have read, and that goes.
+struct Tries(Instant);
+
+impl Tries {
+    fn again(&self) -> io::Result<()> {
+        if self.0.elapsed() > GONE_WITHIN {
+            return Err(error(libc::ETIMEDOUT));
+        }
+        // SAFETY: waits for no descriptor.
+        match unsafe { libc::poll(std::ptr::null_mut(), 0, LOOK_AGAIN_MS) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Opens an exchange. With `terms` ("producers=1 consumers=1 keep=none wait=30s") it is made where there is none:
+/// an empty directory becomes one. What an exchange says that is there stays.
 ///
 /// # Errors
 /// ENODATA: without terms, and the directory is no exchange. ENOTEMPTY: it has files already, and is none.
 /// EINVAL: these are no terms. ENOTTY: it is not on a mount of Ebb.
 pub fn exchange(path: &Path, terms: Option<&str>) -> io::Result<File> {
-    if terms.is_some() {
-        match std::fs::create_dir(path) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            _ => {}
-        }
+    let made = match terms.map(|_| std::fs::create_dir(path)) {
+        Some(Ok(())) => true,
+        Some(Err(e)) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => false,
+    };
+    let opened = open_exchange(path, terms);
+    if opened.is_err() && made {
+        // Nobody has asked for an empty directory.
+        let _ = std::fs::remove_dir(path);
     }
+    opened
+}
+
+fn open_exchange(path: &Path, terms: Option<&str>) -> io::Result<File> {
     let dir = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(path)?;
     // Whoever understands the question knows that there is no such name.
     match ask_dir(dir.as_fd(), &Request::Await(b"")) {
@@ -44,7 +70,11 @@ pub fn exchange(path: &Path, terms: Option<&str>) -> io::Result<File> {
         Err(e) => return Err(e),
         Ok(()) => return Err(error(libc::EPROTO)),
     }
-    let Some(terms) = terms else { return couples(&dir).map(|()| dir) };
+    let terms = match (couples(&dir), terms) {
+        (Ok(()), _) => return Ok(dir),
+        (Err(e), Some(terms)) if is(&e, libc::ENODATA) => terms,
+        (Err(e), _) => return Err(e),
+    };
     // SAFETY: the name ends with a zero, and there are so many bytes of terms.
     let set = unsafe {
         let (value, len) = (terms.as_ptr().cast(), terms.len());
@@ -53,8 +83,8 @@ pub fn exchange(path: &Path, terms: Option<&str>) -> io::Result<File> {
     match set {
         0 => Ok(dir),
         _ => match io::Error::last_os_error() {
-            // Another rank was faster, and there are buffers by now.
-            e if is(&e, libc::ENOTEMPTY) && couples(&dir).is_ok() => Ok(dir),
+            // Another rank was faster.
+            _ if couples(&dir).is_ok() => Ok(dir),
             e => Err(e),
         },
     }
@@ -69,9 +99,10 @@ fn couples(dir: &File) -> io::Result<()> {
 /// Puts a part of a buffer, of which this is one of so many producers; 0: of as many as the exchange says.
 ///
 /// # Errors
-/// EEXIST: it has all its producers, and was not read by all of its consumers yet. EIO: a producer of it died;
-/// it is to be removed (unlink) before it can be put anew. ENODATA: that is no exchange. A write that fails makes the
-/// buffer lost: who waits for it gets EIO.
+/// EEXIST: it has all its producers, and was not read by all of its consumers yet. EINVAL: the exchange, or
+/// another one, has said that there are more. EIO: a producer of it died; it is to be removed (unlink) before it can
+/// be put anew. ESTALE: it was removed, or begun anew, meanwhile. ENODATA: that is no exchange. A write that fails
+/// makes the buffer lost: who waits for it gets EIO.
 pub fn put(
     exchange: BorrowedFd<'_>,
     name: &Path,
@@ -79,18 +110,12 @@ pub fn put(
     of: u32,
 ) -> io::Result<()> {
     let name = c_name(name)?;
-    let began = Instant::now();
+    let tries = Tries(Instant::now());
     let file = loop {
-        let opened = open(exchange, &name, libc::O_WRONLY | libc::O_CREAT)
-            .and_then(|file| ask(file.as_fd(), &Request::Join(of), 0).map(|_| file));
-        match opened {
+        let opened = open(exchange, &name, libc::O_WRONLY | libc::O_CREAT);
+        match opened.and_then(|file| joined(file, of)) {
             // All have read it, and it goes; or it was made anew in between.
-            Err(e) if is(&e, libc::ESTALE) || is(&e, libc::ENOENT) => {
-                if began.elapsed() > GONE_WITHIN {
-                    return Err(error(libc::ETIMEDOUT));
-                }
-                std::thread::sleep(LOOK_AGAIN);
-            }
+            Err(e) if is(&e, libc::ESTALE) => tries.again()?,
             other => break other?,
         }
     };
@@ -98,19 +123,28 @@ pub fn put(
         [one] => file.write_all_at(one.data, one.offset),
         _ => write_all(file.as_fd(), pieces),
     };
-    end(file, written)
+    end(file, written, &Request::Fail)
 }
 
-/// It counts, or, where something failed, it does not: a buffer that was to be put is lost then.
-fn end<T>(file: File, result: io::Result<T>) -> io::Result<T> {
-    let counted = match result {
-        Ok(_) => ask(file.as_fd(), &Request::Done, 0),
-        Err(_) => ask(file.as_fd(), &Request::Fail, 0),
-    };
+/// An open that says of how many it is one. One that cannot be counts for nothing.
+fn joined(file: File, of: u32) -> io::Result<File> {
+    match ask(file.as_fd(), &Request::Join(of), 0) {
+        Ok(_) => Ok(file),
+        Err(e) => {
+            let _ = ask(file.as_fd(), &Request::Withdraw, 0);
+            Err(e)
+        }
+    }
+}
+
+/// It counts, or, where something failed, it ends so.
+fn end<T>(file: File, result: io::Result<T>, failed: &Request<'_>) -> io::Result<T> {
+    let counted = result.and_then(|done| ask(file.as_fd(), &Request::Done, 0).map(|_| done));
+    if counted.is_err() {
+        let _ = ask(file.as_fd(), failed, 0);
+    }
     let closed = close(file);
-    let done = result?;
-    counted?;
-    closed.map(|()| done)
+    counted.and_then(|done| closed.map(|()| done))
 }
 
 fn write_all(file: BorrowedFd<'_>, pieces: &[WritePiece<'_>]) -> io::Result<()> {
@@ -124,7 +158,8 @@ fn write_all(file: BorrowedFd<'_>, pieces: &[WritePiece<'_>]) -> io::Result<()> 
 ///
 /// # Errors
 /// ETIMEDOUT: its producers did not come for as long as the exchange waits. EIO: one of them died. EINTR: a signal
-/// came. EUSERS: so many others are reading it, or have. ENODATA: that is no exchange.
+/// came. EUSERS: so many others are reading it, or have. EINVAL: the exchange, or another one, has said that there are
+/// more. ENODATA: that is no exchange, or no buffer of it.
 pub fn get(
     exchange: BorrowedFd<'_>,
     name: &Path,
@@ -132,25 +167,26 @@ pub fn get(
     of: u32,
 ) -> io::Result<usize> {
     let name = c_name(name)?;
-    let file = loop {
-        let opened = open_unawaited(exchange, &name).and_then(|file| match of {
-            0 => Ok(file),
-            _ => ask(file.as_fd(), &Request::Join(of), 0).map(|_| file),
+    let (mut tries, mut waits) = (Tries(Instant::now()), 0);
+    loop {
+        let opened = open_unawaited(exchange, &name).and_then(|file| joined(file, of));
+        let got = opened.and_then(|file| {
+            let got = match &mut *pieces {
+                [one] => read_full(&file, one),
+                pieces => read_list(file.as_fd(), pieces),
+            };
+            end(file, got, &Request::Withdraw)
         });
-        match opened {
-            Err(e) if is(&e, libc::ENOENT) => {
+        match got {
+            Err(e) if is(&e, libc::ENOENT) && waits < WAITS_MAX => {
                 ask_dir(exchange, &Request::Await(name.to_bytes()))?;
+                (tries, waits) = (Tries(Instant::now()), waits + 1);
             }
             // It goes, or was begun anew.
-            Err(e) if is(&e, libc::ESTALE) => std::thread::sleep(LOOK_AGAIN),
-            other => break other?,
+            Err(e) if is(&e, libc::ESTALE) => tries.again()?,
+            other => return other,
         }
-    };
-    let got = match pieces {
-        [one] => read_full(&file, one),
-        _ => read_list(file.as_fd(), pieces),
-    };
-    end(file, got)
+    }
 }
 
 fn read_full(file: &File, piece: &mut ReadPiece<'_>) -> io::Result<usize> {

@@ -30,8 +30,8 @@ pub struct OpenFile {
     pub closed_well: AtomicBool,
     /// Somebody who had it open was killed, with all that it was to write into it.
     pub killed: AtomicBool,
-    /// Who has it open has said to be through with it, and the service knows.
-    pub through: AtomicBool,
+    /// Who has it open has said how it ends, and the service knows, or is told.
+    pub told: AtomicBool,
 }
 
 /// One entry of a listed directory.

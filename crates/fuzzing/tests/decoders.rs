@@ -188,7 +188,7 @@ fn client_frames() {
             handle: 6,
         }),
         Op::Await(pb::Await { ino: 0, parent: 9, name: b"name".to_vec() }),
-        Op::Leave(pb::Leave { ino: 9, handle: 6, through: true, withdraws: false }),
+        Op::Leave(pb::Leave { ino: 9, handle: 6, through: true, withdraws: false, asks: false }),
         Op::Join(pb::Join { ino: 9, handle: 6, of: 3 }),
         Op::Published(pb::Published { ino: 9, seat: 77, seq: 1 << 50, seated: true }),
     ];

@@ -172,7 +172,15 @@ impl MetaClient {
     /// An open of a coupled file has ended.
     pub async fn leave_coupled(&self, ino: Ino, handle: u64, how: Left) -> Result<(), Errno> {
         let (through, withdraws) = (how == Left::Through, how == Left::Withdrawn);
-        self.call(Op::Leave(pb::Leave { ino: ino.0, handle, through, withdraws })).await.map(drop)
+        let left = pb::Leave { ino: ino.0, handle, through, withdraws, asks: false };
+        self.call(Op::Leave(left)).await.map(drop)
+    }
+
+    /// An open is through with its file. ESTALE: it does not count, as the file is gone or was begun anew.
+    pub async fn done_with_coupled(&self, ino: Ino, handle: u64) -> Result<(), Errno> {
+        let (ino, through) = (ino.0, true);
+        let left = pb::Leave { ino, handle, through, withdraws: false, asks: true };
+        self.call(Op::Leave(left)).await.map(drop)
     }
 
     /// Who has a coupled file open is one of so many producers, or consumers; 0: of as many as are known.

@@ -80,6 +80,7 @@ pub(crate) fn kind(op: &Op) -> Option<u64> {
         Op::Append(_) => Some(4),
         Op::SetXattr(x) if x.flags != 0 => Some(5),
         Op::RemoveXattr(_) => Some(6),
+        Op::Leave(l) if l.asks => Some(7),
         _ => None,
     }
 }

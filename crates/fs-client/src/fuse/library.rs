@@ -12,6 +12,7 @@ use crate::ops::coupling;
 use crate::ops::lists::ListStored;
 use ebb_api_format::{self as format, PiecesRead, Request, Span, Stat, Stored, Which};
 use ebb_fuse::{Head, Ioctl, ReplyIoctl};
+use ebb_meta_client::Left;
 use ebb_types::{Access, ByteRange, Errno, Ino, Name, NodeId};
 use std::sync::Arc;
 
@@ -47,10 +48,14 @@ impl Adapter {
         let (node, buffer) = (Arc::clone(&self.node), asked.data.to_vec());
         let work = async move {
             let request = Request::decode(&buffer).map_err(|_| Errno::EINVAL)?;
+            let nothing = |()| Vec::new();
             let answer = match request {
-                Request::Join(of) => coupling::join(&node, &open, of).await.map(|()| Vec::new())?,
-                Request::Fail => coupling::fail(&open).map(|()| Vec::new())?,
-                Request::Done => coupling::done(&node, &open).await.map(|()| Vec::new())?,
+                Request::Join(of) => coupling::join(&node, &open, of).await.map(nothing)?,
+                Request::Fail => coupling::gives_up(&node, &open, Left::Died).await.map(nothing)?,
+                Request::Withdraw => {
+                    coupling::gives_up(&node, &open, Left::Withdrawn).await.map(nothing)?
+                }
+                Request::Done => coupling::done(&node, &open).await.map(nothing)?,
                 request => node.asked_by_library(&open.file, request, asker).await?,
             };
             node.locks_hold(&open, None)?;
@@ -85,7 +90,7 @@ impl Adapter {
 fn may(open: &OpenFile, request: &Request<'_>) -> Result<(), Errno> {
     let (reads, writes) = match request {
         Request::Stat | Request::Query(_) | Request::Handle => (false, false),
-        Request::Join(_) | Request::Fail | Request::Done => (false, false),
+        Request::Join(_) | Request::Fail | Request::Withdraw | Request::Done => (false, false),
         Request::Await(_) => return Err(Errno::ENOTDIR),
         Request::ReadFrom { .. } | Request::Read { .. } | Request::Fetch { .. } => (true, false),
         Request::Attach(_)
@@ -156,9 +161,8 @@ impl Node {
                 Ok(Vec::new())
             }
             Request::Handle => self.reference(file.ino).map(|handle| handle.to_vec()),
-            Request::Join(_) | Request::Fail | Request::Done | Request::Await(_) => {
-                Err(Errno::ENOTTY)
-            }
+            // Of opens, not of files.
+            _ => Err(Errno::ENOTTY),
         }
     }
 

@@ -165,7 +165,8 @@ pub async fn join(node: &Node, open: &OpenFile, of: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// An open is through with its file, before it is closed: the service counts it when this returns.
+/// An open is through with its file, before it is closed: the service counts it when this returns. ESTALE: it
+/// does not, as the file is gone or was begun anew.
 pub async fn done(node: &Node, open: &OpenFile) -> Result<(), Errno> {
     let (file, couple) = (&open.file, open.couple);
     if couple == 0 {
@@ -175,16 +176,21 @@ pub async fn done(node: &Node, open: &OpenFile) -> Result<(), Errno> {
         node.publish(file).await?;
     }
     node.counted.ends(couple, Left::Through);
-    node.meta.leave_coupled(file.ino, couple, Left::Through).await?;
+    node.meta.done_with_coupled(file.ino, couple).await?;
     node.counted.has_ended(couple);
-    open.through.store(true, Relaxed);
+    open.told.store(true, Relaxed);
     Ok(())
 }
 
-/// An open came to nothing, as if its program had been killed.
-pub fn fail(open: &OpenFile) -> Result<(), Errno> {
-    open.killed.store(true, Relaxed);
-    if open.couple == 0 { Err(Errno::ENODATA) } else { Ok(()) }
+/// An open ends so, whatever its close says; the service is told now.
+pub async fn gives_up(node: &Node, open: &OpenFile, how: Left) -> Result<(), Errno> {
+    if open.couple == 0 {
+        return Err(Errno::ENODATA);
+    }
+    if !open.told.swap(true, Relaxed) {
+        leave(node, open.file.ino, open.couple, how).await;
+    }
+    Ok(())
 }
 
 /// The inode that stands for a name which that thread opens to read.
@@ -211,7 +217,7 @@ pub(crate) async fn not_entered(node: &Node, ino: Ino, handle: u64) {
 /// A handle of a coupled file is closed: the service is told when what was written is published.
 pub(crate) async fn left_coupled(node: &Node, handle: &OpenFile) {
     let (file, couple) = (&handle.file, handle.couple);
-    if couple == 0 || handle.through.load(Relaxed) {
+    if couple == 0 || handle.told.load(Relaxed) {
         return;
     }
     let writes = handle.access.is_none_or(|access| access.writes());

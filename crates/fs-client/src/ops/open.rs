@@ -87,7 +87,7 @@ impl Node {
             couple: asked.couple,
             closed_well: AtomicBool::new(false),
             killed: AtomicBool::new(false),
-            through: AtomicBool::new(false),
+            told: AtomicBool::new(false),
         })
     }
 

@@ -74,7 +74,7 @@ impl Node {
                 couple: if coupled { handle.request } else { 0 },
                 closed_well: AtomicBool::new(false),
                 killed: AtomicBool::new(false),
-                through: AtomicBool::new(false),
+                told: AtomicBool::new(false),
             };
             self.handles.adopt(handle.request, open);
         }

@@ -123,17 +123,23 @@ pub(crate) struct Listing {
     pub parts: BTreeSet<(Vec<u8>, u64)>,
     /// Where files of the numbers are that were asked for, by all their names.
     pub numbered: BTreeMap<u64, Vec<Vec<u8>>>,
+    /// There are directories that may not be read.
+    pub has_closed: bool,
 }
 
 impl Places {
-    /// All part files, and all names of files of these numbers. An error when a directory cannot be read:
-    /// then it is not known.
+    /// All part files, and all names of files of these numbers, on the file system of the root.
     pub fn listing(&self, numbers: &BTreeSet<u64>) -> io::Result<Listing> {
         let mut listing = Listing::default();
+        let device = rustix::fs::fstat(&self.root)?.st_dev;
         let mut dirs: Vec<Vec<Name>> = vec![Vec::new()];
         while let Some(path) = dirs.pop() {
             let dir = match self.dir(&path, false) {
                 Ok(dir) => dir,
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    listing.has_closed = true;
+                    continue;
+                }
                 Err(e) => {
                     missing_is_none::<()>(e)?;
                     continue;
@@ -157,7 +163,9 @@ impl Places {
                     FileType::RegularFile if is_part => {
                         listing.parts.insert((at.name.as_bytes().to_vec(), stat.st_ino));
                     }
-                    FileType::RegularFile if numbers.contains(&stat.st_ino) => {
+                    FileType::RegularFile
+                        if stat.st_dev == device && numbers.contains(&stat.st_ino) =>
+                    {
                         let names = below();
                         let names: Vec<&[u8]> = names.iter().map(Name::as_bytes).collect();
                         let all = listing.numbered.entry(stat.st_ino).or_default();

@@ -190,6 +190,10 @@ fn try_await(call: &Call, op: &pb::Await) -> Result<Fast, Errno> {
 pub(super) fn leave(call: &Call, op: &pb::Leave) -> OpResult {
     let mut state = call.core.state();
     let ino = Ino(op.ino);
+    let counts = state.couplings.file(ino).is_some_and(|f| f.has(user(call, op.handle)));
+    if op.asks && !counts {
+        return Err(Errno::ESTALE.into());
+    }
     if state.couplings.file(ino).is_none() {
         return Ok(None);
     }
@@ -197,7 +201,9 @@ pub(super) fn leave(call: &Call, op: &pb::Leave) -> OpResult {
         true => Step::Withdraws(user(call, op.handle)),
         false => Step::Leaves(user(call, op.handle), op.through),
     };
-    call.core.commit(&mut state, &[Entry::CoupledStep(ino, step)]);
+    let mut entries = vec![Entry::CoupledStep(ino, step)];
+    entries.extend(op.asks.then(|| call.answered(Outcome::Plain)));
+    call.core.commit(&mut state, &entries);
     if state.couplings.file(ino).is_some_and(Coupled::is_to_go) {
         let core = std::sync::Arc::clone(&call.core);
         tokio::spawn(async move { crate::coupling::remove_consumed(&core).await });
@@ -207,12 +213,13 @@ pub(super) fn leave(call: &Call, op: &pb::Leave) -> OpResult {
 
 /// Who cannot be one of so many is taken out of the count: the file is as if it had not opened it.
 pub(super) fn join(call: &Call, op: &pb::Join) -> OpResult {
-    if op.of > PARTIES_MAX {
-        return Err(Errno::EINVAL.into());
-    }
     let mut state = call.core.state();
     let (ino, user) = (Ino(op.ino), user(call, op.handle));
-    let joined = state.couplings.file(ino).ok_or(Errno::ENODATA)?.may_join(user, op.of);
+    let file = state.couplings.file(ino).ok_or(Errno::ENODATA)?;
+    let joined = match op.of > PARTIES_MAX {
+        true => Err(NotOne::AreMore),
+        false => file.may_join(user, op.of),
+    };
     let errno = match joined {
         Ok(()) => {
             let step = Entry::CoupledStep(ino, Step::Joins(user, op.of));
@@ -223,6 +230,7 @@ pub(super) fn join(call: &Call, op: &pb::Join) -> OpResult {
         Err(NotOne::IsProduced) => Errno::EEXIST,
         Err(NotOne::IsConsumed) => Errno::EUSERS,
         Err(NotOne::IsLost) => Errno::EIO,
+        Err(NotOne::AreMore) => Errno::EINVAL,
         Err(NotOne::IsNotThere) => return Err(Errno::ESTALE.into()),
     };
     withdraws(call, &mut state, ino, op.handle);

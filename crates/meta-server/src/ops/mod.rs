@@ -91,6 +91,7 @@ impl Call {
             Op::RemoveXattr(_) | Op::FlushBegin(_) | Op::FlushEnd(_) | Op::SetLock(_) => true,
             Op::Pair(_) | Op::Adopt(_) => true,
             Op::SetXattr(x) => x.flags != 0,
+            Op::Leave(l) => l.asks,
             _ => false,
         }
     }

@@ -40,7 +40,7 @@ async fn open(node: &mut Node, ino: u64, write: bool, handle: u64) -> Result<pb:
 }
 
 async fn leave(node: &mut Node, ino: u64, handle: u64, through: bool) {
-    let left = pb::Leave { ino, handle, through, withdraws: false };
+    let left = pb::Leave { ino, handle, through, withdraws: false, asks: false };
     node.ask(Op::Leave(left)).await.expect("left");
 }
 
@@ -197,7 +197,6 @@ async fn who_is_one_too_many_is_not_counted() {
     assert_eq!(join(&mut a, ino, 7, 2).await, Ok(()), "told once more");
     assert_eq!(join(&mut b, ino, 7, 2).await, Err(Errno::ESTALE), "another node's");
     assert_eq!(join(&mut a, ino, 8, 2).await, Err(Errno::ESTALE), "nobody's");
-    assert_eq!(join(&mut a, ino, 7, u32::MAX).await, Err(Errno::EINVAL));
     assert_eq!(join(&mut a, dir, 7, 2).await, Err(Errno::ENODATA));
     assert_eq!(join(&mut a, 4711, 7, 2).await, Err(Errno::ENODATA));
     leave(&mut a, ino, 7, true).await;
@@ -208,6 +207,17 @@ async fn who_is_one_too_many_is_not_counted() {
     assert_eq!(join(&mut a, ino, 9, 0).await, Ok(()));
     assert!(b.is_quiet(waits).await);
     leave(&mut b, ino, 1, true).await;
+    let asks =
+        |handle| Op::Leave(pb::Leave { ino, handle, through: true, withdraws: false, asks: true });
+    assert_eq!(b.ask(asks(1)).await, Err(Errno::ESTALE));
+    for of in [1, u32::MAX] {
+        open(&mut b, ino, true, 2).await.expect("open");
+        assert_eq!(
+            join(&mut b, ino, 2, of).await,
+            Err(if of == 1 { Errno::EEXIST } else { Errno::EINVAL })
+        );
+        leave(&mut b, ino, 2, true).await;
+    }
     assert!(b.is_quiet(waits).await, "it was not one");
     leave(&mut a, ino, 9, true).await;
     assert_eq!(b.wait(waits).await.errno, 0);

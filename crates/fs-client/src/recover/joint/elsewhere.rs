@@ -2,13 +2,14 @@
 //! a file that had been flushed, its doer forgets when it is done; a node that died before it heard of that
 //! knows an old name, or none. Such a file is found by its number.
 //!
-//! Numbers are used again. So the file has to be as this node saw it last, or to be as long as it knows it and to
-//! have in it every byte that it holds; and it has to belong to whom it belonged to.
+//! Numbers are used again. So the file has to belong to whom it belonged to, and to be as this node saw it last; or to
+//! be as long as it knows it and no older, and to have in it all that it holds, which must be all that it is known to have
+//! written.
 
 use super::file::{Site, len_of, mtime_of};
 use crate::cache::read_padded;
 use ebb_node_journal::{Home, Image, Note};
-use ebb_types::{Ino, in_steps};
+use ebb_types::{ByteRange, Extents, Ino, in_steps};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -77,22 +78,38 @@ fn is_same(site: &Site<'_>, ino: Ino, note: &Note, there: &File) -> io::Result<b
     if stat.st_uid != note.header.uid {
         return Ok(false);
     }
-    let seen = in_place(note).and_then(|home| home.seen.filter(|_| !home.changing));
-    if seen.is_some_and(|seen| (len_of(&stat), mtime_of(&stat)) == (seen.size, seen.mtime)) {
+    let Some(home) = in_place(note) else { return Ok(false) };
+    let (len, mtime) = (len_of(&stat), mtime_of(&stat));
+    if let Some(seen) = home.seen.filter(|_| !home.changing)
+        && (len, mtime) == (seen.size, seen.mtime)
+    {
         return Ok(true);
     }
-    Ok(!note.is_empty() && has_all(&site.cache.read_only(ino)?, note, there)?)
+    let is_older = home.seen.is_some_and(|seen| mtime < seen.mtime);
+    if is_older || len != note.header.size || !holds_all(note) {
+        return Ok(false);
+    }
+    has_all(&site.cache.read_only(ino)?, note, there)
 }
 
-/// True when everything that is held is in it.
+/// True when all that the node ever wrote to it is in its cache, for certain.
+fn holds_all(note: &Note) -> bool {
+    let held: Extents<()> = note.held().map(|(range, _)| (range, ())).collect();
+    let is_certain = note.held().all(|(_, held)| !held.guessed && !held.damaged);
+    let is_held = |range: ByteRange| held.gaps(range).next().is_none();
+    is_certain && !note.is_empty() && note.flushed().all(|(range, _)| is_held(range))
+}
+
+/// True when everything that is held is in it, and that is more than zeros, which many files have.
 fn has_all(cache: &File, note: &Note, there: &File) -> io::Result<bool> {
-    let held: Vec<_> = note.held().map(|(range, _)| range).collect();
+    let held: Vec<ByteRange> = note.held().map(|(range, _)| range).collect();
     let len = there.metadata()?.len();
-    if len != note.header.size || held.iter().any(|range| range.end() > len) {
+    if held.iter().any(|range| range.end() > len) {
         return Ok(false);
     }
     let mut ours = vec![0; PIECE_BYTES as usize];
     let mut theirs = ours.clone();
+    let mut is_something = false;
     for piece in in_steps(&held, PIECE_BYTES, 1).into_iter().flatten() {
         let n = piece.len() as usize;
         read_padded(cache, &mut ours[..n], piece.start())?;
@@ -100,8 +117,9 @@ fn has_all(cache: &File, note: &Note, there: &File) -> io::Result<bool> {
         if ours[..n] != theirs[..n] {
             return Ok(false);
         }
+        is_something |= ours[..n].iter().any(|byte| *byte != 0);
     }
-    Ok(true)
+    Ok(is_something)
 }
 
 #[cfg(test)]
@@ -112,7 +130,7 @@ mod tests {
     use crate::recover::places::Places;
     use ebb_locks::Mutex;
     use ebb_node_journal::{Header, Held, Kept, Seen};
-    use ebb_types::{ByteRange, Time, Version};
+    use ebb_types::{Time, Version};
     use std::os::unix::fs::MetadataExt;
     use std::path::Path;
 
@@ -224,6 +242,12 @@ mod tests {
         moved.home().changing = true;
         assert_eq!(moved.found(&OURS), Some(b"d/e/g".to_vec()));
         assert_eq!(moved.found(&[5, 5, 5, 6]), None, "other bytes");
+        let flushed = ByteRange::new(8, 12);
+        moved.note.set_held([(flushed, Held::new(Kept::Owned(Version(3))))]);
+        moved.note.flush(flushed, Version(3));
+        assert_eq!(moved.found(&OURS), None, "it does not hold all that it wrote");
+        let mut moved = Moved::new();
+        moved.home().changing = true;
         moved.note.header.size = 101;
         assert_eq!(moved.found(&OURS), None, "another length");
     }

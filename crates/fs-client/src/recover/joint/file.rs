@@ -63,7 +63,8 @@ impl Site<'_> {
     /// True when a part file of this name and number is anywhere on the backing, or may be: where not all
     /// of that can be read nobody knows.
     fn may_have_part(&self, home: &Home) -> bool {
-        let is_it = |all: &Listing| all.parts.contains(&(home.last().to_vec(), home.ino));
+        let is_it =
+            |all: &Listing| all.has_closed || all.parts.contains(&(home.last().to_vec(), home.ino));
         self.in_listing(is_it).unwrap_or(true)
     }
 

@@ -147,6 +147,7 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
     let lives = &found.image.lives;
     let only_one = whole && Lives::are_all(std::iter::once(lives));
     let everybody = only_one || board.has_everybody().map_err(failed)?;
+    let image = corrected(&found.image, &names);
     let site = Site {
         places: &places,
         board: &board,
@@ -160,10 +161,10 @@ pub fn run(job: &Job<'_>) -> Result<Outcome, RunError> {
         shaped: names.shaped(),
         everybody: everybody.into(),
         zeros: Mutex::new(names.zeros()),
-        numbers: elsewhere::numbers(&found.image),
+        numbers: elsewhere::numbers(&image),
         listing: Mutex::default(),
     };
-    let image = elsewhere::located(&site, &corrected(&found.image, &names));
+    let image = elsewhere::located(&site, &image);
     let mut left = names.directories(&site).map_err(failed)?;
     let recovery = Recovery {
         job,
