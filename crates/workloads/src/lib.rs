@@ -6,6 +6,7 @@
 //! * [`checkpoint`]: checkpoint and restart with a partner's copy (SCR, HACC-IO's nine arrays)
 //! * [`samples`]: random reads of training samples
 //! * [`single`]: one node's records of several sizes, and small files
+//! * [`pairs`]: producers and consumers
 //! * [`remote`]: first reads of another node's bytes, and a plain TCP copy beside them
 
 pub mod buffer;
@@ -13,6 +14,7 @@ pub mod checkpoint;
 pub mod content;
 pub mod crew;
 pub mod measure;
+pub mod pairs;
 pub mod paper;
 pub mod remote;
 pub mod report;

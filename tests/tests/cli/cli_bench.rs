@@ -16,7 +16,7 @@ fn a_small_run_leaves_a_report_and_no_mounts() {
     let done = cluster
         .ebb()
         .args(["bench", "--quick", "--nodes", "1,2", "--rounds", "1", "--large", "64KiB"])
-        .args(["--models", "session,commit", "--workloads", "shared,files,remote", "--naive"])
+        .args(["--models", "session,commit", "--workloads", "shared,files,remote,pairs", "--naive"])
         .arg("--buffer")
         .arg(&buffer)
         .arg("--out")
@@ -29,6 +29,8 @@ fn a_small_run_leaves_a_report_and_no_mounts() {
         "One shared file,CC-R 8 KiB,read,2,session,MiB/s,",
         "One shared file,SN-W 64 KiB,write,1,commit naive,MiB/s,",
         "Small files,400 files of 4 KiB,unlink,1,bare directory,1/s,",
+        "3 files of 10 x 64 KiB,written and read,2,session,MiB/s,",
+        "3 files of 10 x 64 KiB,written and read,2,bare directory,",
         "First reads of another node's bytes (bare: plain TCP),8 KiB at random,first read,2,",
     ] {
         assert!(csv.contains(line), "{line} is not in\n{csv}");

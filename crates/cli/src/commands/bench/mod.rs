@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
   ebb bench --quick                                     two minutes, two nodes
   ebb bench --nodes 1,2,4,8 --rounds 7 --out report     what a paper would show
   ebb bench --buffer /local/nvme --backing /lustre/me --workloads shared --naive
+  ebb bench --buffer /local/nvme --backing /lustre/me --workloads pairs --nodes 2
   ebb bench --links 10gbit --workloads remote           nodes with links between them (root)
 
 Each node is a daemon of this machine with a buffer of its own. Open OUT/report.html afterwards.")]
@@ -66,7 +67,7 @@ pub struct Args {
     /// Size of the large accesses, in B, KiB, MiB, GiB (the small ones have 8 KiB)
     #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     large: Size,
-    /// Workloads: single, files, shared, checkpoint, samples, remote
+    /// Workloads: single, files, shared, checkpoint, samples, remote, pairs
     #[arg(long, value_name = "W1,W2,...", value_delimiter = ',')]
     workloads: Vec<Section>,
     /// Give each node a network of its own, with links between them (needs root and iproute2); RATE
@@ -149,6 +150,8 @@ impl Args {
         let base = self.buffer.clone().unwrap_or_else(std::env::temp_dir);
         let backing = self.backing.clone().unwrap_or_else(|| base.clone());
         let bare = job::Directory::new(&base, "bare")?;
+        let beside = job::Directory::new(&backing, "beside")?;
+        let unmounted = (bare.path(), beside.path());
         let network = self.network(nodes)?;
         let (network, host) = (network.as_ref(), network.as_ref().map(|n| n.host(Port::Node(0))));
         let enter = |node| network.map_or(Ok(()), |n| n.move_into(Port::Node(node)));
@@ -170,8 +173,7 @@ impl Args {
                         report.add(item.section.title(), &item.name, nodes, variant, measures);
                     }
                 };
-                if let Some(measures) = item.bare(bare.path(), (nodes, self.per_node), round, ends)
-                {
+                if let Some(measures) = item.bare(unmounted, (nodes, self.per_node), round, ends) {
                     kept("bare directory", measures.or_failed(&item.name)?);
                 }
                 for (variant, job) in variants.iter().zip(&jobs) {

@@ -3,6 +3,7 @@
 
 use ebb_consistency::{Model, SyncEvent};
 use ebb_workloads::checkpoint::Checkpoint;
+use ebb_workloads::pairs::Pairs;
 use ebb_workloads::remote::{Ends, FirstTouch};
 use ebb_workloads::samples::{Samples, Scaling};
 use ebb_workloads::shared::{Layout, Order, Shared};
@@ -55,6 +56,8 @@ pub enum Section {
     Samples,
     /// First reads of another node's bytes, against plain TCP
     Remote,
+    /// Producers and consumers, coupled, against the same through the backing
+    Pairs,
 }
 
 /// How much is done.
@@ -83,6 +86,7 @@ enum Kind {
     Records(Records),
     SmallFiles(SmallFiles),
     FirstTouch(FirstTouch),
+    Pairs(Pairs),
 }
 
 type Outcome = Result<Vec<Measure>, WorkloadError>;
@@ -103,14 +107,15 @@ impl Work {
             Kind::Records(w) => w.run(place, round),
             Kind::SmallFiles(w) => w.run(place, round),
             Kind::FirstTouch(w) => w.run(place, round),
+            Kind::Pairs(w) => w.run(place, round),
         }
     }
 
     /// Runs what it is compared with, where there is such a thing: the bare directory with as many
-    /// processes, or plain TCP.
+    /// processes, or plain TCP. `backing`: a directory beside the mounted ones.
     pub fn bare(
         &self,
-        dir: &Path,
+        (dir, backing): (&Path, &Path),
         (nodes, per_node): (usize, usize),
         round: u64,
         ends: Ends<'_>,
@@ -120,6 +125,7 @@ impl Work {
             Kind::Records(w) => Some(w.run(&place, round)),
             Kind::SmallFiles(w) => Some(w.run(&place, round)),
             Kind::FirstTouch(w) => Some(w.plain_tcp(dir, round, ends)),
+            Kind::Pairs(w) => Some(w.bare(backing, nodes * per_node, round)),
             Kind::Shared(_) | Kind::Checkpoint(_) | Kind::Samples(_) => None,
         }
     }
@@ -127,13 +133,14 @@ impl Work {
 
 impl Section {
     /// All, in the order of the report.
-    pub const ALL: [Section; 6] = [
+    pub const ALL: [Section; 7] = [
         Section::Single,
         Section::Files,
         Section::Shared,
         Section::Checkpoint,
         Section::Samples,
         Section::Remote,
+        Section::Pairs,
     ];
 
     /// Its heading.
@@ -145,6 +152,7 @@ impl Section {
             Section::Checkpoint => "Checkpoint and restart (partner copies, nine arrays)",
             Section::Samples => "Training samples of 116 KiB",
             Section::Remote => "First reads of another node's bytes (bare: plain TCP)",
+            Section::Pairs => "Producers and consumers (bare: through the backing, synced)",
         }
     }
 
@@ -181,9 +189,17 @@ impl Section {
                     ),
                 ]
             }
-            Section::Single | Section::Remote | Section::Checkpoint | Section::Samples => {
-                Vec::new()
+            Section::Pairs if nodes >= 2 && nodes.is_multiple_of(2) => {
+                let (steps, accesses) = (if scale.quick { 3 } else { 6 }, scale.accesses);
+                let name = format!("{steps} files of {accesses} x {}", size_name(scale.large));
+                let pairs = Pairs { steps, size: scale.large, accesses };
+                vec![named(name, Kind::Pairs(pairs))]
             }
+            Section::Single
+            | Section::Remote
+            | Section::Checkpoint
+            | Section::Samples
+            | Section::Pairs => Vec::new(),
         }
     }
 
