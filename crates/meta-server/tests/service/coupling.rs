@@ -232,3 +232,30 @@ async fn who_is_one_too_many_is_not_counted() {
     let service = service.crash_and_restart(|_| {}).await;
     assert_eq!(stands(&mut service.node("c").await, ino).await, told, "from its journal");
 }
+
+/// The journal has lost its end, and with it of how many the open is one: its node says it again.
+#[tokio::test]
+async fn of_how_many_an_open_is_one_is_told_again() {
+    let short = |c: &mut ebb_meta_server::Config| c.lease = Duration::from_secs(2);
+    let service = Service::start_with(short).await;
+    let mut a = service.node("a").await;
+    let dir = couple(&mut a, "producers=1 consumers=1").await;
+    let ino = produce(&mut a, dir, "f", 7).await;
+    let journal = service.journal();
+    assert_eq!(join(&mut a, ino, 7, 3).await, Ok(()));
+    let service = service.restart_on(journal, short).await;
+    let mut a = Node::join(service.address, "a", 1, None).await.expect("a");
+    let open = pb::CoupledHandle {
+        ino,
+        handle: 7,
+        write: true,
+        coupled: true,
+        of: 3,
+        ..Default::default()
+    };
+    let told =
+        pb::Reassert { done: true, all_coupled: true, coupled: vec![open], ..Default::default() };
+    a.ask(Op::Reassert(told)).await.expect("told");
+    leave(&mut a, ino, 7, true).await;
+    assert!(stands(&mut a, ino).await.starts_with("awaited: 1 of 3 producers through, 0 writing"));
+}
